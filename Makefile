@@ -1,0 +1,49 @@
+# Everything a person needs to know is in `make help`. Each target sets itself up in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick check format bench check-perf diagram clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## run the main job on SQLite and see what happened
+	@$(BIN)/python examples/demo.py
+
+test: check check-perf  ## everything: style, types, all tests, performance counts
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=8
+
+quick: $(READY)  ## the inner loop: everything that is fast
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow' -x
+
+check: $(READY)  ## ruff, the formatter's check, mypy strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## let ruff format and fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## measure this machine: rates, latencies, idle cost
+	$(BIN)/python -m benchmarks.bench
+
+check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %
+	$(BIN)/python -m benchmarks.counts --check
+
+diagram: $(READY)  ## render the state machine into the docs
+	$(BIN)/holdfast status render --format svg --output docs/state-machine.svg
+	$(BIN)/holdfast status render --format mermaid --output docs/state-machine.mmd
+
+clean:  ## remove what was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

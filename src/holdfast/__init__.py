@@ -1,0 +1,41 @@
+"""Durable background tasks and workflows for Python: nothing lost, nothing stuck, everything explained."""
+
+from holdfast._version import __version__
+from holdfast.app import App, EmbeddedRunner
+from holdfast.errors import (
+    BlockingCall,
+    HoldfastError,
+    InvocationCancelled,
+    InvocationNotFound,
+    InvocationRefused,
+    ResultTimeout,
+    StoreError,
+    TaskFailed,
+    UsageError,
+)
+from holdfast.invocation import Invocation, InvocationGroup
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.status import Status
+from holdfast.task import AsyncTask, Task
+
+__all__ = [
+    "App",
+    "AsyncTask",
+    "BlockingCall",
+    "EmbeddedRunner",
+    "HistoryEntry",
+    "HoldfastError",
+    "Invocation",
+    "InvocationCancelled",
+    "InvocationGroup",
+    "InvocationNotFound",
+    "InvocationRecord",
+    "InvocationRefused",
+    "ResultTimeout",
+    "Status",
+    "StoreError",
+    "Task",
+    "TaskFailed",
+    "UsageError",
+    "__version__",
+]

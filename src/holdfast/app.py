@@ -1,0 +1,453 @@
+"""The app: the composition root.
+
+It declares tasks, reads the settings, and builds the engine when it is first needed: making an `App` touches neither the disk nor the network, so a module that
+declares tasks can be imported anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import difflib
+import inspect
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
+
+from holdfast._bridge import Bridge
+from holdfast._version import __version__
+from holdfast.clock import SystemClock
+from holdfast.codec import Codec
+from holdfast.engine.core import Engine, log_store_event
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.runner import Account, Runner
+from holdfast.errors import DuplicateTask, UnknownTask, UsageError
+from holdfast.ids import Ids
+from holdfast.invocation import Invocation, outcome_of
+from holdfast.lifecycle.explain import explain, living
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.status import Status
+from holdfast.settings import Settings, mask_url
+from holdfast.store import open_store
+from holdfast.store.contract import Filter
+from holdfast.task import AsyncTask, Submittable, Task, valid_name, valid_priority
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+DEFAULT_FILE = "holdfast.db"
+DEFAULT_NAME = "default"
+
+
+class App:
+    """Tasks, and the store that their invocations live in.
+
+    `url` is ``sqlite:///shop.db``, ``memory://`` or what a plug-in provides; without it the setting `url` (``HOLDFAST_URL``), else `holdfast.db` beside the nearest
+    pyproject.toml or in the current folder. Several apps share a store under different names.
+    """
+
+    def __init__(self, url: str | None = None, *, name: str | None = None, **settings: object) -> None:
+        given = settings | {key: value for key, value in (("url", url), ("name", name)) if value is not None}
+        self.settings = Settings.load(given, environ=os.environ, folder=Path.cwd())
+        self.url = self.settings.url or default_url(Path.cwd())
+        self.name = valid_name("app", self.settings.name or DEFAULT_NAME)
+        self._tasks: dict[str, Submittable[..., Any]] = {}
+        self._codec = Codec()
+        self._clock = SystemClock()
+        self._rng = random.Random()
+        self._ids = Ids(self._clock, self._rng)
+        self._inside: _Inside | None = None
+
+    def __repr__(self) -> str:
+        return f"<App {self.name!r} on {mask_url(self.url)}>"
+
+    # --- declaring
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        aliases: Iterable[str] = (),
+        queue: str = "default",
+        tags: Iterable[str] = (),
+        priority: int = 0,
+    ) -> _Decorator: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
+
+        Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names under which stored work may still call for it.
+        A coroutine function shares one event loop with the others; a plain function gets a thread.
+        """
+        if function is None:
+            return lambda actual: self._declare(actual, **options)
+        return self._declare(function, **options)
+
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        aliases: Iterable[str] = (),
+        queue: str = "default",
+        tags: Iterable[str] = (),
+        priority: int = 0,
+    ) -> Submittable[..., Any]:
+        if not callable(function):
+            raise UsageError(f"a task is made of a function, not of {function!r}")
+        is_coroutine = inspect.iscoroutinefunction(function)
+        definition = TaskDefinition(
+            name=valid_name("task", name or import_name(function)),
+            function=function,
+            signature=inspect.signature(function),
+            place=Place.LOOP if is_coroutine else Place.THREAD,
+            queue=valid_name("queue", queue),
+            tags=tuple(sorted(valid_name("tag", tag) for tag in tags)),
+            priority=valid_priority(priority),
+            aliases=tuple(valid_name("task", alias) for alias in aliases),
+        )
+        for known in definition.names:
+            if known in self._tasks:
+                other = self._tasks[known].definition.function
+                raise DuplicateTask(
+                    f"two tasks are named '{known}': {_where(other)} and {_where(function)}. Give one of them name='…'."
+                )
+        self._codec.register_annotations(function)
+        task: Submittable[..., Any] = AsyncTask(self, definition) if is_coroutine else Task(self, definition)
+        self._tasks.update(dict.fromkeys(definition.names, task))
+        return task
+
+    def register(self, cls: type[T], *, name: str | None = None) -> type[T]:
+        """Let values, or exceptions, of this class be stored and come back as what they were. Usable as a decorator. Classes in the annotations of tasks are registered by themselves."""
+        self._codec.register(cls, name=name)
+        return cls
+
+    @property
+    def tasks(self) -> dict[str, Submittable[..., Any]]:
+        """The declared tasks by name."""
+        return {task.name: task for task in self._tasks.values()}
+
+    def get_task(self, name: str) -> Submittable[..., Any]:
+        """The task of that name, or alias. Raises `UnknownTask`."""
+        if name not in self._tasks:
+            near = difflib.get_close_matches(name, self._tasks, n=1)
+            known = ", ".join(sorted(self.tasks)) or "none"
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise UnknownTask(f"this app declares no task '{name}'.{hint} Declared: {known}.")
+        return self._tasks[name]
+
+    # --- looking
+
+    def invocation(self, id: str) -> Invocation[Any]:
+        """A handle to a stored invocation. It is not looked up before you ask it something."""
+        return Invocation(self, id)
+
+    def invocations(
+        self,
+        *,
+        status: str | Iterable[str] = (),
+        task: str | Iterable[str] = (),
+        queue: str | Iterable[str] = (),
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[InvocationRecord]:
+        """Stored invocations, newest first. `before` is an id: the next page begins with the last one of this page."""
+        return self._run(self._list(status, task, queue, limit, before))
+
+    async def ainvocations(
+        self,
+        *,
+        status: str | Iterable[str] = (),
+        task: str | Iterable[str] = (),
+        queue: str | Iterable[str] = (),
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[InvocationRecord]:
+        return await self._arun(self._list(status, task, queue, limit, before))
+
+    async def _list(
+        self,
+        status: str | Iterable[str],
+        task: str | Iterable[str],
+        queue: str | Iterable[str],
+        limit: int,
+        before: str | None,
+    ) -> list[InvocationRecord]:
+        engine = await self._engine()
+        where = Filter(
+            statuses=frozenset(_status(name) for name in _several(status)),
+            tasks=frozenset(_several(task)),
+            queues=frozenset(_several(queue)),
+            before_id=before,
+        )
+        return list(await engine.store.list(self.name, where, limit))
+
+    def runners(self) -> list[RunnerRecord]:
+        """The runners that are alive on this store."""
+        return self._run(self._living())
+
+    async def _living(self) -> list[RunnerRecord]:
+        engine = await self._engine()
+        return living(await engine.store.roster(self.name), engine.store.now(), self._dead_after)
+
+    @property
+    def _dead_after(self) -> float:
+        return self.settings.runner_considered_dead_after_minutes * 60
+
+    # --- running
+
+    def runner(self, *, concurrency: int | None = None, drain_timeout: float | None = None) -> EmbeddedRunner:
+        """A runner in this process: ``with app.runner(concurrency=8): …`` (or ``async with``). On leaving, running work is finished within the drain timeout."""
+        return EmbeddedRunner(
+            self,
+            self.settings.concurrency if concurrency is None else concurrency,
+            self.settings.drain_timeout_seconds if drain_timeout is None else drain_timeout,
+        )
+
+    def close(self) -> None:
+        """Let go of the store and of all threads. The app can be used again afterwards."""
+        inside, self._inside = self._inside, None
+        if inside is not None and inside.pid == os.getpid():
+            inside.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside
+
+    def _now(self) -> float:
+        return self._clock.now()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._opened().bridge.run(work)
+
+    async def _arun(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self._opened().bridge.arun(work)
+
+    async def _engine(self) -> Engine:
+        return await self._opened().engine()
+
+    def _opened(self) -> _Inside:
+        # A forked child has the parent's objects but none of its threads: it builds its own and leaves the parent's alone.
+        if self._inside is None or self._inside.pid != os.getpid():
+            self._inside = _Inside(self._make_engine)
+        return self._inside
+
+    def _make_engine(self) -> Engine:
+        options = {
+            "synchronous": self.settings.sqlite_synchronous,
+            "busy_timeout_seconds": self.settings.sqlite_busy_timeout_seconds,
+        }
+        store = open_store(self.url, clock=self._clock, observe=log_store_event, options=options)
+        return Engine(
+            app=self.name,
+            store=store,
+            clock=self._clock,
+            ids=self._ids,
+            rng=self._rng,
+            poll_interval_seconds=self.settings.poll_interval_seconds,
+        )
+
+    def _outcome(self, record: InvocationRecord) -> object:
+        return outcome_of(record, self._codec.decode, self._codec.decode_error)
+
+    async def _explain(self, record: InvocationRecord) -> str:
+        engine = await self._engine()
+        return explain(record, await engine.store.roster(self.name), engine.store.now(), self._dead_after)
+
+
+class _Inside:
+    """What an app holds while it is in use: its loop thread and its engine. Belongs to the process that made it."""
+
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+        self.pid = os.getpid()
+        self.bridge = Bridge("holdfast-engine")
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._opening: asyncio.Lock | None = None
+        _LIVING.add(self)
+
+    async def engine(self) -> Engine:
+        """The engine, opened on first use. A failed opening is not remembered: the next call tries again."""
+        if self._engine is None:
+            self._opening = self._opening or asyncio.Lock()
+            async with self._opening:
+                if self._engine is None:
+                    engine = self._make_engine()
+                    await engine.open()
+                    self._engine = engine
+        return self._engine
+
+    def close(self) -> None:
+        _LIVING.discard(self)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self.bridge.run(engine.close())
+        self.bridge.close()
+
+
+_LIVING: weakref.WeakSet[_Inside] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A store that is closed at exit needs no check at the next start."""
+    for inside in list(_LIVING):
+        if inside.pid == os.getpid():
+            inside.close()
+
+
+class EmbeddedRunner:
+    """A runner inside this process, for scripts, tests and small services.
+
+    Its heartbeat comes from the engine's thread: user code that holds the interpreter lock for longer than the dead-after time makes the runner look dead. A runner of its own
+    (`holdfast run`) does not have this weakness.
+    """
+
+    def __init__(self, app: App, concurrency: int, drain_timeout_seconds: float) -> None:
+        if concurrency < 1:
+            raise UsageError(f"concurrency={concurrency}: a runner needs at least one place")
+        self._app = app
+        self._concurrency = concurrency
+        self._drain = drain_timeout_seconds
+        self._runner: Runner | None = None
+        self._done: asyncio.Task[Account] | None = None
+
+    @property
+    def id(self) -> str | None:
+        """The runner's id on the roster, while it runs."""
+        return None if self._runner is None else self._runner.record.id
+
+    def start(self) -> Self:
+        self._app._run(self._start())
+        return self
+
+    async def _start(self) -> None:
+        if self._done is not None:
+            raise UsageError("this runner is running already; app.runner() makes another one")
+        engine = await self._app._engine()
+        self._runner = engine.runner(
+            [task.definition for task in self._app.tasks.values()],
+            self._app._codec,
+            version=__version__,
+            concurrency=self._concurrency,
+            heartbeat_seconds=self._app.settings.runner_heartbeat_seconds,
+            drain_timeout_seconds=self._drain,
+        )
+        ready = asyncio.Event()
+        self._done = asyncio.create_task(self._runner.run(ready.set))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({waiting, self._done}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._done.done():
+            self._done.result()
+
+    def request_stop(self, *, hurry: bool = False) -> None:
+        """Ask it to stop, from any thread or signal handler, without waiting."""
+        if self._runner is not None:
+            runner = self._runner
+            self._app._opened().bridge.call(lambda: runner.stop(hurry=hurry))
+
+    def stop(self) -> Account:
+        """Finish what runs within the drain timeout and end. Returns an account of what was done."""
+        return self._app._run(self._stop())
+
+    def wait(self) -> Account:
+        """Wait until somebody stops it."""
+        return self._app._run(self._wait())
+
+    async def _stop(self) -> Account:
+        if self._runner is not None:
+            self._runner.stop()
+        return await self._wait()
+
+    async def _wait(self) -> Account:
+        if self._done is None:
+            return Account()
+        try:
+            return await asyncio.shield(self._done)
+        finally:
+            if self._done.done():
+                self._done = self._runner = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await self._app._arun(self._start())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._app._arun(self._stop())
+
+
+class _Decorator(Protocol):
+    """What ``@app.task(…)`` returns: a coroutine function becomes an `AsyncTask`, a plain one a `Task`."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Any, /) -> Any: ...
+
+
+def default_url(folder: Path) -> str:
+    """`holdfast.db` beside the nearest pyproject.toml at or above `folder`, else in it: every process of a project finds the same file."""
+    for place in (folder, *folder.parents):
+        if (place / "pyproject.toml").is_file():
+            return f"sqlite:///{place / DEFAULT_FILE}"
+    return f"sqlite:///{folder / DEFAULT_FILE}"
+
+
+def import_name(function: Callable[..., Any]) -> str:
+    """How a task is called: ``module:function``. A module that is run as a program is called by the name under which others import it."""
+    module, qualname = function.__module__, function.__qualname__
+    if "<lambda>" in qualname:
+        raise UsageError("a lambda has no name to find it by again; use a named function, or give name='…'")
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        if spec is not None:
+            module = spec.name.removesuffix(".__main__")
+        elif file is not None:
+            module = Path(file).stem
+    return f"{module}:{qualname.replace('<locals>.', '')}"
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _several(value: str | Iterable[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _status(name: str) -> Status:
+    try:
+        return Status(name.lower())
+    except ValueError:
+        raise UsageError(f"there is no status '{name}'; there are: {', '.join(Status)}") from None

@@ -1,0 +1,42 @@
+"""Claim: a runner takes work for its free places.
+
+One conditional write gives the work to this owner and marks it RUNNING before any user code starts. If the answer is lost, the claim is repeated with its own operation id, so that work
+which was given once is found again instead of being left to recovery.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.engine.patience import Patience
+from holdfast.ids import Ids
+from holdfast.lifecycle.changes import Claim, Claimed
+from holdfast.store.contract import Store
+
+
+class Claimer:
+    def __init__(
+        self, store: Store, ids: Ids, patience: Patience, *, app: str, owner: str, lanes: tuple[str, ...]
+    ) -> None:
+        self._store = store
+        self._ids = ids
+        self._patience = patience
+        self._app = app
+        self._owner = owner
+        self._lanes = lanes
+
+    async def claim(self, limit: int) -> Claimed:
+        """Up to `limit` invocations, now RUNNING and ours. Waits while the store is away."""
+        claim = Claim(
+            app=self._app,
+            lanes=self._lanes,
+            limit=limit,
+            owner=self._owner,
+            operation=self._ids.operation(),
+            at=self._store.now(),
+        )
+
+        async def attempt(again: bool) -> Claimed:
+            return await self._store.claim(replace(claim, at=self._store.now(), again=True) if again else claim)
+
+        return await self._patience.until_answered("looking for work", attempt)

@@ -1,0 +1,103 @@
+"""The engine of one app in one process: a store, the hints, and the services over them.
+
+Its parts get what they need as arguments; nobody here knows the app. It is built and used on one event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.clock import Clock
+from holdfast.codec import Codec
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.patience import Patience
+from holdfast.engine.runner import MakePlaces, Runner
+from holdfast.engine.submit import Submitter
+from holdfast.engine.watch import Watcher
+from holdfast.execution.places import Deliver, Execution, LoopPlaces, ThreadPlaces
+from holdfast.ids import Ids
+from holdfast.lifecycle.records import RunnerRecord
+from holdfast.store.contract import Store
+from holdfast.wakeup.hub import Hub
+
+log = logging.getLogger("holdfast.store")
+
+
+class Engine:
+    def __init__(
+        self, *, app: str, store: Store, clock: Clock, ids: Ids, rng: random.Random, poll_interval_seconds: float
+    ) -> None:
+        self.app = app
+        self.store = store
+        self.ids = ids
+        self._clock = clock
+        self._rng = rng
+        self._poll = poll_interval_seconds
+        self._hub = Hub()
+        self.submitter = Submitter(store, self._hub)
+        self.watcher = Watcher(store, self._hub, app, poll_interval_seconds)
+
+    async def open(self) -> None:
+        await self.store.open()
+        self._hub.connect(self.store.hints())
+
+    async def close(self) -> None:
+        self._hub.connect(None)
+        await self.store.close()
+
+    def runner(
+        self,
+        definitions: Iterable[TaskDefinition],
+        codec: Codec,
+        *,
+        version: str,
+        concurrency: int,
+        heartbeat_seconds: float,
+        drain_timeout_seconds: float,
+        make_places: MakePlaces | None = None,
+    ) -> Runner:
+        """A runner of these tasks, not started yet."""
+        known = list(definitions)
+        now = self.store.now()
+        record = RunnerRecord(
+            id=self.ids.new(),
+            app=self.app,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version,
+            started_at=now,
+            heartbeat_at=now,
+            concurrency=concurrency,
+            queues=tuple(sorted({task.queue for task in known})),
+            tasks=tuple(sorted(name for task in known for name in task.names)),
+        )
+
+        def places(place: Place, deliver: Deliver) -> Execution:
+            return ThreadPlaces(concurrency, deliver) if place is Place.THREAD else LoopPlaces(deliver)
+
+        return Runner(
+            record=record,
+            store=self.store,
+            hub=self._hub,
+            ids=self.ids,
+            patience=Patience(self._rng),
+            codec=codec,
+            definitions=known,
+            make_places=make_places or places,
+            poll_interval_seconds=self._poll,
+            heartbeat_seconds=heartbeat_seconds,
+            drain_timeout_seconds=drain_timeout_seconds,
+        )
+
+
+def log_store_event(event: str, facts: Mapping[str, Any]) -> None:
+    """What a store reports, as log lines. Most of it interests nobody."""
+    if event == "quarantine":
+        log.error("a row that cannot be read was set aside: %s", facts["why"], extra={"invocation": facts["id"]})
+    elif event == "unreadable":
+        log.error("a row cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})

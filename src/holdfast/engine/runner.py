@@ -1,0 +1,279 @@
+"""A runner: it has places, fills them with claimed work and settles what comes out.
+
+The loop is short: look for work if there is reason to (a hint, a full batch last time, something falling due, a polling interval gone by) and a place is free; hand what was claimed to
+execution; sleep until something happens. Outcomes go to the settler, and the place is free again at once: the next claim and the previous settle are written together.
+
+A runner that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is lost, and nothing it writes later can be mistaken for the work of the next owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.codec import Codec
+from holdfast.engine.claim import Claimer
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.patience import Patience
+from holdfast.engine.settle import Settler, fields
+from holdfast.execution.call import INTERRUPTED, Call, Outcome, Unfit
+from holdfast.execution.places import Deliver, Execution
+from holdfast.ids import Ids
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.records import READY, InvocationRecord, RunnerRecord
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter, Store
+from holdfast.wakeup.hub import Hub
+
+log = logging.getLogger("holdfast.runner")
+
+MakePlaces = Callable[[Place, Deliver], Execution]
+_PARKED_AT_ONCE = 500
+
+
+class Account(msgspec.Struct):
+    """What a runner did, for the last line it prints."""
+
+    started: int = 0
+    ended: int = 0
+    interrupted: int = 0
+
+
+class Runner:
+    """One owner of work. Made of the store, a clock's worth of settings, and the tasks it knows."""
+
+    def __init__(
+        self,
+        *,
+        record: RunnerRecord,
+        store: Store,
+        hub: Hub,
+        ids: Ids,
+        patience: Patience,
+        codec: Codec,
+        definitions: Iterable[TaskDefinition],
+        make_places: MakePlaces,
+        poll_interval_seconds: float,
+        heartbeat_seconds: float,
+        drain_timeout_seconds: float,
+    ) -> None:
+        self.record = record
+        self.owner = f"{record.id}/0"
+        self.account = Account()
+        self._store = store
+        self._hub = hub
+        self._ids = ids
+        self._patience = patience
+        self._codec = codec
+        self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
+        self._poll = poll_interval_seconds
+        self._heartbeat = heartbeat_seconds
+        self._drain = drain_timeout_seconds
+        self._settler = Settler(store, hub, ids, patience)
+        self._make_places = make_places
+        self._places: dict[Place, Execution] = {}
+        self._running: dict[str, InvocationRecord] = {}
+        self._bell = Bell()
+        self._look = True
+        self._next_due: float | None = None
+        self._stopping = False
+        self._hurry = asyncio.Event()
+
+    # --- life
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> Account:
+        """Work until `stop`. Returns what was done; `ready` is called once the runner is on the roster."""
+        lanes = tuple(lane for task in set(self._tasks.values()) for lane in task.lanes)
+        claimer = Claimer(self._store, self._ids, self._patience, app=self.record.app, owner=self.owner, lanes=lanes)
+        unsubscribe = self._hub.subscribe(READY, lanes, self._hinted)
+        await self._patience.until_answered("joining the roster", lambda again: self._store.enrol(self.record))
+        log.info("runner %s is ready: %d places, %d tasks", self.record.id, self.record.concurrency, len(self._tasks))
+        heart = asyncio.create_task(self._heartbeats())
+        try:
+            await self._patience.until_answered("waking parked work", lambda again: self._wake_parked())
+            ready()
+            while not self._stopping:
+                await self._fill(claimer)
+                if not await self._bell.wait(self._patience_for_news()):
+                    self._look = True
+            await self._finish()
+        finally:
+            unsubscribe()
+            heart.cancel()
+            for places in self._places.values():
+                places.close()
+        await self._patience.until_answered(
+            "leaving the roster", lambda again: self._store.leave(self.record.app, self.record.id)
+        )
+        return self.account
+
+    def stop(self, *, hurry: bool = False) -> None:
+        """Take no more work and end when what runs is done; `hurry` ends it now."""
+        self._stopping = True
+        if hurry:
+            self._hurry.set()
+        self._bell.ring()
+
+    # --- claiming
+
+    def _hinted(self) -> None:
+        self._look = True
+        self._bell.ring()
+
+    async def _fill(self, claimer: Claimer) -> None:
+        free = self.record.concurrency - len(self._running)
+        if free <= 0 or not self._look:
+            return
+        self._look = False
+        claimed = await claimer.claim(free)
+        self._next_due = claimed.next_due_at
+        if len(claimed.records) == free:
+            self._look = True  # there may be more; a place has to become free first
+        self._begin(claimed.records)
+
+    def _patience_for_news(self) -> float | None:
+        """Seconds to sleep before looking unasked; None when there is no free place, since then only an outcome matters."""
+        if len(self._running) >= self.record.concurrency:
+            return None
+        if self._look:
+            return 0.0
+        if self._next_due is None:
+            return self._poll
+        return min(self._poll, max(0.0, self._next_due - self._store.now()))
+
+    # --- running
+
+    def _begin(self, records: Sequence[InvocationRecord]) -> None:
+        batches: dict[Place, list[Call]] = {}
+        for record in records:
+            task = self._tasks[record.task]
+            self._running[record.id] = record
+            call = Call(record.id, task.function, task.signature, record.arguments, self._codec)
+            batches.setdefault(task.place, []).append(call)
+        self.account.started += len(records)
+        for place, calls in batches.items():
+            self._at(place).start(calls)
+
+    def _at(self, place: Place) -> Execution:
+        if place not in self._places:
+            self._places[place] = self._make_places(place, self._ended)
+        return self._places[place]
+
+    def _ended(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
+        """User code is done with these; called on the engine's loop."""
+        settled = []
+        for id, outcome in outcomes:
+            record = self._running.pop(id, None)
+            if record is None:
+                continue  # it was marked as killed already when the drain timeout was over
+            fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
+            settled.append((record, self._settler.change_for(record, outcome, fingerprint)))
+        self.account.ended += len(settled)
+        self._settler.settle(settled)
+        self._bell.ring()
+
+    # --- ending
+
+    async def _finish(self) -> None:
+        """Let running work end within the drain timeout, then end it; nothing waits for a recovery after a clean stop."""
+        if self._running:
+            log.info("runner %s waits up to %g s for %d invocations", self.record.id, self._drain, len(self._running))
+        await self._drained(self._drain, unless=self._hurry)
+        if self._running:
+            self._interrupt()
+            await self._drained(_GRACE_SECONDS)
+        left = [(record, self._settler.change_for(record, INTERRUPTED, None)) for record in self._running.values()]
+        self._running.clear()
+        self.account.interrupted += len(left)
+        self._settler.settle(left)
+        await self._settler.finish()
+
+    def _interrupt(self) -> None:
+        for places in self._places.values():
+            places.interrupt(list(self._running))
+
+    async def _drained(self, seconds: float, unless: asyncio.Event | None = None) -> None:
+        """Wait until nothing runs any more, for so long, unless somebody is in a hurry."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self._running and not (unless is not None and unless.is_set()):
+            left = deadline - loop.time()
+            if left <= 0:
+                return
+            await self._bell.wait(left)
+
+    # --- duties
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat)
+            known = await self._patience.until_answered(
+                "heartbeat", lambda again: self._store.heartbeat(self.record.app, self.record.id)
+            )
+            if not known:
+                log.warning("runner %s was taken off the roster and joins again", self.record.id)
+                fresh = msgspec.structs.replace(self.record, heartbeat_at=self._store.now())
+                await self._patience.until_answered("joining the roster", lambda again: self._store.enrol(fresh))  # noqa: B023
+
+    async def _wake_parked(self) -> None:
+        """Give parked work another try if the code has changed since it was parked."""
+        where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(self._tasks))
+        while True:
+            parked = await self._store.list(self.record.app, where, _PARKED_AT_ONCE)
+            changed = [r for r in parked if r.fingerprint != self._tasks[r.task].fingerprint]
+            woken = [
+                changes.woken(
+                    record,
+                    operation=self._ids.operation(),
+                    at=self._store.now(),
+                    why=f"runner {self.record.id} has other code",
+                )
+                for record in changed
+            ]
+            verdicts = await self._store.apply(woken)
+            for record, verdict in zip(changed, verdicts, strict=True):
+                if isinstance(verdict, Applied):
+                    log.info("%s is woken: the code has changed since it was parked", record.task, extra=fields(record))
+            if len(parked) < _PARKED_AT_ONCE:
+                return
+            where = msgspec.structs.replace(where, before_id=parked[-1].id)
+
+
+_GRACE_SECONDS = 1.0
+
+
+class Bell:
+    """Something happened: wake up. Cheaper than an Event with a timeout, and this is where an idle runner spends its life."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._sleeper is not None:
+            _wake(self._sleeper)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Sleep until the bell rings (True), or for so long (False). A bell that rang since the last wait does not let anybody sleep."""
+        if not self._rung and seconds != 0:
+            loop = asyncio.get_running_loop()
+            self._sleeper = sleeper = loop.create_future()
+            timer = None if seconds is None else loop.call_later(seconds, _wake, sleeper)
+            try:
+                await sleeper
+            finally:
+                self._sleeper = None
+                if timer is not None:
+                    timer.cancel()
+        rung, self._rung = self._rung, False
+        return rung
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)

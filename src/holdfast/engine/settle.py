@@ -1,0 +1,112 @@
+"""Settle: outcomes become final statuses, in groups.
+
+A group is what gathered while the previous one was being written; nobody lingers to make it larger. An outcome is never dropped because the store is away: the same changes, with the
+same operation ids, are tried again until the store answers for each, so a write whose reply was lost is recognised instead of repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from holdfast.engine.patience import Patience
+from holdfast.execution.call import Interrupted, Outcome, Raised, Returned, Unfit
+from holdfast.ids import Ids
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
+from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord
+from holdfast.lifecycle.status import AVAILABLE
+from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
+from holdfast.store.contract import Store
+from holdfast.wakeup.hub import Hub
+
+log = logging.getLogger("holdfast.engine")
+
+
+class Settler:
+    """Writes the ends of invocations for one owner."""
+
+    def __init__(self, store: Store, hub: Hub, ids: Ids, patience: Patience) -> None:
+        self._store = store
+        self._hub = hub
+        self._ids = ids
+        self._patience = patience
+        self._gathered: list[tuple[InvocationRecord, Change]] = []
+        self._pump: asyncio.Task[None] | None = None
+
+    def change_for(self, record: InvocationRecord, outcome: Outcome, fingerprint: str | None) -> Change:
+        """The named change that an outcome means."""
+        operation, at = self._ids.operation(), self._store.now()
+        match outcome:
+            case Returned(result):
+                return changes.completed(record, result=result, operation=operation, at=at)
+            case Raised(error, why):
+                return changes.failed(record, error=error, operation=operation, at=at, why=why)
+            case Unfit(why):
+                return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
+            case Interrupted():
+                why = "the runner stopped before it was done"
+                return changes.killed(record, operation=operation, at=at, why=why)
+
+    def settle(self, settled: Sequence[tuple[InvocationRecord, Change]]) -> None:
+        """Take these changes; they are written as soon as the write before them is done."""
+        self._gathered += settled
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.get_running_loop().create_task(self._write_groups())
+
+    async def finish(self) -> None:
+        """Wait until everything taken so far is written."""
+        while self._pump is not None and not self._pump.done():
+            await asyncio.shield(self._pump)
+
+    async def _write_groups(self) -> None:
+        while self._gathered:
+            group, self._gathered = self._gathered, []
+            verdicts = await self._persist([change for _, change in group])
+            self._announce(group, verdicts)
+
+    async def _persist(self, group: list[Change]) -> Sequence[Verdict]:
+        return await self._patience.until_answered(
+            f"writing the ends of {len(group)} invocations", lambda again: self._store.apply(group)
+        )
+
+    def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
+        ended, ready = [], set()
+        for (record, change), verdict in zip(group, verdicts, strict=True):
+            if isinstance(verdict, Applied):
+                if change.target in FINAL_STATUSES:
+                    ended.append(record.id)
+                elif change.target in AVAILABLE:
+                    ready.add(record.lane)
+                _log_end(record, change)
+            else:
+                _log_lost(record, change, verdict)
+        hints = [Hint(kind, tuple(subjects)) for kind, subjects in ((FINAL, ended), (READY, ready)) if subjects]
+        if hints:
+            self._hub.send(*hints)
+
+
+def fields(record: InvocationRecord) -> dict[str, object]:
+    """What every log line about an invocation carries."""
+    return {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}
+
+
+_LOUD: dict[str, Callable[..., None]] = {"failed": log.error, "parked": log.error, "killed": log.warning}
+
+
+def _log_end(record: InvocationRecord, change: Change) -> None:
+    write = _LOUD.get(change.name)
+    if write is not None:
+        write("%s %s: %s", record.task, change.name, change.why, extra=fields(record))
+    elif log.isEnabledFor(logging.DEBUG):
+        log.debug("%s %s", record.task, change.name, extra=fields(record))
+
+
+def _log_lost(record: InvocationRecord, change: Change, verdict: Verdict) -> None:
+    found = (
+        f"it is {verdict.status}, epoch {verdict.epoch}, owner {verdict.owner or 'nobody'}"
+        if isinstance(verdict, Lost)
+        else "it is gone"
+    )
+    log.warning("'%s' of %s was refused: %s", change.name, record.task, found, extra=fields(record))

@@ -1,0 +1,196 @@
+"""Every error Holdfast raises, as one tree.
+
+::
+
+    HoldfastError
+    ├── UsageError                              the call itself is wrong; nothing was written
+    │   ├── BlockingCall                        a blocking wait on a running event loop
+    │   ├── ArgumentsDoNotBind                  arguments that the task's signature refuses
+    │   ├── DuplicateTask                       two tasks with one name
+    │   └── UnknownTask                         a name that this app does not declare
+    ├── ConfigurationError                      a setting, URL or app reference is wrong
+    │   ├── UnknownSetting
+    │   ├── InvalidSetting
+    │   ├── UnknownStore                        no store for that URL scheme
+    │   ├── MissingExtra                        the store or tool needs an optional dependency
+    │   └── AppNotFound                         the command line could not find the app
+    ├── CodecError
+    │   ├── NotEncodable                        a value that cannot be stored; names the path to it
+    │   └── NotDecodable                        stored bytes that this code cannot read
+    ├── LifecycleError                          the state machine says no
+    │   ├── InvocationStatusTransitionError     not an edge of the table
+    │   ├── InvocationStatusOwnershipError      an edge, but not for this owner
+    │   └── InvocationStatusRaceConditionError  legal when asked, but another writer came first
+    ├── StoreError
+    │   ├── StoreUnavailable                    cannot be reached or opened; may pass
+    │   ├── StoreReadOnly
+    │   ├── StoreFull
+    │   ├── UnsupportedFileSystem               a SQLite file on a network file system
+    │   ├── SchemaMismatch                      the store was written by another version, or is foreign
+    │   └── CorruptRecord                       one stored record cannot be read; the others can
+    ├── InvocationNotFound
+    ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
+    └── InvocationError                         the invocation ended, but not with a result
+        ├── TaskFailed                          user code raised a class that is not registered here
+        ├── InvocationCancelled
+        └── InvocationRefused                   ended as CONCURRENCY_CONTROLLED_FINAL
+
+A message says what happened, why, and what to do. Inside, losing a race is a value (`holdfast.lifecycle.changes.Lost`), never an exception:
+only a public call that cannot do what it was asked turns it into one.
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """The base of all errors that Holdfast raises."""
+
+
+class UsageError(HoldfastError):
+    """The call itself is wrong; nothing was written."""
+
+
+class BlockingCall(UsageError):
+    """A blocking wait was asked for on a thread that runs an event loop."""
+
+
+class ArgumentsDoNotBind(UsageError, TypeError):
+    """The arguments do not fit the task's signature."""
+
+
+class DuplicateTask(UsageError):
+    """Two tasks of one app share a name."""
+
+
+class UnknownTask(UsageError):
+    """The app declares no task of that name."""
+
+
+class ConfigurationError(HoldfastError):
+    """A setting, a URL or an app reference is wrong."""
+
+
+class UnknownSetting(ConfigurationError):
+    """A setting of that name does not exist."""
+
+
+class InvalidSetting(ConfigurationError):
+    """A setting's value has the wrong type or is out of range."""
+
+
+class UnknownStore(ConfigurationError):
+    """No store is installed for the URL's scheme."""
+
+
+class MissingExtra(ConfigurationError):
+    """An optional dependency is not installed."""
+
+
+class AppNotFound(ConfigurationError):
+    """The command line could not find the app to work with."""
+
+
+class CodecError(HoldfastError):
+    """A value and its stored form do not fit together."""
+
+
+class NotEncodable(CodecError, TypeError):
+    """A value that cannot be stored. `path` leads to it, for instance ``order.lines[3].price``."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NotDecodable(CodecError, ValueError):
+    """Stored bytes that this code cannot turn back into values."""
+
+
+class LifecycleError(HoldfastError):
+    """The state machine refuses a change."""
+
+
+class InvocationStatusTransitionError(LifecycleError):
+    """The table has no such edge."""
+
+
+class InvocationStatusOwnershipError(LifecycleError):
+    """The edge exists, but only the invocation's owner may take it."""
+
+
+class InvocationStatusRaceConditionError(LifecycleError):
+    """The change was legal when it was asked for, but another writer came first."""
+
+
+class StoreError(HoldfastError):
+    """The store cannot do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or opened now. Nothing is said about a write that was under way."""
+
+
+class StoreReadOnly(StoreError):
+    """The store's medium cannot be written."""
+
+
+class StoreFull(StoreError):
+    """The store's medium has no room left."""
+
+
+class UnsupportedFileSystem(StoreError):
+    """The file lies on a file system whose locks cannot be trusted."""
+
+
+class SchemaMismatch(StoreError):
+    """The store was written by another version, or is not a Holdfast store."""
+
+
+class CorruptRecord(StoreError):
+    """One stored record cannot be read. It is kept for inspection; the others are not touched."""
+
+
+class InvocationNotFound(HoldfastError, LookupError):
+    """The store holds no invocation of that id for this app."""
+
+
+class ResultTimeout(HoldfastError, TimeoutError):
+    """The invocation did not end within the caller's patience. It goes on."""
+
+
+class InvocationError(HoldfastError):
+    """The invocation ended, but not with a result."""
+
+    def __init__(self, message: str, *, invocation_id: str | None = None) -> None:
+        super().__init__(message)
+        self.invocation_id = invocation_id
+
+
+class TaskFailed(InvocationError):
+    """User code raised an exception whose class is not registered with this app.
+
+    `type_name` is the class as the worker knew it, `message` its text, `remote_traceback` the traceback's text there.
+    """
+
+    def __init__(
+        self, type_name: str, message: str, remote_traceback: str = "", *, invocation_id: str | None = None
+    ) -> None:
+        super().__init__(f"{type_name}: {message}" if message else type_name, invocation_id=invocation_id)
+        self.type_name = type_name
+        self.message = message
+        self.remote_traceback = remote_traceback
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_task_failed, (self.type_name, self.message, self.remote_traceback, self.invocation_id))
+
+
+def _rebuild_task_failed(type_name: str, message: str, remote: str, invocation_id: str | None) -> TaskFailed:
+    return TaskFailed(type_name, message, remote, invocation_id=invocation_id)
+
+
+class InvocationCancelled(InvocationError):
+    """The invocation was cancelled. Never asyncio's CancelledError, which would cancel the waiter instead."""
+
+
+class InvocationRefused(InvocationError):
+    """The invocation met a concurrency limit and was declared not to wait for it."""

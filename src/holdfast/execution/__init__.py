@@ -1,0 +1,1 @@
+"""Execution turns a call into an outcome. It knows nothing of stores, runners or statuses."""

@@ -1,0 +1,108 @@
+"""One call of user code, from stored arguments to an outcome.
+
+Decoding and encoding happen beside the call, not on the engine's loop: they may run user code too (a model's validator, a property), and a slow one must not hold up
+claims and heartbeats. Whatever user code raises becomes a value here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from holdfast.codec import Codec, ErrorRecord
+from holdfast.errors import ArgumentsDoNotBind, CodecError, NotEncodable
+
+
+class Call(NamedTuple):
+    """What to run. `key` is the caller's own name for it and comes back with the outcome."""
+
+    key: str
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    arguments: bytes
+    codec: Codec
+
+
+class Returned(NamedTuple):
+    """User code returned, and this is its encoded result."""
+
+    result: bytes
+
+
+class Raised(NamedTuple):
+    """User code raised, or returned what cannot be stored."""
+
+    error: ErrorRecord
+    why: str
+
+
+class Unfit(NamedTuple):
+    """The stored arguments do not fit the code at hand; user code was not called."""
+
+    why: str
+
+
+class Interrupted(NamedTuple):
+    """User code was ended from outside before it was done."""
+
+
+Outcome = Returned | Raised | Unfit | Interrupted
+INTERRUPTED = Interrupted()
+
+
+def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> None:
+    """Raise `ArgumentsDoNotBind`, naming the task and its signature, unless the arguments fit."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentsDoNotBind(f"{task}{signature} cannot be called so: {error}") from None
+
+
+def run(call: Call) -> Outcome:
+    """Call a plain function."""
+    arguments = _arguments(call)
+    if isinstance(arguments, Unfit):
+        return arguments
+    args, kwargs = arguments
+    try:
+        value = call.function(*args, **kwargs)
+    except BaseException as error:
+        return _raised(call, error)
+    return _returned(call, value)
+
+
+async def run_coroutine(call: Call) -> Outcome:
+    """Call a coroutine function. Being cancelled from outside is an `Interrupted`, whatever user code makes of it."""
+    arguments = _arguments(call)
+    if isinstance(arguments, Unfit):
+        return arguments
+    args, kwargs = arguments
+    try:
+        coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
+        value = await coroutine
+    except BaseException as error:
+        return _raised(call, error)
+    return _returned(call, value)
+
+
+def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
+    try:
+        args, kwargs = call.codec.decode_call(call.arguments)
+        if args or kwargs or call.signature.parameters:
+            bind(call.signature, args, kwargs, call.function.__name__)
+        return args, kwargs
+    except (CodecError, ArgumentsDoNotBind) as error:
+        return Unfit(f"the stored arguments do not fit this code: {error}")
+
+
+def _returned(call: Call, value: object) -> Outcome:
+    try:
+        return Returned(call.codec.encode(value, at="result"))
+    except NotEncodable as error:
+        return Raised(call.codec.encode_error(error), f"the result cannot be stored: {error}")
+
+
+def _raised(call: Call, error: BaseException) -> Outcome:
+    record = call.codec.encode_error(error)
+    return Raised(record, f"{record.type_name.rpartition(':')[2]}: {record.message}")

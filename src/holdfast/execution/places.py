@@ -1,0 +1,185 @@
+"""Where calls run: on a thread each, on a loop of their own, or right here.
+
+Each kind of place takes calls in batches and gives outcomes back in batches: a finished call is put on a pile, and the engine's loop is woken once for the pile, however
+many calls finish meanwhile. With calls of a few microseconds, waking the loop for each would be most of the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import Protocol
+
+from holdfast.execution.call import INTERRUPTED, Call, Outcome, run, run_coroutine
+
+_CLEAN_UP_SECONDS = 1.0  # for coroutines that are still there when their loop ends
+
+Deliver = Callable[[Sequence[tuple[str, Outcome]]], None]
+
+
+class Execution(Protocol):
+    """A kind of place. `start` never blocks; outcomes arrive on the loop that made it, through the `Deliver` it was given."""
+
+    def start(self, calls: Iterable[Call]) -> None: ...
+
+    def interrupt(self, keys: Iterable[str]) -> None:
+        """End these calls if that is possible. Each still gets its outcome; a plain thread cannot be ended and goes on."""
+        ...
+
+    def close(self) -> None:
+        """Take no more calls and let go of idle resources, without waiting for calls that still run."""
+        ...
+
+
+class _Pile:
+    """Outcomes on their way to the engine's loop. Appending to a deque is atomic, so threads need no lock."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._outcomes: deque[tuple[str, Outcome]] = deque()
+        self._announced = False
+
+    def add(self, key: str, outcome: Outcome) -> None:
+        self._outcomes.append((key, outcome))
+        if not self._announced:
+            self._announced = True
+            try:
+                self._loop.call_soon_threadsafe(self._empty)
+            except RuntimeError:
+                return  # the engine is gone; its invocations are recovered by others
+
+    def _empty(self) -> None:
+        # Cleared before the pile is emptied: an outcome that comes too late for this visit announces itself again.
+        self._announced = False
+        taken = [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+        if taken:
+            self._deliver(taken)
+
+
+class ThreadPlaces:
+    """Plain functions, on up to `size` threads. Threads start when they are first needed and are daemons: they cannot be ended, and must not keep a process alive."""
+
+    def __init__(self, size: int, deliver: Deliver) -> None:
+        self._size = size
+        self._deliver = deliver
+        self._pile = _Pile(self._finished)
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._threads = 0
+        self._busy = 0
+
+    def start(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self._busy += 1
+            if self._threads < min(self._busy, self._size):
+                self._threads += 1
+                threading.Thread(target=self._main, name=f"holdfast-place-{self._threads}", daemon=True).start()
+            self._calls.put(call)
+
+    def _finished(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
+        self._busy -= len(outcomes)
+        self._deliver(outcomes)
+
+    def _main(self) -> None:
+        while (call := self._calls.get()) is not None:
+            outcome = run(call)
+            self._pile.add(call.key, outcome)
+            del call, outcome  # an idle thread must not keep the last call's values alive
+
+    def interrupt(self, keys: Iterable[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._calls.put(None)
+
+
+class LoopPlaces:
+    """Coroutine functions, all on one loop of their own, so that a coroutine that blocks hurts its sisters but never the engine."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._pile = _Pile(deliver)
+        self._loop = asyncio.new_event_loop()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._thread = threading.Thread(target=self._main, name="holdfast-coroutines", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def start(self, calls: Iterable[Call]) -> None:
+        self._loop.call_soon_threadsafe(self._spawn, list(calls))
+
+    def _spawn(self, calls: list[Call]) -> None:
+        for call in calls:
+            self._tasks[call.key] = self._loop.create_task(self._run(call), name=call.key)
+
+    async def _run(self, call: Call) -> None:
+        outcome: Outcome = INTERRUPTED
+        try:
+            outcome = await run_coroutine(call)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                outcome = INTERRUPTED
+        finally:
+            self._tasks.pop(call.key, None)
+            self._pile.add(call.key, outcome)
+
+    def interrupt(self, keys: Iterable[str]) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, list(keys))
+
+    def _cancel(self, keys: list[str]) -> None:
+        for key in keys:
+            if task := self._tasks.get(key):
+                task.cancel()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+
+    async def _end(self) -> None:
+        left = list(self._tasks.values())
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_CLEAN_UP_SECONDS)
+        self._loop.stop()
+
+
+class InlinePlaces:
+    """Everything on the engine's own loop: for tests and the simulation, where there is one thread and time is not real."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            task = asyncio.get_running_loop().create_task(self._run(call), name=call.key)
+            self._tasks[call.key] = task
+
+    async def _run(self, call: Call) -> None:
+        outcome: Outcome = INTERRUPTED
+        try:
+            is_coroutine = asyncio.iscoroutinefunction(call.function)
+            outcome = await run_coroutine(call) if is_coroutine else run(call)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                outcome = INTERRUPTED
+        finally:
+            self._tasks.pop(call.key, None)
+            self._deliver([(call.key, outcome)])
+
+    def interrupt(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if task := self._tasks.get(key):
+                task.cancel()
+
+    def close(self) -> None:
+        pass

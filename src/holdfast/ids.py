@@ -1,0 +1,59 @@
+"""Identifiers: sortable where they are made, deterministic where a duplicate must be impossible.
+
+An id is 26 lower-case characters of Crockford's base 32: 48 bits of milliseconds, then 80 bits that grow by a random step within one
+millisecond. Ids of one process are therefore strictly increasing, and ids of several processes sort by time to the millisecond, which is what
+keeps a queue first-in-first-out without a counter in the store. `derived_id` has the same shape but depends only on its arguments: two processes that
+decide the same thing insert the same id, and the insert is the claim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+
+from holdfast.clock import Clock
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
+_RANDOM_BITS = 80
+_MAX_STEP_BITS = 48  # leaves 2^32 ids in one millisecond before the random part could overflow
+LENGTH = 26
+
+
+def _encode(number: int) -> str:
+    """A 130-bit number as 26 characters, most significant first."""
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+class Ids:
+    """Makes ids. One per app; safe to call from any thread."""
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def new(self) -> str:
+        """A new id, greater than every id made here before, even if the clock was set back."""
+        milliseconds = int(self._clock.now() * 1000)
+        with self._lock:
+            fresh = (milliseconds << _RANDOM_BITS) | self._rng.getrandbits(_RANDOM_BITS - 1)
+            self._last = max(fresh, self._last + 1 + self._rng.getrandbits(_MAX_STEP_BITS))
+            return _encode(self._last)
+
+    def operation(self) -> str:
+        """An operation id: unique, not sortable, short, because every history entry carries one."""
+        with self._lock:
+            return f"{self._rng.getrandbits(64):016x}"
+
+
+def derived_id(*parts: str) -> str:
+    """The id that follows from `parts` and from nothing else."""
+    digest = hashlib.sha256("\0".join(parts).encode()).digest()
+    return _encode(int.from_bytes(digest[:16], "big"))
+
+
+def is_id(text: str) -> bool:
+    return len(text) == LENGTH and all(character in _ALPHABET for character in text)

@@ -1,0 +1,176 @@
+"""Handles to invocations: what `submit` returns.
+
+A handle is an id and a way to the store. It keeps no state of its own, so two handles of one invocation, in two processes, say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from holdfast._bridge import refuse_on_loop
+from holdfast.clock import format_duration
+from holdfast.errors import InvocationCancelled, InvocationNotFound, InvocationRefused, ResultTimeout, TaskFailed
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.status import FINAL, Status
+
+if TYPE_CHECKING:
+    from holdfast.app import App
+
+R = TypeVar("R", covariant=True)
+
+
+class Invocation(Generic[R]):
+    """One call of a task. Every blocking method has an async sister with an `a` in front."""
+
+    __slots__ = ("_app", "id")
+
+    def __init__(self, app: App, id: str) -> None:
+        self._app = app
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<Invocation {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Invocation) and (self.id, self._app) == (other.id, other._app)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    # --- what it is
+
+    def record(self) -> InvocationRecord:
+        """Everything that the store knows about it, at this moment. Raises `InvocationNotFound`."""
+        return self._app._run(self._record())
+
+    async def arecord(self) -> InvocationRecord:
+        return await self._app._arun(self._record())
+
+    async def _record(self) -> InvocationRecord:
+        engine = await self._app._engine()
+        (record,) = await engine.store.get(engine.app, [self.id])
+        if record is None:
+            raise InvocationNotFound(f"the store has no invocation {self.id} of the app '{engine.app}'")
+        return record
+
+    @property
+    def status(self) -> Status:
+        """Where it stands now."""
+        return self.record().status
+
+    async def astatus(self) -> Status:
+        return (await self.arecord()).status
+
+    def history(self) -> Sequence[HistoryEntry]:
+        """Every status it has had: when, by whom, in which epoch and why."""
+        return self.record().history
+
+    async def ahistory(self) -> Sequence[HistoryEntry]:
+        return (await self.arecord()).history
+
+    def explain(self) -> str:
+        """What it is waiting for, or how it ended, in a sentence."""
+        return self._app._run(self._explain())
+
+    async def aexplain(self) -> str:
+        return await self._app._arun(self._explain())
+
+    async def _explain(self) -> str:
+        return await self._app._explain(await self._record())
+
+    # --- how it ends
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the end and return the result.
+
+        Raises what the task raised (its class if that is registered with the app, else `TaskFailed`), `InvocationCancelled`, `InvocationRefused`, or
+        `ResultTimeout` after `timeout` seconds; the invocation then goes on. Raises `BlockingCall` on a thread that runs an event loop.
+        """
+        refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
+        return self._app._run(self._result(timeout))
+
+    async def aresult(self, timeout: float | None = None) -> R:
+        return await self._app._arun(self._result(timeout))
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.aresult().__await__()
+
+    async def _result(self, timeout: float | None) -> R:
+        engine = await self._app._engine()
+        ended = await engine.watcher.ends([self.id], timeout)
+        if self.id not in ended:
+            raise ResultTimeout(await self._impatience(timeout))
+        return cast(R, self._app._outcome(ended[self.id]))
+
+    async def _impatience(self, timeout: float | None) -> str:
+        record = await self._record()
+        return (
+            f"no result of {record.task} {self.id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
+            f"{await self._app._explain(record)} It goes on; ask again later."
+        )
+
+
+class InvocationGroup(Sequence[Invocation[R]]):
+    """The invocations of one `map`, in the order of their arguments."""
+
+    def __init__(self, app: App, invocations: Sequence[Invocation[R]]) -> None:
+        self._app = app
+        self._invocations = tuple(invocations)
+
+    def __len__(self) -> int:
+        return len(self._invocations)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._invocations[index]
+
+    def __iter__(self) -> Iterator[Invocation[R]]:
+        return iter(self._invocations)
+
+    def __repr__(self) -> str:
+        return f"<InvocationGroup of {len(self)}>"
+
+    def results(self, timeout: float | None = None) -> list[R]:
+        """Wait for all of them and return their results in order. Raises what the first failed one raised, or `ResultTimeout`."""
+        refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
+        return self._app._run(self._results(timeout))
+
+    async def aresults(self, timeout: float | None = None) -> list[R]:
+        return await self._app._arun(self._results(timeout))
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        return self.aresults().__await__()
+
+    async def _results(self, timeout: float | None) -> list[R]:
+        engine = await self._app._engine()
+        ended = await engine.watcher.ends([invocation.id for invocation in self], timeout)
+        missing = [invocation for invocation in self if invocation.id not in ended]
+        if missing:
+            raise ResultTimeout(
+                f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(timeout)}"
+            )
+        return [cast(R, self._app._outcome(ended[invocation.id])) for invocation in self]
+
+
+def outcome_of(
+    record: InvocationRecord, decode: Callable[[bytes], object], decode_error: Callable[..., BaseException]
+) -> object:
+    """The result of a final record, or its error raised."""
+    match record.status:
+        case Status.SUCCESS:
+            return decode(record.result or b"")
+        case Status.FAILED if record.error is not None:
+            raise decode_error(record.error, invocation_id=record.id)
+        case Status.FAILED:
+            raise TaskFailed("holdfast:Failed", record.reason, invocation_id=record.id)
+        case Status.CANCELLED:
+            raise InvocationCancelled(
+                f"{record.task} {record.id} was cancelled. {record.reason}", invocation_id=record.id
+            )
+        case _:
+            assert record.status in FINAL
+            why = f"{record.task} {record.id} met a concurrency limit and was declared not to wait. {record.reason}"
+            raise InvocationRefused(why, invocation_id=record.id)
+
+
+__all__ = ["Invocation", "InvocationGroup"]

@@ -1,0 +1,287 @@
+"""Named, legal changes.
+
+Nobody sets a status. One builds a change by its name (`completed`, `failed`, `parked`, …) and gives it to the store, which applies it in one conditional write: only
+if the invocation is still in one of the legal source statuses and still has the epoch that the change was made for. Everything that changes together, the result and the final
+status above all, is in that one write.
+
+A change may walk several edges at once (`path`); the history then shows every edge, and no crash can stop in between. An epoch of `None` means that the change does not depend on who owns
+the invocation, which is legal only where the table does not ask for an owner or lets anybody override one.
+
+What became of a change is a value: `Applied`, `Lost` (somebody else came first) or `Missing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.codec import ErrorRecord
+from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.status import AVAILABLE, TABLE, Status, compute_new_owner, validate_transition
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One conditional write on one invocation."""
+
+    name: str
+    app: str
+    id: str
+    path: tuple[Status, ...]
+    sources: frozenset[Status]
+    epoch: int | None
+    operation: str
+    at: float
+    actor: str | None = None
+    why: str = ""
+    due_at: float | UnsetType = UNSET
+    result: bytes | UnsetType | None = UNSET
+    error: ErrorRecord | UnsetType | None = UNSET
+    fingerprint: str | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def target(self) -> Status:
+        return self.path[-1]
+
+    @property
+    def keeps_owner(self) -> bool:
+        return not any(TABLE[s].acquires_ownership or TABLE[s].releases_ownership for s in self.path)
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The change is in the store. `again` tells that it was there already: the reply to an earlier try had been lost."""
+
+    again: bool = False
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Another writer came first; this is what it left."""
+
+    status: Status
+    owner: str | None
+    epoch: int
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """There is no such invocation."""
+
+
+Verdict = Applied | Lost | Missing
+APPLIED, APPLIED_AGAIN, MISSING = Applied(), Applied(again=True), Missing()
+
+_checked: set[tuple[tuple[Status, ...], frozenset[Status], bool, bool]] = set()
+
+
+def _check(change: Change) -> None:
+    """Refuse a change that the table does not allow. Each shape is checked once; there are a few dozen of them."""
+    shape = (change.path, change.sources, change.epoch is None, change.actor is None)
+    if shape in _checked:
+        return
+    if not change.path or not change.sources:
+        raise InvocationStatusTransitionError(f"the change '{change.name}' of {change.id} has no path or no source")
+    for source in change.sources:
+        validate_transition(source, change.path[0])
+    for before, after in zip(change.path, change.path[1:], strict=False):
+        validate_transition(before, after)
+    if change.epoch is None:
+        for source in change.sources:
+            if TABLE[source].requires_ownership and not TABLE[change.path[0]].overrides_ownership:
+                raise InvocationStatusOwnershipError(
+                    f"{source.name} → {change.path[0].name} may be taken only by the owner, so '{change.name}' needs an epoch"
+                )
+    for status in change.path:
+        compute_new_owner(status, None, change.actor)
+    _checked.add(shape)
+
+
+def applies(change: Change, record: InvocationRecord) -> bool:
+    """Whether the record is still as the change expects it. Stores ask the same in their own language."""
+    return record.status in change.sources and (change.epoch is None or record.epoch == change.epoch)
+
+
+def was_applied(operation: str, history: Sequence[HistoryEntry]) -> bool:
+    """Whether a write with this operation id is in the record already: the reply was lost, the write was not."""
+    return any(entry.operation == operation for entry in reversed(history))
+
+
+def entries(change: Change, *, version: int, epoch: int, owner: str | None) -> tuple[HistoryEntry, ...]:
+    """The history lines of a change, one per edge, for a record that has this version, epoch and owner before it."""
+    lines = []
+    for step, status in enumerate(change.path, 1):
+        owner = compute_new_owner(status, owner, change.actor)
+        epoch += TABLE[status].acquires_ownership
+        last = step == len(change.path)
+        lines.append(
+            HistoryEntry(
+                version=version + step,
+                status=status,
+                at=change.at,
+                operation=change.operation,
+                owner=owner,
+                epoch=epoch,
+                why=change.why if last else "",
+            )
+        )
+    return tuple(lines)
+
+
+def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
+    """The record after the change: the reference that every store has to agree with."""
+    lines = entries(change, version=record.version, epoch=record.epoch, owner=record.owner)
+    updates: dict[str, object] = {
+        "status": change.target,
+        "owner": lines[-1].owner,
+        "epoch": lines[-1].epoch,
+        "attempt": record.attempt + change.path.count(Status.RUNNING),
+        "changed_at": change.at,
+        "reason": change.why,
+        "history": record.history + lines,
+    }
+    if Status.PENDING in change.path:
+        updates["claim_token"] = change.operation
+    for name in OPTIONAL:
+        value = getattr(change, name)
+        if value is not UNSET:
+            updates[name] = value
+    return msgspec.structs.replace(record, **updates)
+
+
+OPTIONAL = ("due_at", "result", "error", "fingerprint")
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner's wish: up to `limit` invocations that are due and lie in these lanes, for this owner.
+
+    `start` walks PENDING → RUNNING in the same write, for work that begins at once; without it the work is only reserved. `ids` narrows the wish to these invocations.
+    `again` tells that a claim with this operation id was sent before and its answer was lost.
+    """
+
+    app: str
+    lanes: tuple[str, ...]
+    limit: int
+    owner: str
+    operation: str
+    at: float
+    start: bool = True
+    ids: tuple[str, ...] = ()
+    again: bool = False
+
+    @property
+    def path(self) -> tuple[Status, ...]:
+        return (Status.PENDING, Status.RUNNING) if self.start else (Status.PENDING,)
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a claim got, in order. If that is less than it asked for: when the next invocation of these lanes falls due, or None if nothing waits in them."""
+
+    records: tuple[InvocationRecord, ...]
+    next_due_at: float | None = None
+
+
+def claimed(claim: Claim, record: InvocationRecord) -> Change:
+    """The change that a claim makes to one record."""
+    return Change(
+        name="claimed",
+        app=claim.app,
+        id=record.id,
+        path=claim.path,
+        sources=AVAILABLE,
+        epoch=None,
+        operation=claim.operation,
+        at=claim.at,
+        actor=claim.owner,
+    )
+
+
+_WORKING = frozenset({Status.RUNNING, Status.RESUMED})
+_ENDING = _WORKING | {Status.CANCELLING}
+
+
+_RESERVED = frozenset({Status.PENDING})
+
+
+def _owned(
+    name: str,
+    record: InvocationRecord,
+    path: tuple[Status, ...],
+    sources: frozenset[Status],
+    *,
+    operation: str,
+    at: float,
+    why: str = "",
+    result: bytes | UnsetType | None = UNSET,
+    error: ErrorRecord | UnsetType | None = UNSET,
+    fingerprint: str | UnsetType | None = UNSET,
+) -> Change:
+    """A change by the invocation's owner: it holds only while the epoch is the one that the owner was given."""
+    return Change(
+        name=name,
+        app=record.app,
+        id=record.id,
+        path=path,
+        sources=sources,
+        epoch=record.epoch,
+        operation=operation,
+        at=at,
+        actor=record.owner,
+        why=why,
+        result=result,
+        error=error,
+        fingerprint=fingerprint,
+    )
+
+
+def started(record: InvocationRecord, *, operation: str, at: float) -> Change:
+    """The owner of reserved work begins it."""
+    return _owned("started", record, (Status.RUNNING,), _RESERVED, operation=operation, at=at)
+
+
+def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """The owner of reserved work returns it to the queue unstarted."""
+    return _owned("handed_back", record, (Status.REROUTED,), _RESERVED, operation=operation, at=at, why=why)
+
+
+def completed(record: InvocationRecord, *, result: bytes, operation: str, at: float) -> Change:
+    """User code returned; the result is part of the same write."""
+    return _owned("completed", record, (Status.SUCCESS,), _ENDING, operation=operation, at=at, result=result)
+
+
+def failed(record: InvocationRecord, *, error: ErrorRecord, operation: str, at: float, why: str = "") -> Change:
+    """User code raised, or its result cannot be stored."""
+    return _owned("failed", record, (Status.FAILED,), _ENDING, operation=operation, at=at, why=why, error=error)
+
+
+def parked(record: InvocationRecord, *, fingerprint: str | None, operation: str, at: float, why: str) -> Change:
+    """The invocation cannot go on with the code at hand."""
+    sources = _RESERVED | _WORKING
+    return _owned(
+        "parked", record, (Status.PARKED,), sources, operation=operation, at=at, why=why, fingerprint=fingerprint
+    )
+
+
+def killed(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """The runner ended user code before it was done; the work goes back to the queue in the same write."""
+    sources = _RESERVED | _WORKING | {Status.PAUSED}
+    return _owned("killed", record, (Status.KILLED, Status.REROUTED), sources, operation=operation, at=at, why=why)
+
+
+def woken(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """A parked invocation goes back to the queue: there is other code, or a person says so."""
+    return Change(
+        name="woken",
+        app=record.app,
+        id=record.id,
+        path=(Status.REROUTED,),
+        sources=frozenset({Status.PARKED}),
+        epoch=record.epoch,
+        operation=operation,
+        at=at,
+        why=why,
+        due_at=at,
+        fingerprint=None,
+    )

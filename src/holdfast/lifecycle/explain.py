@@ -1,0 +1,48 @@
+"""Why an invocation stands where it stands, in a sentence.
+
+Pure: it looks at the record, the roster and the time, and says what holds the invocation back and what would release it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.clock import format_duration
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
+
+
+def living(roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float) -> list[RunnerRecord]:
+    """The runners whose last heartbeat is recent enough."""
+    return [runner for runner in roster if now - runner.heartbeat_at <= dead_after_seconds]
+
+
+def explain(record: InvocationRecord, roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float) -> str:
+    """A sentence or two about what the invocation is waiting for, or how it ended."""
+    status, since = record.status, format_duration(max(0.0, now - record.changed_at))
+    if status in AVAILABLE:
+        return _waiting(record, living(roster, now, dead_after_seconds), now, since)
+    if status in OWNED:
+        return f"{TABLE[status].meaning} on {record.owner} for {since}."
+    if status is Status.PARKED:
+        return (
+            f"parked for {since}: {record.reason}. "
+            "A runner with other code wakes it when it starts, or you do: holdfast wake " + record.id
+        )
+    reason = f": {record.reason}" if record.reason else ""
+    return f"{TABLE[status].meaning}{reason}."
+
+
+def _waiting(record: InvocationRecord, alive: list[RunnerRecord], now: float, since: str) -> str:
+    if record.due_at > now:
+        return f"not due for another {format_duration(record.due_at - now)}."
+    if not alive:
+        return f"waiting for {since}: no runner is alive on this store. Start one with: holdfast run"
+    knowing = [runner for runner in alive if record.task in runner.tasks]
+    if not knowing:
+        return (
+            f"waiting for {since}: no runner knows the task '{record.task}' "
+            f"({len(alive)} alive: {', '.join(runner.id for runner in alive[:3])}). "
+            "Start one with the code that declares it; if it was renamed, give the new task aliases=[…]."
+        )
+    return f"waiting for {since} for a free place; {len(knowing)} runners serve it."

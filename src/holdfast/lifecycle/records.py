@@ -1,0 +1,131 @@
+"""What is stored, as frozen values.
+
+An `InvocationRecord` is one call of a task: it is at once the truth about that call and its entry in the queue, so there is no second
+structure to fall out of step with. Nobody assigns to it; a `holdfast.lifecycle.changes.Change` describes a step, and the store takes it if it still applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from holdfast.codec import ErrorRecord
+from holdfast.lifecycle.status import Status
+
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One edge that an invocation walked. `operation` recognises a retried write whose reply was lost."""
+
+    version: int = msgspec.field(name="v")
+    status: Status = msgspec.field(name="s")
+    at: float = msgspec.field(name="t")
+    operation: str = msgspec.field(name="op")
+    owner: str | None = msgspec.field(name="o", default=None)
+    epoch: int = msgspec.field(name="e", default=0)
+    why: str = msgspec.field(name="w", default="")
+
+
+class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a task, as stored."""
+
+    id: str
+    app: str
+    task: str
+    arguments: bytes
+    created_at: float
+    due_at: float
+    queue: str = "default"
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+    status: Status = Status.REGISTERED
+    owner: str | None = None
+    epoch: int = 0
+    attempt: int = 0
+    changed_at: float = 0.0
+    claim_token: str | None = None
+    fingerprint: str | None = None
+    reason: str = ""
+    result: bytes | None = None
+    error: ErrorRecord | None = None
+    parent_id: str | None = None
+    history: tuple[HistoryEntry, ...] = ()
+
+    @property
+    def lane(self) -> str:
+        return lane_of(self.queue, self.task, self.tags)
+
+    @property
+    def version(self) -> int:
+        return self.history[-1].version if self.history else 0
+
+
+def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
+    """What a runner must serve to take an invocation, as one string.
+
+    A runner asks for the lanes it knows. So work that it cannot do is never looked at, however much of it lies at the head of the queue.
+    """
+    return "|".join((queue, task, ",".join(sorted(tags)))) if tags else f"{queue}|{task}"
+
+
+class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner as the roster knows it."""
+
+    id: str
+    app: str
+    host: str
+    pid: int
+    version: str
+    started_at: float
+    heartbeat_at: float
+    concurrency: int
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+
+
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored row that could not be read. It was moved aside whole, so that one bad row neither stops a loop nor is lost."""
+
+    id: str
+    app: str
+    at: float
+    why: str
+    raw: str
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A message that may be lost: something happened that somebody may be waiting for."""
+
+    kind: str  # READY or FINAL
+    subjects: tuple[str, ...]  # lanes that have work, or ids of invocations that ended; empty means: any
+
+
+READY = "ready"
+FINAL = "final"
+
+
+class HintChannel(Protocol):
+    """Carries hints between processes. It may lose every one of them: that costs latency, never work."""
+
+    def send(self, hints: Sequence[Hint]) -> None:
+        """Tell the other processes, at once, without waiting and without raising."""
+        ...
+
+    def listen(self, kind: str, receive: Callable[[Hint], None]) -> None:
+        """From now on call `receive` on the running event loop for each hint of that kind from another process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def registered(
+    record: InvocationRecord, *, operation: str, at: float, actor: str | None = None, why: str = ""
+) -> InvocationRecord:
+    """The record as it enters the store: REGISTERED, with the first line of its history."""
+    entry = HistoryEntry(version=1, status=Status.REGISTERED, at=at, operation=operation, why=why)
+    return msgspec.structs.replace(
+        record, status=Status.REGISTERED, owner=None, epoch=0, changed_at=at, history=(entry,)
+    )

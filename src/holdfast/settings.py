@@ -1,0 +1,332 @@
+"""Settings: one frozen object, merged once, and each value knows where it came from.
+
+A keyword beats the environment (``HOLDFAST_<NAME>``), which beats ``[tool.holdfast]`` in the nearest pyproject.toml,
+which beats the default. The fields of `Settings` are the only list of settings: name, type, default, bounds and
+documentation stand together, and parsing, checking, `explain` and the error messages are derived from them. A name that
+is not in the list is refused wherever it stands: a misspelt setting that is silently ignored is found in production.
+
+Nothing here reads `os.environ` or the current folder: the caller hands both over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import difflib
+import math
+import re
+import tomllib
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from holdfast.clock import format_duration, parse_duration
+from holdfast.errors import ConfigurationError, HoldfastError, InvalidSetting, UnknownSetting
+
+PREFIX = "HOLDFAST_"
+# Switches of the test suite and of fault injection. They share the prefix and are no settings.
+_FOREIGN_PREFIXES = ("HOLDFAST_TEST_", "HOLDFAST_CRASH_")
+_UNITS = {"_seconds": 1.0, "_minutes": 60.0}
+_HEARTBEAT_PAIR = ("runner_heartbeat_seconds", "runner_considered_dead_after_minutes")
+_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+class Origin(NamedTuple):
+    """A setting's value and what set it.
+
+    `source` is ``keyword``, ``environment HOLDFAST_…``, ``pyproject.toml (/folder)`` or ``default``.
+    """
+
+    value: object
+    source: str
+
+
+class SettingRow(NamedTuple):
+    """One line of ``holdfast config``. Carries no secrets; `shown` has a length of time in both its forms."""
+
+    name: str
+    value: object
+    shown: str
+    source: str
+    doc: str
+
+
+def _setting(
+    default: object, doc: str, *, low: float = -math.inf, high: float = math.inf, choices: tuple[str, ...] = ()
+) -> Any:
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True, repr=False)
+class Settings:
+    """All settings of one app. Use `load`; a direct call takes keywords only and is checked just the same."""
+
+    url: str = _setting("", "where the store is; empty for holdfast.db beside pyproject.toml, or here")
+    name: str = _setting("", "the app's name; empty to derive it")
+    concurrency: int = _setting(10, "places of a runner, per worker", low=1, high=10_000)
+    poll_interval_seconds: float = _setting(
+        1.0, "how long an idle runner or a waiting caller trusts hints before it looks by itself", low=0.01, high=60
+    )
+    drain_timeout_seconds: float = _setting(
+        30.0, "how long a stopping runner lets running work finish", low=0, high=86_400
+    )
+    runner_heartbeat_seconds: float = _setting(
+        2.0, "how often a runner says that it is alive; at most a quarter of dead-after", low=0.01, high=3_600
+    )
+    runner_considered_dead_after_minutes: float = _setting(
+        0.25, "how long a runner may be silent before its work is given to others", low=0.001, high=1_440
+    )
+    sqlite_synchronous: Literal["full", "normal"] = _setting(
+        "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
+    )
+    sqlite_busy_timeout_seconds: float = _setting(
+        10.0, "how long to wait for another process that writes to the SQLite file", low=0.1, high=600
+    )
+    _sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def load(
+        cls, overrides: Mapping[str, object] | None = None, *, environ: Mapping[str, str], folder: Path
+    ) -> Settings:
+        """Merge all sources. `None` as an override and an empty environment variable both mean "not given".
+
+        Raises `UnknownSetting`, `InvalidSetting`, or `ConfigurationError` for a pyproject.toml that cannot be read.
+        """
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for layer in (_from_pyproject(folder), _from_environment(environ), _from_keywords(overrides or {})):
+            for name, origin in layer.items():
+                values[name], sources[name] = origin
+        return cls(**values, _sources=sources)
+
+    def __post_init__(self) -> None:
+        for spec in SPECS.values():
+            # The only write to a frozen object: "15s" becomes 0.25 here, so that no reader meets the unparsed form.
+            object.__setattr__(self, spec.name, spec.check(getattr(self, spec.name), self._source(spec.name)))
+        longest = self.runner_considered_dead_after_minutes * 60 / 4
+        if self.runner_heartbeat_seconds > longest:
+            heartbeat, dead_after = map(self._described, _HEARTBEAT_PAIR)
+            raise InvalidSetting(
+                f"{heartbeat} is too long for {dead_after}: with fewer than four heartbeats in that time, a living "
+                f"runner could be declared dead. Use at most {format_duration(longest)}, or a longer dead-after."
+            )
+
+    def _described(self, name: str) -> str:
+        return f"{name} = {SPECS[name].show(getattr(self, name))} ({self._source(name)})"
+
+    def _source(self, name: str) -> str:
+        given = getattr(self, name) != SPECS[name].default
+        return self._sources.get(name, "keyword" if given else "default")
+
+    def origin(self, name: str) -> Origin:
+        """The value of one setting, unmasked, and where it came from."""
+        if name not in SPECS:
+            raise _unknown(name, "asked for")
+        return Origin(getattr(self, name), self._source(name))
+
+    def explain(self) -> list[SettingRow]:
+        """Every setting in order of declaration, for people: without secrets."""
+        rows = []
+        for spec in SPECS.values():
+            value, source = self.origin(spec.name)
+            rows.append(SettingRow(spec.name, _mask(spec.name, value), spec.show(value), source, spec.doc))
+        return rows
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={_mask(name, getattr(self, name))!r}' for name in SPECS)})"
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What the declaration says about one setting."""
+
+    name: str
+    default: bool | int | float | str
+    doc: str
+    low: float
+    high: float
+    choices: tuple[str, ...]
+
+    @property
+    def unit(self) -> float | None:
+        """Seconds in the unit of the name, or None for a setting that is no length of time."""
+        return next((seconds for suffix, seconds in _UNITS.items() if self.name.endswith(suffix)), None)
+
+    def read(self, text: str, source: str) -> object:
+        """The value that an environment variable spells. Durations are left to `check`: they are text anywhere."""
+        if isinstance(self.default, bool):
+            if text.strip().lower() not in _BOOLEANS:
+                raise self.invalid(text, source)
+            return _BOOLEANS[text.strip().lower()]
+        if isinstance(self.default, int):
+            if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
+                raise self.invalid(text, source)
+            return int(text)
+        if isinstance(self.default, float) and self.unit is None:
+            try:
+                return float(text)
+            except ValueError:
+                raise self.invalid(text, source) from None
+        return text
+
+    def check(self, value: object, source: str) -> object:
+        """The value in its stored form; raises `InvalidSetting` for a wrong type or a value out of range."""
+        if isinstance(self.default, float):
+            value = self._number(value, source)
+        if type(value) is not type(self.default):  # not isinstance: True is an int, and no number of places
+            raise self.invalid(value, source)
+        if isinstance(value, str) and self.choices and value not in self.choices:
+            raise self.invalid(value, source)
+        if isinstance(value, int | float) and not self.low <= value <= self.high:  # so put that NaN fails too
+            raise self.invalid(value, source)
+        return value
+
+    def _number(self, value: object, source: str) -> object:
+        """Whatever means a number here, as a float; anything else as it is, for `check` to refuse."""
+        try:
+            if type(value) in (int, float) or (self.unit is not None and isinstance(value, str) and _is_number(value)):
+                return float(value)  # type: ignore[arg-type]
+            if self.unit is not None and isinstance(value, str | dt.timedelta):
+                return parse_duration(value, unit=self.unit) / self.unit
+        except (HoldfastError, OverflowError) as error:
+            # The cause quotes the value as it was given, so it may stay only if there was nothing to mask.
+            hidden = isinstance(value, str) and mask_url(value) != value
+            raise self.invalid(value, source) from (None if hidden else error)
+        return value
+
+    def invalid(self, value: object, source: str) -> InvalidSetting:
+        shown = _shortened(mask_url(value) if isinstance(value, str) else value)
+        return InvalidSetting(f"{self.name} = {shown} ({source}) is not allowed; use {self.allowed()}.")
+
+    def allowed(self) -> str:
+        if isinstance(self.default, bool):
+            return "true or false"
+        if isinstance(self.default, str):
+            return " or ".join(f'"{choice}"' for choice in self.choices) or "a string"
+        bounds = "" if math.isinf(self.high) else f" from {self.low:g} to {self.high:g}"
+        if self.unit is not None:
+            word = "seconds" if self.unit == 1.0 else "minutes"
+            return f'a number of {word}{bounds}, or a duration such as "15s" or "2m" within that'
+        return f"{'a whole number' if isinstance(self.default, int) else 'a number'}{bounds}"
+
+    def show(self, value: object) -> str:
+        """The value for people: "0.25 (15s)" for a length of time, a URL without its password."""
+        if self.unit is not None and isinstance(value, float):
+            return f"{value:.10g} ({format_duration(value * self.unit)})"
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(_mask(self.name, value)) or "(empty)"
+
+
+SPECS: Mapping[str, _Spec] = {
+    item.name: _Spec(item.name, item.default, **item.metadata)  # type: ignore[arg-type]
+    for item in dataclasses.fields(Settings)
+    if item.metadata
+}
+
+
+def _from_keywords(overrides: Mapping[str, object]) -> dict[str, Origin]:
+    for name in overrides:
+        if name not in SPECS:
+            raise _unknown(name, "given as a keyword")
+    return {name: Origin(value, "keyword") for name, value in overrides.items() if value is not None}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Origin]:
+    found = {}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable.startswith(_FOREIGN_PREFIXES):
+            continue
+        name, source = variable.removeprefix(PREFIX).lower(), f"environment {variable}"
+        if variable != PREFIX + name.upper() or name not in SPECS:
+            raise _unknown(name, "in the environment", prefix=PREFIX, given=variable)
+        if environ[variable]:
+            found[name] = Origin(SPECS[name].read(environ[variable], source), source)
+    return found
+
+
+def _from_pyproject(folder: Path) -> dict[str, Origin]:
+    start = folder.absolute()
+    path = next((f / "pyproject.toml" for f in (start, *start.parents) if (f / "pyproject.toml").is_file()), None)
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read for [tool.holdfast]: {error}. Repair the file.") from error
+    tool = content.get("tool", {})
+    table = tool.get("holdfast", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict):
+        raise InvalidSetting(f"tool.holdfast in {path} is not a table; write its settings under [tool.holdfast].")
+    for name in table:
+        if name not in SPECS:
+            raise _unknown(name, f"in [tool.holdfast] of {path}")
+    return {name: Origin(value, f"pyproject.toml ({path.parent})") for name, value in table.items()}
+
+
+def _unknown(name: object, place: str, *, prefix: str = "", given: str | None = None) -> UnknownSetting:
+    near = difflib.get_close_matches(str(name).lower().replace("-", "_"), SPECS, n=1, cutoff=0.5)
+    names = [prefix + (n.upper() if prefix else n) for n in near or SPECS]
+    advice = f"Did you mean {names[0]}?" if near else f"The settings are: {', '.join(names)}."
+    return UnknownSetting(f"{given or name}, {place}, is not a setting. {advice}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shortened(value: object) -> str:
+    """For messages: what was given, without secrets, and without digits that Python refuses to print."""
+    try:
+        text = mask_url(repr(value))
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+# Parameters whose value is a secret. authMechanismProperties is MongoDB's, and may carry AWS_SESSION_TOKEN.
+_SECRET_WORDS = re.compile(
+    r"passw|passphrase|pwd|token|secret|credential|signature"
+    r"|(api|access|private|account)[-_]?key$|authmechanismproperties",
+    re.IGNORECASE,
+)
+_PARAMETER_NAME = re.compile(r"(?:^|(?<=[?&;#=\s]))[^=?&;#\s]+(?==)")
+# A value runs on to the next "&" or blank: a ";" or "#" that somebody forgot to encode must not let half of it through.
+_VALUE_END = re.compile(r"[&\s]|$")
+
+
+def mask_url(url: object) -> str:
+    """The URL with *** for its password and for secret parameters. Takes any text, and in doubt hides too much."""
+    text = str(url)
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        scheme, rest = "", text
+    query = re.search(r"\?(?=[\w.\-%]+=)", rest)
+    head, tail = (rest[: query.start()], rest[query.start() :]) if query else (rest, "")
+    # An authority is empty in sqlite:///a:b@c.db: what follows is a path, and paths have no passwords.
+    if "@" in head and not (mark and head.startswith("/")):
+        userinfo, _, hosts = head.rpartition("@")
+        user = re.split(r":|%3a", userinfo, maxsplit=1, flags=re.IGNORECASE)
+        head = f"{user[0]}:***@{hosts}" if len(user) == 2 else head
+    return scheme + mark + _mask_parameters(head + tail)
+
+
+def _mask_parameters(text: str) -> str:
+    parts, position = [], 0
+    while name := _PARAMETER_NAME.search(text, position):
+        parts.append(text[position : name.end() + 1])
+        position = name.end() + 1
+        if _SECRET_WORDS.search(urllib.parse.unquote(name[0])):
+            parts.append("***")
+            position = _VALUE_END.search(text, position).start()  # type: ignore[union-attr]
+    return "".join(parts) + text[position:]
+
+
+def _mask(name: str, value: object) -> object:
+    return mask_url(value) if isinstance(value, str) and (name == "url" or "://" in value) else value

@@ -1,0 +1,153 @@
+"""What a store guarantees.
+
+A store keeps invocations and applies changes to them. It holds no policy: what may follow what is decided by `holdfast.lifecycle`, and a store only promises that each write is atomic, conditional
+and durable. Each method states what is *Atomic*, whether calling it again is safe (*Idempotent*), which *Order* it keeps and what it *Raises*.
+
+Every method takes many and answers for each, because a round trip or a flush to disk costs more than anything else here. Every one of them may also raise
+`StoreUnavailable` (try again later) and `StoreError`; after such an error a write may or may not have happened, and repeating it with the same operation id is safe.
+
+A third party's store is found by the entry point group ``holdfast.stores`` (the URL's scheme is the name, the object a `StoreOpener`) and proves itself with `holdfast.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Flag, auto
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
+from holdfast.lifecycle.records import HintChannel, InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.status import Status
+
+
+class Ability(Flag):
+    """What a store can do beyond the contract. Tests ask for an ability, never for a store's name."""
+
+    NONE = 0
+    MULTI_PROCESS = auto()  # several processes may share it
+    DURABLE = auto()  # it outlives the process
+    CHANGE_NOTIFICATIONS = auto()
+    TRANSACTIONS = auto()
+    TTL = auto()
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which invocations to list. Empty means: any."""
+
+    statuses: frozenset[Status] = frozenset()
+    tasks: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()
+    before_id: str | None = None  # for the next page: only ids smaller than this one
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `store check`: what was looked at, whether it is well, and what to do if not."""
+
+    subject: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+
+Observe = Callable[[str, Mapping[str, Any]], None]
+"""How a store reports what happens inside it (``"commit"``, ``"retry"``, ``"quarantine"``): a name and its facts. The engine decides what to log."""
+
+
+def ignore(event: str, facts: Mapping[str, Any]) -> None:
+    """The observer that looks away."""
+
+
+class Store(Protocol):
+    """Where invocations live."""
+
+    abilities: Ability
+
+    def now(self) -> float:
+        """The store's time, seconds since the epoch: what due times are compared with."""
+        ...
+
+    async def open(self) -> None:
+        """Connect, and create what is missing.
+
+        Atomic: the schema is there whole or not at all. Idempotent: yes. Raises: `SchemaMismatch` if something else or something newer
+        is there, `StoreReadOnly`, `UnsupportedFileSystem`, `StoreUnavailable`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what was accepted and let go of everything. Idempotent: yes."""
+        ...
+
+    async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
+        """Store new invocations. True: it is stored by this call (or an earlier try of it). False: its id was taken already, and what is there stays as it was.
+
+        Atomic: each record by itself. Idempotent: yes, recognised by the operation id in the record's first history entry.
+        Order: none. Raises: `StoreFull`, and then nothing of this call is stored that was not before.
+        """
+        ...
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Give due invocations of the wanted lanes to an owner: epoch + 1, path PENDING or PENDING → RUNNING.
+
+        Atomic: each invocation by itself; two claims never get the same one. Idempotent: repeated with the same operation id and `again`, it first answers what it got already
+        and what is still as it left it. Order: higher priority first, then earlier due, then smaller id. A record that cannot be read is moved
+        to quarantine and observed; the others are claimed.
+        """
+        ...
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+        """Apply each change if it still applies.
+
+        Atomic: each change by itself, all its edges and fields together. Idempotent: yes, by the operation id (`Applied(again=True)`).
+        Order: changes to one invocation are taken in the order given.
+        """
+        ...
+
+    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+        """The invocations with these ids, in that order; None where there is none. What is answered is durable. Raises: `CorruptRecord`."""
+        ...
+
+    async def list(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+        """Newest first (by id). Records that cannot be read are left out and observed. Arguments, result and error come along."""
+        ...
+
+    async def counts(self, app: str) -> Mapping[Status, int]:
+        """How many invocations there are in each status; statuses without any are absent."""
+        ...
+
+    async def enrol(self, runner: RunnerRecord) -> None:
+        """Put a runner on the roster. Idempotent: yes, the entry is replaced."""
+        ...
+
+    async def heartbeat(self, app: str, runner_id: str) -> bool:
+        """Refresh a roster entry. False: there is none, so the runner was declared dead. Never creates one."""
+        ...
+
+    async def leave(self, app: str, runner_id: str) -> None:
+        """Take a runner off the roster. Idempotent: yes."""
+        ...
+
+    async def roster(self, app: str) -> Sequence[RunnerRecord]:
+        """All entries. Order: creation, then id."""
+        ...
+
+    async def quarantined(self, app: str) -> Sequence[Quarantined]:
+        """What was moved aside because it could not be read. Order: oldest first."""
+        ...
+
+    async def check(self, *, deep: bool = False) -> Sequence[Finding]:
+        """Look the store over without changing it. `deep` reads everything."""
+        ...
+
+    def hints(self) -> HintChannel | None:
+        """A channel to the other processes of this store that rides on the store itself, or None."""
+        ...
+
+
+class StoreOpener(Protocol):
+    """What an entry point of the group ``holdfast.stores`` has to be. It does no I/O: `Store.open` does."""
+
+    def __call__(self, url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> Store: ...

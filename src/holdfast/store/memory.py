@@ -1,0 +1,159 @@
+"""The memory store: the reference that the others have to agree with.
+
+It keeps records in a dictionary and applies `holdfast.lifecycle.changes` directly, so it can be read as the meaning of the contract. It is right rather than fast: a claim
+looks at everything. It lives as long as its app and serves one process, for tests and for trying things out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.clock import Clock
+from holdfast.lifecycle.changes import (
+    APPLIED,
+    APPLIED_AGAIN,
+    MISSING,
+    Change,
+    Claim,
+    Claimed,
+    Lost,
+    Verdict,
+    applies,
+    apply_to,
+    claimed,
+    was_applied,
+)
+from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.store.contract import Ability, Filter, Finding, Observe, ignore
+
+
+class MemoryStore:
+    """See `holdfast.store.contract.Store`."""
+
+    abilities = Ability.NONE
+
+    def __init__(self, clock: Clock, observe: Observe = ignore) -> None:
+        self._clock = clock
+        self._observe = observe
+        self._records: dict[tuple[str, str], InvocationRecord] = {}
+        self._runners: dict[tuple[str, str], RunnerRecord] = {}
+        self._lock = threading.Lock()  # an app has one loop, but two apps may share a store in a test
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
+        with self._lock:
+            return [self._insert(record) for record in records]
+
+    def _insert(self, record: InvocationRecord) -> bool:
+        there = self._records.setdefault((record.app, record.id), record)
+        return there is record or there.history[0].operation == record.history[0].operation
+
+    async def claim(self, claim: Claim) -> Claimed:
+        with self._lock:
+            before = self._of(claim.app) if claim.again else []
+            mine = [r for r in before if r.claim_token == claim.operation and r.status is claim.path[-1]]
+            ready = [r for r in self._of(claim.app) if r.status in AVAILABLE and r.lane in claim.lanes]
+            if claim.ids:
+                ready = [r for r in ready if r.id in claim.ids]
+            due = [r for r in ready if r.due_at <= claim.at]
+            taken = sorted(due, key=_queue_order)[: max(0, claim.limit - len(mine))]
+            got = [self._put(apply_to(claimed(claim, record), record)) for record in taken]
+            left = [r.due_at for r in ready if r not in taken]
+            satisfied = claim.ids or len(mine) + len(got) >= claim.limit
+            return Claimed(tuple(sorted(mine, key=_queue_order) + got), None if satisfied else min(left, default=None))
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+        with self._lock:
+            return [self._apply(change) for change in changes]
+
+    def _apply(self, change: Change) -> Verdict:
+        record = self._records.get((change.app, change.id))
+        if record is None:
+            return MISSING
+        if was_applied(change.operation, record.history):
+            return APPLIED_AGAIN
+        if not applies(change, record):
+            return Lost(record.status, record.owner, record.epoch)
+        self._put(apply_to(change, record))
+        return APPLIED
+
+    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+        with self._lock:
+            return [self._records.get((app, id)) for id in ids]
+
+    async def list(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+        with self._lock:
+            found = [record for record in self._of(app) if _matches(where, record)]
+            return sorted(found, key=lambda record: record.id, reverse=True)[:limit]
+
+    async def counts(self, app: str) -> Mapping[Status, int]:
+        with self._lock:
+            return Counter(record.status for record in self._of(app))
+
+    async def enrol(self, runner: RunnerRecord) -> None:
+        with self._lock:
+            self._runners[runner.app, runner.id] = runner
+
+    async def heartbeat(self, app: str, runner_id: str) -> bool:
+        with self._lock:
+            runner = self._runners.get((app, runner_id))
+            if runner is None:
+                return False
+            self._runners[app, runner_id] = replace(runner, heartbeat_at=self.now())
+            return True
+
+    async def leave(self, app: str, runner_id: str) -> None:
+        with self._lock:
+            self._runners.pop((app, runner_id), None)
+
+    async def roster(self, app: str) -> Sequence[RunnerRecord]:
+        with self._lock:
+            mine = [runner for runner in self._runners.values() if runner.app == app]
+            return sorted(mine, key=lambda runner: (runner.started_at, runner.id))
+
+    async def quarantined(self, app: str) -> Sequence[Quarantined]:
+        return []
+
+    async def check(self, *, deep: bool = False) -> Sequence[Finding]:
+        return [Finding(subject="memory", ok=True, detail=f"{len(self._records)} invocations in this process")]
+
+    def hints(self) -> None:
+        return None
+
+    def _of(self, app: str) -> list[InvocationRecord]:
+        return [record for record in self._records.values() if record.app == app]
+
+    def _put(self, record: InvocationRecord) -> InvocationRecord:
+        self._records[record.app, record.id] = record
+        return record
+
+
+def _queue_order(record: InvocationRecord) -> tuple[int, float, str]:
+    return (-record.priority, record.due_at, record.id)
+
+
+def _matches(where: Filter, record: InvocationRecord) -> bool:
+    return (
+        (not where.statuses or record.status in where.statuses)
+        and (not where.tasks or record.task in where.tasks)
+        and (not where.queues or record.queue in where.queues)
+        and (where.before_id is None or record.id < where.before_id)
+    )
+
+
+def open_memory(url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> MemoryStore:
+    return MemoryStore(clock, observe)

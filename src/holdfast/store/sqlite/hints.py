@@ -1,0 +1,100 @@
+"""Hints between the processes that share one SQLite file, by Unix sockets beside it.
+
+A process that wants to hear something binds a datagram socket in the store's folder; its name begins with the kind of hint. To send a hint is
+to write to every socket of that kind, so nobody pays for hints that nobody waits for, there is no server, and no process has to outlive another. A socket
+whose process died refuses the datagram and is swept away by the sender. Everything here may fail: a lost hint costs one polling interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.lifecycle.records import Hint
+
+_LARGEST_DATAGRAM = 32_768
+_LONGEST_SOCKET_PATH = 100  # the kernel's limit is 108 on Linux and 104 on macOS, the terminating zero included
+_SUFFIX = ".sock"
+
+
+class SocketHints:
+    """See `holdfast.lifecycle.records.HintChannel`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sender: socket.socket | None = None
+        self._own: dict[str, tuple[socket.socket, asyncio.AbstractEventLoop]] = {}
+        self._encoder = msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(Hint)
+
+    def send(self, hints: Sequence[Hint]) -> None:
+        try:
+            listeners = [name for name in os.listdir(self._folder) if name.endswith(_SUFFIX) and name not in self._own]
+        except OSError:
+            return
+        if not listeners:
+            return
+        for hint in hints:
+            targets = [name for name in listeners if name.startswith(hint.kind)]
+            if targets:
+                self._tell(self._datagram(hint), targets)
+
+    def _datagram(self, hint: Hint) -> bytes:
+        message = self._encoder.encode(hint)
+        return message if len(message) <= _LARGEST_DATAGRAM else self._encoder.encode(Hint(hint.kind, ()))
+
+    def _tell(self, message: bytes, targets: list[str]) -> None:
+        if self._sender is None:
+            self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._sender.setblocking(False)
+        for name in targets:
+            path = self._folder / name
+            try:
+                self._sender.sendto(message, str(path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                path.unlink(missing_ok=True)  # its process is gone
+            except OSError:
+                continue  # its buffer is full: it has hints enough to look
+
+    def listen(self, kind: str, receive: Callable[[Hint], None]) -> None:
+        name = f"{kind}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+        path = str(self._folder / name)
+        if len(path) > _LONGEST_SOCKET_PATH:
+            return
+        ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            ear.bind(path)
+        except OSError:
+            ear.close()  # a file system without sockets: polling has to do
+            return
+        ear.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ear, self._read, ear, receive)
+        self._own[name] = (ear, loop)
+
+    def _read(self, ear: socket.socket, receive: Callable[[Hint], None]) -> None:
+        while True:
+            try:
+                message = ear.recv(_LARGEST_DATAGRAM)
+            except OSError:
+                return
+            try:
+                receive(self._decoder.decode(message))
+            except msgspec.MsgspecError:
+                continue  # anybody who may write to the folder may write nonsense into the socket
+
+    def close(self) -> None:
+        for name, (ear, loop) in self._own.items():
+            loop.remove_reader(ear)
+            ear.close()
+            (self._folder / name).unlink(missing_ok=True)
+        self._own.clear()
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None

@@ -1,0 +1,132 @@
+"""What `holdfast store check` looks at in a SQLite file. It changes nothing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import CorruptRecord, SchemaMismatch
+from holdfast.store.contract import Finding
+from holdfast.store.sqlite import schema
+from holdfast.store.sqlite.rows import LIST, from_row
+
+_SHOWN = 5
+
+
+def inspect(connection: sqlite3.Connection, path: Path, synchronous: str, *, deep: bool) -> list[Finding]:
+    return [
+        _version(connection),
+        *_indexes(connection),
+        _file_mode(path),
+        _durability(synchronous),
+        _quarantine(connection),
+        *(_deep(connection) if deep else ()),
+    ]
+
+
+def _version(connection: sqlite3.Connection) -> Finding:
+    try:
+        found = schema.stored_version(connection)
+    except SchemaMismatch as error:
+        return Finding(subject="schema", ok=False, detail=str(error))
+    if found is None:
+        return Finding(
+            subject="schema", ok=False, detail="Holdfast's tables are not there", advice="holdfast store prepare"
+        )
+    version, reader = found
+    return Finding(
+        subject="schema",
+        ok=reader <= schema.SCHEMA_VERSION,
+        detail=f"version {version}, readable from version {reader}; this Holdfast knows {schema.SCHEMA_VERSION}",
+        advice="" if version <= schema.SCHEMA_VERSION else "a newer Holdfast wrote here; upgrade this one soon",
+    )
+
+
+def _indexes(connection: sqlite3.Connection) -> Iterator[Finding]:
+    """Compare the indexes with those that the migrations make, in a database of their own."""
+    expected = _index_definitions(_fresh())
+    there = _index_definitions(connection)
+    for name, definition in expected.items():
+        if name not in there:
+            advice = f"queries will be slow; run: {definition}"
+            yield Finding(subject=f"index {name}", ok=False, detail="missing", advice=advice)
+        elif there[name] != definition:
+            yield Finding(
+                subject=f"index {name}", ok=False, detail="differs from ours", advice=f"drop it and run: {definition}"
+            )
+    for name in there.keys() - expected.keys():
+        yield Finding(subject=f"index {name}", ok=True, detail="not ours; every write pays for it")
+    if expected.items() <= there.items():
+        yield Finding(subject="indexes", ok=True, detail=f"{len(expected)} of {len(expected)} are there")
+
+
+def _fresh() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    schema.prepare(connection)
+    return connection
+
+
+def _index_definitions(connection: sqlite3.Connection) -> dict[str, str]:
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name LIKE 'holdfast%' AND sql IS NOT NULL"
+    return {name: " ".join(sql.split()) for name, sql in connection.execute(query)}
+
+
+def _file_mode(path: Path) -> Finding:
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    private = not mode & 0o077
+    return Finding(
+        subject="file mode",
+        ok=private,
+        detail=f"{path} is {mode:04o}",
+        advice="" if private else f"other users of this host can read it: chmod 600 {path}",
+    )
+
+
+def _durability(synchronous: str) -> Finding:
+    full = synchronous == "full"
+    return Finding(
+        subject="durability",
+        ok=True,
+        detail=f"synchronous={synchronous}: "
+        + (
+            "survives a power cut" if full else "survives a crash of the process; a power cut may lose the last moments"
+        ),
+    )
+
+
+def _quarantine(connection: sqlite3.Connection) -> Finding:
+    rows = connection.execute("SELECT id, why FROM holdfast_quarantine ORDER BY at DESC").fetchall()
+    shown = "; ".join(f"{id}: {why}" for id, why in rows[:_SHOWN])
+    return Finding(
+        subject="quarantine",
+        ok=not rows,
+        detail=f"{len(rows)} unreadable rows were set aside{': ' + shown if rows else ''}",
+        advice="the rows are kept whole in the table holdfast_quarantine" if rows else "",
+    )
+
+
+def _deep(connection: sqlite3.Connection) -> Iterator[Finding]:
+    problems = [row[0] for row in connection.execute("PRAGMA integrity_check(10)")]
+    intact = problems == ["ok"]
+    yield Finding(
+        subject="integrity",
+        ok=intact,
+        detail="every page was read" if intact else "; ".join(problems),
+        advice="" if intact else "keep a copy of the file and restore a backup",
+    )
+    bad, seen = [], 0
+    for row in connection.execute(f"SELECT {LIST} FROM holdfast_invocations"):
+        seen += 1
+        try:
+            from_row(row)
+        except CorruptRecord as error:
+            bad.append(str(error))
+    yield Finding(
+        subject="records",
+        ok=not bad,
+        detail=f"{seen} read, {len(bad)} unreadable{': ' + '; '.join(bad[:_SHOWN]) if bad else ''}",
+        advice="an unreadable invocation is set aside when a runner meets it" if bad else "",
+    )

@@ -1,0 +1,113 @@
+"""Every statement that the SQLite store sends, by name.
+
+A partial index is used only by a query that repeats its condition, so the conditions come from `schema`. Each query names the index it runs on; a test
+asks SQLite for the plan of each and fails on a scan of the table or on a sort.
+"""
+
+from __future__ import annotations
+
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter
+from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
+from holdfast.store.sqlite.schema import READY
+
+TABLE = "holdfast_invocations"
+
+INSERT = f"INSERT INTO {TABLE} ({LIST}) VALUES ({PLACES}) ON CONFLICT (app, id) DO NOTHING"
+
+FIRST_HISTORY = f"SELECT history FROM {TABLE} WHERE app = ? AND id = ?"  # identity
+
+# Which lanes have work, and in which ranks: a loose scan of holdfast_ready that jumps from one (lane, rank) to the next. Its cost is
+# the number of such pairs, not the number of invocations behind them, so another runner's backlog costs this one nothing.
+HEADS = f"""
+WITH RECURSIVE heads (lane, rank) AS (
+    SELECT lane, rank FROM (
+        SELECT lane, rank FROM {TABLE} WHERE app = :app AND {READY} ORDER BY lane, rank LIMIT 1
+    )
+    UNION ALL
+    SELECT following.lane, following.rank FROM heads JOIN {TABLE} AS following ON following.rowid = (
+        SELECT rowid FROM {TABLE}
+        WHERE app = :app AND {READY} AND (lane, rank) > (heads.lane, heads.rank)
+        ORDER BY lane, rank LIMIT 1
+    )
+)
+SELECT lane, rank FROM heads
+"""
+
+# holdfast_ready
+CANDIDATES = f"""
+SELECT due_at, id, rowid FROM {TABLE}
+WHERE app = ? AND lane = ? AND rank = ? AND due_at <= ? AND {READY}
+ORDER BY due_at, id LIMIT ?
+"""
+
+# holdfast_ready
+NEXT_DUE = f"""
+SELECT due_at FROM {TABLE} WHERE app = ? AND lane = ? AND rank = ? AND {READY} ORDER BY due_at LIMIT 1
+"""
+
+CANDIDATES_BY_ID = (
+    f"SELECT due_at, id, rowid, lane, rank FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {READY}"  # identity
+)
+
+ROW = f"SELECT {LIST} FROM {TABLE} WHERE rowid = ?"
+ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # identity
+
+CLAIM = f"""
+UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = ?, changed_at = ?, claim_token = ?, reason = '',
+    history = history || ?
+WHERE rowid = ?
+"""
+
+# holdfast_status. It reads everything that runs, which is why it is asked only after a lost answer.
+CLAIMED_BEFORE = f"""
+SELECT {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND status <> 'success' AND claim_token = ?
+"""
+
+HEAD_OF = f"SELECT rowid, status, owner, epoch, version, attempt FROM {TABLE} WHERE app = ? AND id = ?"  # identity
+
+DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
+
+QUARANTINE = "INSERT INTO holdfast_quarantine (app, id, at, why, raw) VALUES (?, ?, ?, ?, ?)"
+QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app = ? ORDER BY at"
+
+GET = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}})"  # identity
+
+COUNT_BY_STATUS = (
+    f"SELECT status, count(*) FROM {TABLE} WHERE app = ? AND status <> 'success' GROUP BY status"  # status
+)
+COUNT_ALL = f"SELECT count(*) FROM {TABLE} WHERE app = ?"  # identity
+
+ENROL = "INSERT OR REPLACE INTO holdfast_runners (app, id, started_at, heartbeat_at, body) VALUES (?, ?, ?, ?, ?)"
+HEARTBEAT = "UPDATE holdfast_runners SET heartbeat_at = ? WHERE app = ? AND id = ?"
+LEAVE = "DELETE FROM holdfast_runners WHERE app = ? AND id = ?"
+ROSTER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ?"
+
+_STEP = (
+    f"UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = ?, changed_at = ?, reason = ?, "
+    "claim_token = coalesce(?, claim_token), history = history || ?"
+)
+
+
+def step(optional: tuple[str, ...]) -> str:
+    """The update of a change that also sets these columns. There are a handful of shapes, and SQLite keeps each one prepared."""
+    extra = "".join(f", {name} = ?" for name in optional)
+    return f"{_STEP}{extra} WHERE rowid = ?"
+
+
+def listing(where: Filter) -> tuple[str, list[object]]:
+    """`list` for a filter, on the index that fits: status, else task, else identity. More than one value is a union, each part already in order."""
+    conditions, values = ["app = ?"], list[object]()
+    for column, wanted in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
+        if wanted:
+            conditions.append(f"{column} IN ({', '.join('?' * len(wanted))})")
+            values += sorted(str(value) for value in wanted)
+    if where.statuses and Status.SUCCESS not in where.statuses:
+        conditions.append("status <> 'success'")
+    if where.before_id is not None:
+        conditions.append("id < ?")
+        values.append(where.before_id)
+    return f"SELECT {LIST} FROM {TABLE} WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?", values
+
+
+ID_COLUMN = COLUMNS.index("id")

@@ -1,0 +1,224 @@
+"""The tables, and the checks before a file is trusted.
+
+All names begin with ``holdfast_``, so that the tables can live in a file that an application uses for its own data. The schema has a version, and the lowest version of
+Holdfast that may read it (`min_reader`): version N and N + 1 work on one file during a rolling deploy, and anything else is refused before it can do harm.
+
+A migration is a list of statements that leads from one version to the next; all of them run in one transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+from holdfast.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable, UnsupportedFileSystem
+from holdfast.lifecycle.status import AVAILABLE, Status
+
+SCHEMA_VERSION = 1
+MIN_READER = 1
+OLDEST_SQLITE = (
+    3,
+    37,
+    0,
+)  # STRICT tables: a value of the wrong type is refused when it is written, not when it is read
+
+
+def status_list(statuses: frozenset[Status]) -> str:
+    """Statuses as an SQL list. Sorted, because a partial index is used only by queries that repeat its condition to the letter."""
+    return ", ".join(f"'{status}'" for status in sorted(statuses))
+
+
+READY = f"status IN ({status_list(AVAILABLE)})"
+
+MIGRATIONS: dict[int, list[str]] = {
+    1: [
+        "CREATE TABLE holdfast_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
+        """
+        CREATE TABLE holdfast_invocations (
+            app TEXT NOT NULL,
+            id TEXT NOT NULL,
+            task TEXT NOT NULL,
+            queue TEXT NOT NULL,
+            tags TEXT NOT NULL,
+            lane TEXT NOT NULL,
+            rank INTEGER NOT NULL,
+            status TEXT NOT NULL,
+            owner TEXT,
+            epoch INTEGER NOT NULL,
+            version INTEGER NOT NULL,
+            attempt INTEGER NOT NULL,
+            created_at REAL NOT NULL,
+            due_at REAL NOT NULL,
+            changed_at REAL NOT NULL,
+            claim_token TEXT,
+            fingerprint TEXT,
+            parent_id TEXT,
+            reason TEXT NOT NULL,
+            arguments BLOB NOT NULL,
+            result BLOB,
+            error TEXT,
+            history TEXT NOT NULL
+        ) STRICT
+        """,
+        # Serves `get`, and `list` without a filter, newest first.
+        "CREATE UNIQUE INDEX holdfast_identity ON holdfast_invocations (app, id)",
+        # Serves `claim`. It holds what is ready and nothing else, so it stays as small as the backlog.
+        f"CREATE INDEX holdfast_ready ON holdfast_invocations (app, lane, rank, due_at, id) WHERE {READY}",
+        # Serves `list` by status and `counts`. Success is left out: it is most of a store, and found by walking `identity` backwards.
+        "CREATE INDEX holdfast_status ON holdfast_invocations (app, status, id) WHERE status <> 'success'",
+        # Serves `list` by task.
+        "CREATE INDEX holdfast_task ON holdfast_invocations (app, task, id)",
+        """
+        CREATE TABLE holdfast_runners (
+            app TEXT NOT NULL,
+            id TEXT NOT NULL,
+            started_at REAL NOT NULL,
+            heartbeat_at REAL NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (app, id)
+        ) STRICT, WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE holdfast_quarantine (
+            app TEXT NOT NULL,
+            id TEXT NOT NULL,
+            at REAL NOT NULL,
+            why TEXT NOT NULL,
+            raw TEXT NOT NULL
+        ) STRICT
+        """,
+    ]
+}
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Bring the file to `SCHEMA_VERSION`, or refuse it. Runs inside the caller's write transaction."""
+    found = stored_version(connection)
+    if found is None:
+        _refuse_foreign(connection)
+        found = (0, 0)
+    version, min_reader = found
+    if min_reader > SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"the file has schema version {version}, which needs a Holdfast that knows version {min_reader}; "
+            f"this one knows {SCHEMA_VERSION}. Upgrade Holdfast here."
+        )
+    for step in range(version + 1, SCHEMA_VERSION + 1):
+        for statement in MIGRATIONS[step]:
+            connection.execute(statement)
+    if version < SCHEMA_VERSION:
+        rows = [("schema_version", str(SCHEMA_VERSION)), ("min_reader", str(MIN_READER))]
+        connection.executemany("INSERT OR REPLACE INTO holdfast_meta (key, value) VALUES (?, ?)", rows)
+
+
+def stored_version(connection: sqlite3.Connection) -> tuple[int, int] | None:
+    """(schema version, lowest reader) of the file, or None where Holdfast has never been."""
+    if not _has_table(connection, "holdfast_meta"):
+        return None
+    meta = dict(connection.execute("SELECT key, value FROM holdfast_meta").fetchall())
+    try:
+        return int(meta["schema_version"]), int(meta["min_reader"])
+    except (KeyError, ValueError) as error:
+        raise SchemaMismatch(
+            f"the table holdfast_meta does not tell the schema's version ({meta!r}). Restore a backup, or move the file aside."
+        ) from error
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return connection.execute(query, (name,)).fetchone() is not None
+
+
+def _refuse_foreign(connection: sqlite3.Connection) -> None:
+    query = "SELECT name FROM sqlite_master WHERE name LIKE 'holdfast\\_%' ESCAPE '\\' ORDER BY name"
+    names = [name for (name,) in connection.execute(query)]
+    if names:
+        raise SchemaMismatch(
+            f"the file has {', '.join(names)} but no holdfast_meta, so its schema's version is unknown. "
+            "Restore a backup, or use another file."
+        )
+
+
+def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sqlite3.Connection:
+    """A connection with our pragmas. Transactions are begun by hand."""
+    connection = sqlite3.connect(
+        path, timeout=busy_timeout_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA mmap_size = 0")  # a file that shrinks under a map is a crash, not an error
+    return connection
+
+
+# --- the file and its surroundings -----------------------------------------------------------------------------------------
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "afs", "afpfs", "ncpfs", "ceph", "lustre", "gpfs", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.davfs2", "davfs", "webdav", "ocfs2", "gfs2", "beegfs", "moosefs", "fuse.mfs"]
+)
+
+
+def create_file(path: Path) -> None:
+    """Make the file for us alone (mode 0600; the files that SQLite puts beside it inherit that), or see that it can be written."""
+    if not path.parent.is_dir():
+        raise StoreUnavailable(f"the folder {path.parent} of the store {path.name} does not exist. Create it first.")
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except IsADirectoryError:
+        raise StoreUnavailable(f"{path} is a folder; a SQLite store is a file.") from None
+    except PermissionError as error:
+        raise StoreReadOnly(f"{path} cannot be written by this user ({error.strerror}).") from error
+    except OSError as error:
+        kind = StoreReadOnly if error.errno == 30 else StoreUnavailable
+        raise kind(f"{path} cannot be opened for writing: {error.strerror}.") from error
+    if not os.access(path.parent, os.W_OK):
+        raise StoreReadOnly(f"the folder {path.parent} cannot be written, and SQLite keeps its log beside the file.")
+
+
+def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:
+    """SQLite's locks do not hold on network file systems: two hosts would corrupt the file."""
+    kind = file_system_of(path, _read_mounts() if mounts is None else mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise UnsupportedFileSystem(
+            f"{path} lies on a network file system ({kind}), where SQLite's locks cannot be trusted. "
+            "Put the file on a local disk, or use MongoDB to share work between hosts."
+        )
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`, from the text of /proc/self/mounts; empty if unknown."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+        inside = str(path).startswith(point.rstrip("/") + "/") or point == "/"
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def _read_mounts() -> str:
+    if sys.platform == "linux":
+        try:
+            return Path("/proc/self/mounts").read_text()
+        except OSError:
+            return ""
+    return _mounts_of_macos()
+
+
+def _mounts_of_macos() -> str:
+    import re
+    import subprocess
+
+    try:
+        listing = subprocess.run(["/sbin/mount"], capture_output=True, text=True, timeout=5, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.findall(r"^(.+?) on (.+?) \((\w+)", listing, re.MULTILINE)
+    return "\n".join(
+        f"{device.replace(' ', '_')} {point.replace(' ', chr(92) + '040')} {kind}" for device, point, kind in found
+    )

@@ -1,0 +1,397 @@
+"""The SQLite store: one file, several processes, every acknowledged write on the disk.
+
+What is atomic: each job of the writer thread is a function over one transaction (see `threads`), so reading a row, deciding and writing it cannot be separated. What happens on a crash
+between any two lines: the transaction is not there, and nobody was told that it is. What it costs: a submit, a claim and a settle are one transaction each, shared with whatever else gathered
+while the previous one was flushed; an idle claim writes nothing and flushes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from holdfast.clock import Clock
+from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
+from holdfast.lifecycle.changes import (
+    APPLIED,
+    APPLIED_AGAIN,
+    MISSING,
+    OPTIONAL,
+    Change,
+    Claim,
+    Claimed,
+    Lost,
+    Verdict,
+    apply_to,
+    claimed,
+    entries,
+    was_applied,
+)
+from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Ability, Filter, Finding, Observe
+from holdfast.store.sqlite import queries, schema
+from holdfast.store.sqlite.hints import SocketHints
+from holdfast.store.sqlite.inspection import inspect
+from holdfast.store.sqlite.rows import (
+    error_text,
+    from_row,
+    history_of,
+    history_text,
+    raw_text,
+    runner_of,
+    runner_row,
+    to_row,
+)
+from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
+from holdfast.store.sqlite.turn import Turn
+
+T = TypeVar("T")
+
+_LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limit
+_IDS_PER_QUERY = 500
+_KNOWN = frozenset(status.value for status in Status)
+
+
+class SqliteStore:
+    """See `holdfast.store.contract.Store`."""
+
+    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.TRANSACTIONS
+
+    def __init__(
+        self, path: Path, *, clock: Clock, observe: Observe, synchronous: str, busy_timeout_seconds: float
+    ) -> None:
+        self.path = path
+        self._clock = clock
+        self._observe = observe
+        self._synchronous = synchronous
+        self._busy_timeout = busy_timeout_seconds
+        self._writer: WriterThread | None = None
+        self._reader: ConnectionThread | None = None
+        self._turn: Turn | None = None
+        self._presence = -1
+        self._hints: SocketHints | None = None
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        if self._writer is not None:
+            return
+        schema.refuse_network_file_system(self.path)
+        schema.create_file(self.path)
+        folder = side_folder(self.path)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._turn = Turn(folder, self._busy_timeout)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{folder}, where processes take turns, cannot be used: {error.strerror}."
+            ) from error
+        first = self._be_present(folder)
+        self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe)
+        self._reader = ConnectionThread("holdfast-sqlite-read", self._connect)
+        try:
+            if first and _was_left_open(self.path):
+                await self._read(_quick_check)
+            await self._write(schema.prepare)
+        except BaseException:
+            await self.close()
+            raise
+        self._hints = SocketHints(folder)
+
+    def _connect(self) -> sqlite3.Connection:
+        return schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)
+
+    def _be_present(self, folder: Path) -> bool:
+        """Hold a shared lock for as long as the store is open. True if nobody else did."""
+        self._presence = os.open(folder / "presence.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            alone = False
+        fcntl.flock(self._presence, fcntl.LOCK_SH)
+        return alone
+
+    async def close(self) -> None:
+        writer, reader, turn, self._writer, self._reader, self._turn = (
+            self._writer,
+            self._reader,
+            self._turn,
+            None,
+            None,
+            None,
+        )
+        if self._hints is not None:
+            self._hints.close()
+            self._hints = None
+        for thread in (reader, writer):
+            if thread is not None:
+                thread.stop()
+        if turn is not None:
+            turn.close()
+        if self._presence >= 0:
+            os.close(self._presence)
+            self._presence = -1
+
+    async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        if self._writer is None:
+            raise StoreUnavailable(f"the store {self.path} is not open")
+        return await self._writer.do(job)
+
+    async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        if self._reader is None:
+            raise StoreUnavailable(f"the store {self.path} is not open")
+        return await self._reader.do(job)
+
+    def hints(self) -> SocketHints | None:
+        return self._hints
+
+    # --- the contract
+
+    async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
+        return await self._write(lambda connection: [_insert(connection, record) for record in records])
+
+    async def claim(self, claim: Claim) -> Claimed:
+        return await self._write(lambda connection: _claim(connection, claim, self._set_aside))
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+        return await self._write(lambda connection: [self._apply(connection, change) for change in changes])
+
+    def _apply(self, connection: sqlite3.Connection, change: Change) -> Verdict:
+        try:
+            return _apply(connection, change)
+        except CorruptRecord as error:
+            rowid, *row = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
+            self._set_aside(connection, rowid, row, error)
+            return MISSING
+
+    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+        rows = await self._read(lambda connection: _rows_by_id(connection, app, ids))
+        found = {row[queries.ID_COLUMN]: from_row(row) for row in rows}
+        return [found.get(id) for id in ids]
+
+    async def list(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+        query, values = queries.listing(where)
+        rows = await self._read(lambda connection: connection.execute(query, (app, *values, limit)).fetchall())
+        return [record for record in map(self._readable, rows) if record is not None]
+
+    def _readable(self, row: Sequence[object]) -> InvocationRecord | None:
+        try:
+            return from_row(row)
+        except CorruptRecord as error:
+            self._observe("unreadable", {"id": row[queries.ID_COLUMN], "why": str(error)})
+            return None
+
+    async def counts(self, app: str) -> Mapping[Status, int]:
+        def job(connection: sqlite3.Connection) -> dict[str, int]:
+            found = dict(connection.execute(queries.COUNT_BY_STATUS, (app,)).fetchall())
+            (total,) = connection.execute(queries.COUNT_ALL, (app,)).fetchone()
+            return found | {Status.SUCCESS.value: total - sum(found.values())}
+
+        found = await self._read(job)
+        return {Status(name): count for name, count in found.items() if count and name in _KNOWN}
+
+    async def enrol(self, runner: RunnerRecord) -> None:
+        await self._write(lambda connection: connection.execute(queries.ENROL, runner_row(runner)))
+
+    async def heartbeat(self, app: str, runner_id: str) -> bool:
+        values = (self.now(), app, runner_id)
+        return await self._write(lambda connection: connection.execute(queries.HEARTBEAT, values).rowcount > 0)
+
+    async def leave(self, app: str, runner_id: str) -> None:
+        await self._write(lambda connection: connection.execute(queries.LEAVE, (app, runner_id)))
+
+    async def roster(self, app: str) -> Sequence[RunnerRecord]:
+        rows = await self._read(lambda connection: connection.execute(queries.ROSTER, (app,)).fetchall())
+        return sorted(map(runner_of, rows), key=lambda runner: (runner.started_at, runner.id))
+
+    async def quarantined(self, app: str) -> Sequence[Quarantined]:
+        rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())
+        return [Quarantined(app=app, id=id, at=at, why=why, raw=raw) for app, id, at, why, raw in rows]
+
+    async def check(self, *, deep: bool = False) -> Sequence[Finding]:
+        return await self._read(lambda connection: inspect(connection, self.path, self._synchronous, deep=deep))
+
+    def _set_aside(
+        self, connection: sqlite3.Connection, rowid: int, row: Sequence[object], error: CorruptRecord
+    ) -> None:
+        """Move a row that cannot be read out of the way, whole, in the same transaction."""
+        connection.execute(queries.QUARANTINE, (row[0], row[1], self.now(), str(error), raw_text(row)))
+        connection.execute(queries.DELETE, (rowid,))
+        self._observe("quarantine", {"id": row[1], "why": str(error)})
+
+
+# --- jobs: each is a function over one open transaction
+
+
+def _insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
+    if connection.execute(queries.INSERT, to_row(record)).rowcount:
+        return True
+    (text,) = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
+    return history_of(text)[0].operation == record.history[0].operation
+
+
+SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], None]
+
+
+def _claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> Claimed:
+    got = _claimed_before(connection, claim) if claim.again else []
+    heads = [] if claim.ids else _heads(connection, claim)
+    while len(got) < claim.limit:
+        wanted = claim.limit - len(got)
+        candidates = _named(connection, claim) if claim.ids else _candidates(connection, claim, heads, wanted)
+        for _, _, rowid in candidates[:wanted]:
+            row = connection.execute(queries.ROW, (rowid,)).fetchone()
+            try:
+                got.append(_take(connection, claim, rowid, from_row(row)))
+            except CorruptRecord as error:
+                set_aside(connection, rowid, row, error)
+        if len(candidates) < wanted:
+            break
+    return Claimed(tuple(got), _next_due(connection, claim, heads) if len(got) < claim.limit else None)
+
+
+def _claimed_before(connection: sqlite3.Connection, claim: Claim) -> list[InvocationRecord]:
+    values = (claim.app, claim.path[-1].value, claim.operation)
+    found = [from_row(row) for row in connection.execute(queries.CLAIMED_BEFORE, values)]
+    return sorted(found, key=lambda record: (-record.priority, record.due_at, record.id))
+
+
+def _heads(connection: sqlite3.Connection, claim: Claim) -> list[tuple[int, str]]:
+    """The (rank, lane) pairs with work for this claim, highest priority first."""
+    lanes = frozenset(claim.lanes)
+    found = connection.execute(queries.HEADS, {"app": claim.app})
+    return sorted((rank, lane) for lane, rank in found if lane in lanes)
+
+
+Candidate = tuple[float, str, int]
+
+
+def _candidates(
+    connection: sqlite3.Connection, claim: Claim, heads: list[tuple[int, str]], wanted: int
+) -> list[Candidate]:
+    """The first `wanted` due invocations in queue order. Lanes of one rank are merged by due time."""
+    found: list[Candidate] = []
+    for rank in dict.fromkeys(rank for rank, _ in heads):
+        merged: list[Candidate] = []
+        for _, lane in [head for head in heads if head[0] == rank]:
+            values = (claim.app, lane, rank, claim.at, wanted - len(found))
+            merged += connection.execute(queries.CANDIDATES, values)
+        found += sorted(merged)[: wanted - len(found)]
+        if len(found) >= wanted:
+            break
+    return found
+
+
+def _named(connection: sqlite3.Connection, claim: Claim) -> list[Candidate]:
+    """The due ones among the invocations that the claim names, in queue order."""
+    query = queries.CANDIDATES_BY_ID.format(places=", ".join("?" * len(claim.ids)))
+    lanes = frozenset(claim.lanes)
+    found = [
+        row for row in connection.execute(query, (claim.app, *claim.ids)) if row[3] in lanes and row[0] <= claim.at
+    ]
+    return [(due_at, id, rowid) for due_at, id, rowid, _, _ in sorted(found, key=lambda row: (row[4], row[0], row[1]))]
+
+
+def _take(connection: sqlite3.Connection, claim: Claim, rowid: int, record: InvocationRecord) -> InvocationRecord:
+    taken = apply_to(claimed(claim, record), record)
+    connection.execute(
+        queries.CLAIM,
+        (
+            taken.status.value,
+            taken.owner,
+            taken.epoch,
+            taken.version,
+            taken.attempt,
+            taken.changed_at,
+            taken.claim_token,
+            history_text(taken.history[len(record.history) :]),
+            rowid,
+        ),
+    )
+    return taken
+
+
+def _next_due(connection: sqlite3.Connection, claim: Claim, heads: list[tuple[int, str]]) -> float | None:
+    found = [connection.execute(queries.NEXT_DUE, (claim.app, lane, rank)).fetchone() for rank, lane in heads]
+    return min((row[0] for row in found if row), default=None)
+
+
+def _apply(connection: sqlite3.Connection, change: Change) -> Verdict:
+    head = connection.execute(queries.HEAD_OF, (change.app, change.id)).fetchone()
+    if head is None:
+        return MISSING
+    rowid, status, owner, epoch, version, attempt = head
+    if status not in change.sources or (change.epoch is not None and epoch != change.epoch):
+        _, *row = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
+        record = from_row(row)
+        again = was_applied(change.operation, record.history)
+        return APPLIED_AGAIN if again else Lost(record.status, record.owner, record.epoch)
+    lines = entries(change, version=version, epoch=epoch, owner=owner)
+    last = lines[-1]
+    token = change.operation if Status.PENDING in change.path else None
+    attempt += change.path.count(Status.RUNNING)
+    values = [
+        last.status.value,
+        last.owner,
+        last.epoch,
+        last.version,
+        attempt,
+        change.at,
+        change.why,
+        token,
+        history_text(lines),
+    ]
+    optional = tuple(name for name in OPTIONAL if getattr(change, name) is not UNSET)
+    for name in optional:
+        value = getattr(change, name)
+        values.append(error_text(value) if name == "error" else value)
+    connection.execute(queries.step(optional), (*values, rowid))
+    return APPLIED
+
+
+def _rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = []
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        part = ids[start : start + _IDS_PER_QUERY]
+        rows += connection.execute(queries.GET.format(places=", ".join("?" * len(part))), (app, *part)).fetchall()
+    return rows
+
+
+# --- the file's surroundings
+
+
+def side_folder(path: Path) -> Path:
+    """Where the locks and sockets of a store lie: beside the file, or in the temporary folder if that path is too long for a socket."""
+    beside = path.with_name(path.name + "-holdfast")
+    if len(str(beside)) <= _LONGEST_FOLDER:
+        return beside
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:20]
+    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}-{digest}"
+
+
+def _was_left_open(path: Path) -> bool:
+    """A log beside the file, and nobody who has it open: the last process did not close it."""
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+def _quick_check(connection: sqlite3.Connection) -> None:
+    problems = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
+    if problems != ["ok"]:
+        raise StoreError(
+            f"the file was not closed cleanly and is damaged: {'; '.join(problems)}. "
+            "It was not touched. Keep a copy, look with `holdfast store check`, and restore a backup."
+        )

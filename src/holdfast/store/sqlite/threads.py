@@ -1,0 +1,177 @@
+"""The two threads of a SQLite store: one that writes, one that reads.
+
+Both take jobs (functions of a connection) from coroutines and give the results back to the loop they came from. The writer commits in groups: whatever gathered while the
+previous commit was being flushed shares the next one, so the cost of a flush is divided by the load and nobody waits for a group to fill.
+
+A job may not spoil its neighbours. If any job of a group raises, the group is rolled back and its jobs run one by one, each in its own transaction; a job therefore must have no effect
+outside the connection. When a commit fails, the same happens, and each caller learns what became of its own write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from holdfast.errors import CorruptRecord, HoldfastError, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from holdfast.store.contract import Observe
+from holdfast.store.sqlite.turn import Turn
+
+T = TypeVar("T")
+_LARGEST_GROUP = 1000
+
+
+class _Job(Generic[T]):
+    __slots__ = ("error", "future", "loop", "run", "value")
+
+    def __init__(self, run: Callable[[sqlite3.Connection], T], loop: asyncio.AbstractEventLoop) -> None:
+        self.run = run
+        self.loop = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+
+class ConnectionThread:
+    """A thread that owns a connection. `do` runs a job there and waits for it."""
+
+    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    async def do(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        job = _Job(run, asyncio.get_running_loop())
+        self._jobs.put(job)
+        return await job.future
+
+    def stop(self) -> None:
+        """Finish the jobs that were accepted, close the connection and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        connection: sqlite3.Connection | None = None
+        ending = False
+        while not ending:
+            group, ending = self._gather()
+            try:
+                connection = connection or self._connect()
+            except BaseException as error:
+                for job in group:
+                    job.error = _translated(error)
+            else:
+                self._run(connection, group)
+            _deliver(group)
+        if connection is not None:
+            connection.close()
+
+    def _gather(self) -> tuple[list[_Job[Any]], bool]:
+        group: list[_Job[Any]] = []
+        job = self._jobs.get()
+        try:
+            while job is not None:
+                group.append(job)
+                if len(group) == _LARGEST_GROUP:
+                    return group, False
+                job = self._jobs.get_nowait()
+        except Empty:
+            return group, False
+        return group, True
+
+    def _run(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
+        for job in group:
+            try:
+                job.value = job.run(connection)
+            except BaseException as error:
+                job.error = _translated(error)
+
+
+class WriterThread(ConnectionThread):
+    """The only thread of this process that writes; every group is one transaction."""
+
+    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection], turn: Turn, observe: Observe) -> None:
+        self._turn = turn
+        self._observe = observe
+        super().__init__(name, connect)
+
+    def _run(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
+        if not group:
+            return
+        try:
+            self._transaction(connection, group)
+        except BaseException as error:
+            if len(group) == 1:
+                group[0].error = _translated(error)
+                return
+            for job in group:
+                self._run(connection, [job])
+
+    def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
+        with self._turn:
+            connection.execute("BEGIN IMMEDIATE")
+            before = connection.total_changes
+            try:
+                for job in group:
+                    job.value = job.run(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            written = connection.total_changes - before
+        self._observe("commit", {"jobs": len(group), "rows": written})
+
+
+def _deliver(group: list[_Job[Any]]) -> None:
+    """Wake each loop once for all of its jobs."""
+    loops = {job.loop for job in group}
+    for loop in loops:
+        jobs = [job for job in group if job.loop is loop] if len(loops) > 1 else group
+        try:
+            loop.call_soon_threadsafe(_resolve, jobs)
+        except RuntimeError:
+            continue  # that loop was closed, so nobody waits any more
+
+
+def _resolve(jobs: list[_Job[Any]]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue  # its caller was cancelled
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.value)
+
+
+def _translated(error: BaseException) -> BaseException:
+    """SQLite's error in our words."""
+    if isinstance(error, HoldfastError) or not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    kind, advice = _MEANING.get(code, (StoreError, ""))
+    translated = kind(f"SQLite: {error}.{' ' + advice if advice else ''}")
+    translated.__cause__ = error
+    return translated
+
+
+_MEANING: dict[int, tuple[type[StoreError], str]] = {
+    sqlite3.SQLITE_BUSY: (
+        StoreUnavailable,
+        "Another program holds the file's write lock for longer than sqlite_busy_timeout_seconds.",
+    ),
+    sqlite3.SQLITE_LOCKED: (StoreUnavailable, ""),
+    sqlite3.SQLITE_CANTOPEN: (StoreUnavailable, "Does the folder exist, and may this user write to it?"),
+    sqlite3.SQLITE_READONLY: (StoreReadOnly, "The file, its folder or its disk cannot be written by this user."),
+    sqlite3.SQLITE_FULL: (StoreFull, "Nothing of this write was kept; free some space and try again."),
+    sqlite3.SQLITE_IOERR: (StoreUnavailable, "The disk failed to read or write; `holdfast store check` looks closer."),
+    sqlite3.SQLITE_CORRUPT: (
+        CorruptRecord,
+        "The file is damaged. Keep a copy, run `holdfast store check`, and restore a backup.",
+    ),
+    sqlite3.SQLITE_NOTADB: (CorruptRecord, "The file is no SQLite database."),
+}

@@ -1,0 +1,411 @@
+"""Settings: who wins, what is refused and in which words, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import pickle
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigurationError, InvalidSetting, UnknownSetting
+from holdfast.settings import SPECS, Origin, Settings, _Spec, mask_url
+
+
+def load(folder: Path, environ: dict[str, str] | None = None, **overrides: object) -> Settings:
+    return Settings.load(overrides, environ=environ or {}, folder=folder)
+
+
+def write_pyproject(folder: Path, *lines: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text("\n".join(["[tool.holdfast]", *lines]), encoding="utf-8")
+
+
+# --- Who wins ---------------------------------------------------------------------------------------------------------
+
+
+def test_defaults(tmp_path: Path) -> None:
+    write_pyproject(tmp_path)
+    settings = load(tmp_path)
+    assert settings == Settings()
+    assert {row.name: row.value for row in settings.explain()} == {
+        "url": "",
+        "name": "",
+        "concurrency": 10,
+        "poll_interval_seconds": 1.0,
+        "drain_timeout_seconds": 30.0,
+        "runner_heartbeat_seconds": 2.0,
+        "runner_considered_dead_after_minutes": 0.25,
+        "sqlite_synchronous": "full",
+        "sqlite_busy_timeout_seconds": 10.0,
+    }
+    assert {row.source for row in settings.explain()} == {"default"}
+
+
+def test_keyword_beats_environment_beats_pyproject_beats_default(tmp_path: Path) -> None:
+    environ = {"HOLDFAST_CONCURRENCY": "3"}
+    assert load(tmp_path).origin("concurrency") == Origin(10, "default")
+    write_pyproject(tmp_path, "concurrency = 2")
+    assert load(tmp_path).origin("concurrency") == Origin(2, f"pyproject.toml ({tmp_path})")
+    assert load(tmp_path, environ).origin("concurrency") == Origin(3, "environment HOLDFAST_CONCURRENCY")
+    assert load(tmp_path, environ, concurrency=4).origin("concurrency") == Origin(4, "keyword")
+
+
+def test_each_setting_is_merged_by_itself(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, 'name = "shop"', 'poll_interval_seconds = "250ms"')
+    settings = load(tmp_path, {"HOLDFAST_URL": "memory://"}, concurrency=1)
+    assert (settings.name, settings.poll_interval_seconds) == ("shop", 0.25)
+    assert (settings.url, settings.concurrency) == ("memory://", 1)
+    assert settings.drain_timeout_seconds == 30.0
+
+
+def test_a_keyword_that_repeats_the_default_is_still_a_keyword(tmp_path: Path) -> None:
+    assert load(tmp_path, {"HOLDFAST_CONCURRENCY": "3"}, concurrency=10).origin("concurrency") == Origin(10, "keyword")
+
+
+def test_the_nearest_pyproject_counts_and_only_that(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, "concurrency = 2", 'name = "outer"')
+    write_pyproject(tmp_path / "a", "concurrency = 3")
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    settings = load(tmp_path / "a" / "b" / "c")
+    assert settings.origin("concurrency") == Origin(3, f"pyproject.toml ({tmp_path / 'a'})")
+    assert settings.name == ""
+
+
+@pytest.mark.parametrize("content", ["", "[project]\nname = 'x'\n", "[tool.ruff]\nline-length = 1\n", "tool = 3\n"])
+def test_a_pyproject_of_others_says_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(content)
+    assert load(tmp_path) == Settings()
+
+
+def test_none_and_an_empty_variable_mean_not_given(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, "concurrency = 2")
+    settings = load(tmp_path, {"HOLDFAST_CONCURRENCY": "", "HOLDFAST_URL": ""}, concurrency=None)
+    assert settings.concurrency == 2
+    assert settings.origin("url") == Origin("", "default")
+
+
+def test_the_process_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CONCURRENCY", "77")
+    assert load(tmp_path).concurrency == 10
+
+
+def test_a_relative_folder_is_searched_upwards_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pyproject(tmp_path, "concurrency = 2")
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    assert load(Path()).concurrency == 2
+
+
+def test_settings_are_frozen_equal_by_value_and_survive_a_pickle(tmp_path: Path) -> None:
+    settings = load(tmp_path, {"HOLDFAST_CONCURRENCY": "3"})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.concurrency = 4  # type: ignore[misc]
+    assert settings == Settings(concurrency=3)
+    assert hash(settings) == hash(Settings(concurrency=3))
+    copy = pickle.loads(pickle.dumps(settings))
+    assert copy.origin("concurrency") == Origin(3, "environment HOLDFAST_CONCURRENCY")
+
+
+# --- Unknown names ----------------------------------------------------------------------------------------------------
+
+
+def test_unknown_keyword_suggests_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSetting, match=r"concurency, given as a keyword.*mean concurrency\?"):
+        load(tmp_path, concurency=3)
+
+
+def test_unknown_variable_suggests_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSetting, match=r"HOLDFAST_POLL_INTERVAL, in the env.*HOLDFAST_POLL_INTERVAL_SECONDS\?"):
+        load(tmp_path, {"HOLDFAST_POLL_INTERVAL": "3"})
+
+
+def test_a_variable_in_the_wrong_case_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSetting, match=r"HOLDFAST_concurrency.*HOLDFAST_CONCURRENCY\?"):
+        load(tmp_path, {"HOLDFAST_concurrency": "3"})
+
+
+def test_unknown_pyproject_key_names_the_file(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, "poll-interval-seconds = 3")
+    with pytest.raises(UnknownSetting) as caught:
+        load(tmp_path)
+    assert str(tmp_path / "pyproject.toml") in str(caught.value)
+    assert "Did you mean poll_interval_seconds?" in str(caught.value)
+
+
+def test_a_name_like_no_other_gets_the_whole_list(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSetting) as caught:
+        load(tmp_path, zzzzzz=1)
+    assert all(name in str(caught.value) for name in SPECS)
+
+
+def test_internals_are_no_settings(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSetting):
+        load(tmp_path, _sources={})
+    with pytest.raises(UnknownSetting):
+        load(tmp_path, {"HOLDFAST__SOURCES": "x"})
+
+
+def test_asking_for_the_origin_of_an_unknown_name(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSetting, match="concurrency"):
+        load(tmp_path).origin("concurrenci")
+
+
+def test_switches_of_tests_and_other_programs_are_left_alone(tmp_path: Path) -> None:
+    environ = {"HOLDFAST_TEST_MONGODB_URL": "x", "HOLDFAST_CRASH_AT": "y", "HOLDFASTER": "z", "PATH": "/bin"}
+    assert load(tmp_path, environ) == Settings()
+
+
+# --- Invalid values ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("concurrency", 0),
+        ("concurrency", 10_001),
+        ("concurrency", 2.0),
+        ("concurrency", True),
+        ("concurrency", "8"),
+        pytest.param("concurrency", 10**6000, id="concurrency-huge"),
+        ("poll_interval_seconds", 0.009),
+        ("poll_interval_seconds", 61),
+        ("poll_interval_seconds", "2m"),
+        ("poll_interval_seconds", "soon"),
+        ("poll_interval_seconds", "1 month"),
+        ("poll_interval_seconds", ""),
+        ("poll_interval_seconds", float("nan")),
+        ("poll_interval_seconds", float("inf")),
+        pytest.param("poll_interval_seconds", 10**400, id="poll-huge"),
+        ("poll_interval_seconds", True),
+        ("poll_interval_seconds", [1]),
+        ("drain_timeout_seconds", -1),
+        ("drain_timeout_seconds", "-1s"),
+        ("drain_timeout_seconds", 86_401),
+        ("runner_considered_dead_after_minutes", 0),
+        ("sqlite_synchronous", "off"),
+        ("sqlite_synchronous", "FULL"),
+        ("sqlite_busy_timeout_seconds", 0.05),
+        ("sqlite_busy_timeout_seconds", 601),
+        ("url", 5),
+        ("url", b"memory://"),
+        ("name", ["x"]),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_out_of_range_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    with pytest.raises(InvalidSetting, match=rf"{name} = .*\(keyword\) is not allowed; use "):
+        load(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("text", ["ten", "1.5", "0", "1e3", "1_000", "٣", "9" * 50, "true"])
+def test_a_variable_that_is_no_whole_number_in_range_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"environment HOLDFAST_CONCURRENCY.*a whole number from 1 to 10000"):
+        load(tmp_path, {"HOLDFAST_CONCURRENCY": text})
+
+
+def test_a_variable_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        load(tmp_path, {"HOLDFAST_CONCURRENCY": "9" * 5000})
+    assert len(str(caught.value)) < 500
+
+
+def test_the_message_has_name_value_source_and_what_is_allowed(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, 'sqlite_synchronous = "of"')
+    with pytest.raises(InvalidSetting) as caught:
+        load(tmp_path)
+    for part in ("sqlite_synchronous", "'of'", f"pyproject.toml ({tmp_path})", '"full" or "normal"'):
+        assert part in str(caught.value)
+    with pytest.raises(InvalidSetting, match=r'a number of minutes from 0\.001 to 1440, or a duration such as "15s"'):
+        load(tmp_path, sqlite_synchronous="full", runner_considered_dead_after_minutes="1 fortnight")
+
+
+def test_a_direct_call_is_checked_just_the_same() -> None:
+    assert Settings(concurrency=3).origin("concurrency") == Origin(3, "keyword")
+    with pytest.raises(InvalidSetting, match=r"concurrency = 0 \(keyword\)"):
+        Settings(concurrency=0)
+
+
+def test_a_heartbeat_of_more_than_a_quarter_of_dead_after_is_refused_naming_both(tmp_path: Path) -> None:
+    assert load(tmp_path, runner_heartbeat_seconds=3.75).runner_heartbeat_seconds == 3.75
+    with pytest.raises(InvalidSetting) as caught:
+        load(tmp_path, {"HOLDFAST_RUNNER_HEARTBEAT_SECONDS": "3.76"})
+    for part in (
+        "runner_heartbeat_seconds = 3.76 (3.76s) (environment HOLDFAST_RUNNER_HEARTBEAT_SECONDS)",
+        "runner_considered_dead_after_minutes = 0.25 (15s) (default)",
+        "at most 3.75s",
+    ):
+        assert part in str(caught.value)
+    assert load(tmp_path, runner_heartbeat_seconds="5s", runner_considered_dead_after_minutes="20s")
+
+
+@pytest.mark.parametrize("content", [b"[tool.holdfast\n", b"\xff\xfe", b"a = \n"])
+def test_a_broken_pyproject_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"pyproject\.toml cannot be read") as caught:
+        load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_holdfast_entry_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool]\nholdfast = 3\n")
+    with pytest.raises(InvalidSetting, match="not a table"):
+        load(tmp_path)
+
+
+# --- Units and types --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "minutes"),
+    [(1, 1.0), (0.5, 0.5), ("0.5", 0.5), ("15s", 0.25), ("15 s", 0.25), ("2m", 2.0), (dt.timedelta(seconds=90), 1.5)],
+)
+def test_a_length_of_time_is_stored_in_the_unit_of_its_name(tmp_path: Path, value: object, minutes: float) -> None:
+    settings = load(tmp_path, runner_considered_dead_after_minutes=value)
+    assert settings.runner_considered_dead_after_minutes == minutes
+    assert type(settings.runner_considered_dead_after_minutes) is float
+
+
+def test_durations_work_from_everywhere(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, 'drain_timeout_seconds = "2m"')
+    assert load(tmp_path).drain_timeout_seconds == 120.0
+    assert load(tmp_path, {"HOLDFAST_DRAIN_TIMEOUT_SECONDS": "1m30s"}).drain_timeout_seconds == 90.0
+    assert load(tmp_path, drain_timeout_seconds=0).drain_timeout_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((t, True) for t in ("true", "1", "yes", "on", "TRUE")),
+        *((t, False) for t in ("false", "0", "no", "off", "No")),
+    ],
+)
+def test_a_boolean_setting_reads_the_usual_words(text: str, value: bool) -> None:
+    spec = _Spec("verbose", False, "talks more", 0, 1, ())
+    assert spec.check(spec.read(text, "environment HOLDFAST_VERBOSE"), "environment HOLDFAST_VERBOSE") is value
+    assert spec.show(value) == str(value).lower()
+
+
+def test_a_boolean_setting_refuses_other_words_and_types() -> None:
+    spec = _Spec("verbose", False, "talks more", 0, 1, ())
+    with pytest.raises(InvalidSetting, match="true or false"):
+        spec.read("maybe", "environment HOLDFAST_VERBOSE")
+    with pytest.raises(InvalidSetting, match="true or false"):
+        spec.check(1, "keyword")
+
+
+def test_a_plain_number_reads_from_text_but_takes_no_duration() -> None:
+    spec = _Spec("fraction", 0.5, "a share", 0, 1, ())
+    assert spec.check(spec.read("0.25", "environment"), "environment") == 0.25
+    with pytest.raises(InvalidSetting, match="a number from 0 to 1"):
+        spec.read("15s", "environment")
+    with pytest.raises(InvalidSetting, match="a number from 0 to 1"):
+        spec.check("0.25", "keyword")
+
+
+# --- Explaining -------------------------------------------------------------------------------------------------------
+
+
+def test_explain_shows_number_and_duration_source_and_doc(tmp_path: Path) -> None:
+    rows = {row.name: row for row in load(tmp_path, {"HOLDFAST_CONCURRENCY": "3"}).explain()}
+    assert list(rows) == list(SPECS)
+    assert rows["runner_considered_dead_after_minutes"].shown == "0.25 (15s)"
+    assert rows["drain_timeout_seconds"].shown == "30 (30s)"
+    assert rows["concurrency"].shown == "3"
+    assert rows["concurrency"].source == "environment HOLDFAST_CONCURRENCY"
+    assert rows["url"].shown == "(empty)"
+    assert all(row.doc for row in rows.values())
+
+
+SECRET = "s3cr3t"
+
+
+def test_no_secret_in_repr_or_explain(tmp_path: Path) -> None:
+    settings = load(tmp_path, url=f"mongodb://me:{SECRET}@host/db", name=f"redis://me:{SECRET}@host")
+    assert settings.url.count(SECRET) == 1
+    assert SECRET not in repr(settings)
+    assert SECRET not in str(settings.explain())
+    assert "mongodb://me:***@host/db" in repr(settings)
+
+
+@pytest.mark.parametrize("value", [f"mongodb://me:{SECRET}@host", [f"mongodb://me:{SECRET}@host"]])
+def test_no_secret_in_an_error(tmp_path: Path, value: object) -> None:
+    for name in ("sqlite_synchronous", "concurrency", "poll_interval_seconds"):
+        with pytest.raises(InvalidSetting) as caught:
+            load(tmp_path, **{name: value})
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert "me:***@host" in str(caught.value)
+
+
+def test_the_cause_of_an_unreadable_duration_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        load(tmp_path, poll_interval_seconds="1 month")
+    assert "no fixed length" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("mongodb://user:s3cr3t@host", "mongodb://user:***@host"),
+        ("mongodb://user:s3cr3t@a:1,b:2,c/db?replicaSet=rs0", "mongodb://user:***@a:1,b:2,c/db?replicaSet=rs0"),
+        ("mongodb+srv://us%40er:s3cr3t%40%2F@host/db", "mongodb+srv://us%40er:***@host/db"),
+        ("redis://:s3cr3t@host:6379/0", "redis://:***@host:6379/0"),
+        ("x://user:s3cr3t@s3cr3t/s3cr3t@host/db", "x://user:***@host/db"),
+        ("x://user:s3cr3t?s3cr3t@host", "x://user:***@host"),
+        ("x://user%3As3cr3t@host", "x://user:***@host"),
+        ("user:s3cr3t@host", "user:***@host"),
+        ("x://h/d?password=s3cr3t&a=b", "x://h/d?password=***&a=b"),
+        ("x://h/d?a=b&authToken=s3cr3t", "x://h/d?a=b&authToken=***"),
+        ("x://h/d?pass%77ord=s3cr3t", "x://h/d?pass%77ord=***"),
+        ("x://h/d?a=b;client_secret=s3cr3t;s3cr3t#s3cr3t&c=d", "x://h/d?a=b;client_secret=***&c=d"),
+        ("x://h/?tlsCertificateKeyFilePassword=s3cr3t", "x://h/?tlsCertificateKeyFilePassword=***"),
+        ("x://h/?authMechanismProperties=AWS_SESSION_TOKEN:s3cr3t", "x://h/?authMechanismProperties=***"),
+        ("x://h/?api_key=s3cr3t", "x://h/?api_key=***"),
+        ("x://h/#token=s3cr3t", "x://h/#token=***"),
+        ("host=h user=u password=s3cr3t port=1", "host=h user=u password=*** port=1"),
+    ],
+)
+def test_secrets_are_masked(url: str, masked: str) -> None:
+    assert mask_url(url) == masked
+    assert mask_url(masked) == masked
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "memory://",
+        "sqlite:///shop.db",
+        "sqlite:////srv/a:b@c/shop.db?mode=ro",
+        "mongodb://host:27017/db?replicaSet=rs0&authSource=admin&authMechanism=SCRAM-SHA-256&tlsCertificateKeyFile=/k",
+        "mongodb://user@host/db",
+        "mongodb://host:27017/db?appName=a@b",
+    ],
+)
+def test_what_is_no_secret_stays_readable(url: str) -> None:
+    assert mask_url(url) == url
+
+
+@given(st.one_of(st.text(), st.text(alphabet=":/@?&=#;% ap"), st.binary(), st.none(), st.integers()))
+def test_masking_takes_anything(garbage: object) -> None:
+    assert isinstance(mask_url(garbage), str)
+
+
+def test_masking_takes_very_long_garbage() -> None:
+    for piece in ("a=", "://", "@:", "&token=", "%3a@", "?a="):
+        assert isinstance(mask_url(piece * 20_000), str)
+
+
+@given(
+    user=st.text("abc%40", max_size=5),
+    password=st.text("xyz%:+-_~.!", min_size=1).map(lambda text: f"{SECRET}{text}{SECRET}"),
+    hosts=st.lists(st.sampled_from(["h1", "h2:27017", "[::1]:5"]), min_size=1, max_size=3),
+    rest=st.sampled_from(["", "/", "/db", "/db?a=b", "?a=b@c"]),
+)
+def test_a_password_never_shows(user: str, password: str, hosts: list[str], rest: str) -> None:
+    masked = mask_url(f"mongodb://{user}:{password}@{','.join(hosts)}{rest}")
+    assert masked == f"mongodb://{user}:***@{','.join(hosts)}{rest}"
