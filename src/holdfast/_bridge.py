@@ -1,7 +1,8 @@
 """The only place where sync meets async.
 
-The inside of Holdfast is asynchronous and runs on one loop in one thread per app. A blocking call sends a coroutine there and waits; an awaited call on somebody else's loop sends it there and
-awaits; so no method is written twice. User code never runs on this loop.
+The inside of Holdfast is asynchronous and runs on one loop in one thread per app. A blocking call sends a coroutine
+there and waits; an awaited call on somebody else's loop sends it there and awaits; so no method is written twice.
+User code never runs on this loop.
 """
 
 from __future__ import annotations

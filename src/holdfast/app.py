@@ -1,7 +1,7 @@
 """The app: the composition root.
 
-It declares tasks, reads the settings, and builds the engine when it is first needed: making an `App` touches neither the disk nor the network, so a module that
-declares tasks can be imported anywhere.
+It declares tasks, reads the settings, and builds the engine when it is first needed: making an `App` touches neither
+the disk nor the network, so a module that declares tasks can be imported anywhere.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ DEFAULT_NAME = "default"
 class App:
     """Tasks, and the store that their invocations live in.
 
-    `url` is ``sqlite:///shop.db``, ``memory://`` or what a plug-in provides; without it the setting `url` (``HOLDFAST_URL``), else `holdfast.db` beside the nearest
-    pyproject.toml or in the current folder. Several apps share a store under different names.
+    `url` is ``sqlite:///shop.db``, ``memory://`` or what a plug-in provides; without it the setting `url`
+    (``HOLDFAST_URL``), else `holdfast.db` beside the nearest pyproject.toml or in the current folder. Several apps
+    share a store under different names.
     """
 
     def __init__(self, url: str | None = None, *, name: str | None = None, **settings: object) -> None:
@@ -70,7 +71,7 @@ class App:
     # --- declaring
 
     @overload
-    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
@@ -84,52 +85,60 @@ class App:
         priority: int = 0,
     ) -> _Decorator: ...
 
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
-
-        Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names under which stored work may still call for it.
-        A coroutine function shares one event loop with the others; a plain function gets a thread.
-        """
-        if function is None:
-            return lambda actual: self._declare(actual, **options)
-        return self._declare(function, **options)
-
-    def _declare(
+    def task(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., Any] | None = None,
+        /,
         *,
         name: str | None = None,
         aliases: Iterable[str] = (),
         queue: str = "default",
         tags: Iterable[str] = (),
         priority: int = 0,
-    ) -> Submittable[..., Any]:
+    ) -> Any:
+        """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
+
+        Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names
+        under which stored work may still call for it. A coroutine function shares one event loop with the others; a
+        plain function gets a thread.
+        """
+        if function is None:
+            return lambda function: self.task(  # type: ignore[call-overload]
+                function, name=name, aliases=aliases, queue=queue, tags=tags, priority=priority
+            )
         if not callable(function):
             raise UsageError(f"a task is made of a function, not of {function!r}")
-        is_coroutine = inspect.iscoroutinefunction(function)
         definition = TaskDefinition(
             name=valid_name("task", name or import_name(function)),
             function=function,
             signature=inspect.signature(function),
-            place=Place.LOOP if is_coroutine else Place.THREAD,
+            place=Place.LOOP if inspect.iscoroutinefunction(function) else Place.THREAD,
             queue=valid_name("queue", queue),
             tags=tuple(sorted(valid_name("tag", tag) for tag in tags)),
             priority=valid_priority(priority),
             aliases=tuple(valid_name("task", alias) for alias in aliases),
         )
+        return self._declare(definition)
+
+    def _declare(self, definition: TaskDefinition) -> Submittable[..., Any]:
         for known in definition.names:
             if known in self._tasks:
                 other = self._tasks[known].definition.function
                 raise DuplicateTask(
-                    f"two tasks are named '{known}': {_where(other)} and {_where(function)}. Give one of them name='…'."
+                    f"two tasks are named '{known}': {_where(other)} and "
+                    f"{_where(definition.function)}. Give one of them name='…'."
                 )
-        self._codec.register_annotations(function)
-        task: Submittable[..., Any] = AsyncTask(self, definition) if is_coroutine else Task(self, definition)
+        self._codec.register_annotations(definition.function)
+        kind: type[Submittable[..., Any]] = AsyncTask if definition.place is Place.LOOP else Task
+        task = kind(self, definition)
         self._tasks.update(dict.fromkeys(definition.names, task))
         return task
 
     def register(self, cls: type[T], *, name: str | None = None) -> type[T]:
-        """Let values, or exceptions, of this class be stored and come back as what they were. Usable as a decorator. Classes in the annotations of tasks are registered by themselves."""
+        """Let values, or exceptions, of this class be stored and come back as what they were.
+
+        Usable as a decorator. Classes in the annotations of tasks are registered by themselves.
+        """
         self._codec.register(cls, name=name)
         return cls
 
@@ -191,7 +200,7 @@ class App:
             queues=frozenset(_several(queue)),
             before_id=before,
         )
-        return list(await engine.store.list(self.name, where, limit))
+        return list(await engine.store.find(self.name, where, limit))
 
     def runners(self) -> list[RunnerRecord]:
         """The runners that are alive on this store."""
@@ -208,7 +217,11 @@ class App:
     # --- running
 
     def runner(self, *, concurrency: int | None = None, drain_timeout: float | None = None) -> EmbeddedRunner:
-        """A runner in this process: ``with app.runner(concurrency=8): …`` (or ``async with``). On leaving, running work is finished within the drain timeout."""
+        """A runner in this process:
+
+        ``with app.runner(concurrency=8): …`` (or ``async with``). On leaving, running work is finished within the
+        drain timeout.
+        """
         return EmbeddedRunner(
             self,
             self.settings.concurrency if concurrency is None else concurrency,
@@ -244,7 +257,8 @@ class App:
         return await self._opened().engine()
 
     def _opened(self) -> _Inside:
-        # A forked child has the parent's objects but none of its threads: it builds its own and leaves the parent's alone.
+        # A forked child has the parent's objects but none of its threads: it builds its own and leaves the parent's
+        # alone.
         if self._inside is None or self._inside.pid != os.getpid():
             self._inside = _Inside(self._make_engine)
         return self._inside
@@ -316,8 +330,8 @@ def _close_all() -> None:
 class EmbeddedRunner:
     """A runner inside this process, for scripts, tests and small services.
 
-    Its heartbeat comes from the engine's thread: user code that holds the interpreter lock for longer than the dead-after time makes the runner look dead. A runner of its own
-    (`holdfast run`) does not have this weakness.
+    Its heartbeat comes from the engine's thread: user code that holds the interpreter lock for longer than the
+    dead-after time makes the runner look dead. A runner of its own (`holdfast run`) does not have this weakness.
     """
 
     def __init__(self, app: App, concurrency: int, drain_timeout_seconds: float) -> None:
@@ -408,14 +422,17 @@ class _Decorator(Protocol):
     """What ``@app.task(…)`` returns: a coroutine function becomes an `AsyncTask`, a plain one a `Task`."""
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Any, /) -> Any: ...
 
 
 def default_url(folder: Path) -> str:
-    """`holdfast.db` beside the nearest pyproject.toml at or above `folder`, else in it: every process of a project finds the same file."""
+    """`holdfast.db` beside the nearest pyproject.toml at or above `folder`, else in it:
+
+    every process of a project finds the same file.
+    """
     for place in (folder, *folder.parents):
         if (place / "pyproject.toml").is_file():
             return f"sqlite:///{place / DEFAULT_FILE}"
@@ -423,7 +440,10 @@ def default_url(folder: Path) -> str:
 
 
 def import_name(function: Callable[..., Any]) -> str:
-    """How a task is called: ``module:function``. A module that is run as a program is called by the name under which others import it."""
+    """How a task is called:
+
+    ``module:function``. A module that is run as a program is called by the name under which others import it.
+    """
     module, qualname = function.__module__, function.__qualname__
     if "<lambda>" in qualname:
         raise UsageError("a lambda has no name to find it by again; use a named function, or give name='…'")

@@ -35,8 +35,9 @@
         ├── InvocationCancelled
         └── InvocationRefused                   ended as CONCURRENCY_CONTROLLED_FINAL
 
-A message says what happened, why, and what to do. Inside, losing a race is a value (`holdfast.lifecycle.changes.Lost`), never an exception:
-only a public call that cannot do what it was asked turns it into one.
+A message says what happened, why, and what to do. Inside, losing a race is a value
+(`holdfast.lifecycle.changes.Lost`), never an exception: only a public call that cannot do what it was asked turns it
+into one.
 """
 
 from __future__ import annotations

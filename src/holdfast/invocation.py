@@ -1,12 +1,13 @@
 """Handles to invocations: what `submit` returns.
 
-A handle is an id and a way to the store. It keeps no state of its own, so two handles of one invocation, in two processes, say the same.
+A handle is an id and a way to the store. It keeps no state of its own, so two handles of one invocation, in two
+processes, say the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from holdfast._bridge import refuse_on_loop
 from holdfast.clock import format_duration
@@ -84,8 +85,9 @@ class Invocation(Generic[R]):
     def result(self, timeout: float | None = None) -> R:
         """Wait for the end and return the result.
 
-        Raises what the task raised (its class if that is registered with the app, else `TaskFailed`), `InvocationCancelled`, `InvocationRefused`, or
-        `ResultTimeout` after `timeout` seconds; the invocation then goes on. Raises `BlockingCall` on a thread that runs an event loop.
+        Raises what the task raised (its class if that is registered with the app, else `TaskFailed`),
+        `InvocationCancelled`, `InvocationRefused`, or `ResultTimeout` after `timeout` seconds; the invocation then
+        goes on. Raises `BlockingCall` on a thread that runs an event loop.
         """
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
         return self._app._run(self._result(timeout))
@@ -121,7 +123,11 @@ class InvocationGroup(Sequence[Invocation[R]]):
     def __len__(self) -> int:
         return len(self._invocations)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Invocation[R]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Invocation[R]]: ...
+    def __getitem__(self, index: int | slice) -> Invocation[R] | Sequence[Invocation[R]]:
         return self._invocations[index]
 
     def __iter__(self) -> Iterator[Invocation[R]]:
@@ -131,7 +137,10 @@ class InvocationGroup(Sequence[Invocation[R]]):
         return f"<InvocationGroup of {len(self)}>"
 
     def results(self, timeout: float | None = None) -> list[R]:
-        """Wait for all of them and return their results in order. Raises what the first failed one raised, or `ResultTimeout`."""
+        """Wait for all of them and return their results in order.
+
+        Raises what the first failed one raised, or `ResultTimeout`.
+        """
         refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
         return self._app._run(self._results(timeout))
 

@@ -1,7 +1,8 @@
 """Tasks: functions that can be submitted.
 
-A task stays a plain function: calling it calls it. `submit` stores a call of it instead. Everything that can be wrong with the arguments is found out at `submit`, where the caller can
-still do something about it: that they bind, and that they can be stored.
+A task stays a plain function: calling it calls it. `submit` stores a call of it instead. Everything that can be wrong
+with the arguments is found out at `submit`, where the caller can still do something about it: that they bind, and
+that they can be stored.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections.abc import Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
@@ -44,7 +45,7 @@ class Submittable(Generic[P, R]):
         self.definition = definition
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
-        functools.update_wrapper(self, definition.function)
+        functools.update_wrapper(cast(Any, self), definition.function)
 
     @property
     def name(self) -> str:
@@ -63,8 +64,8 @@ class Submittable(Generic[P, R]):
     ) -> Self:
         """The same task with other options for the calls that are submitted through it.
 
-        `delay` is a duration ("5m", 300, a timedelta) from now; `at` a moment (an aware datetime, or seconds since the epoch); `priority` lies between −100 and 100 and
-        higher goes first.
+        `delay` is a duration ("5m", 300, a timedelta) from now; `at` a moment (an aware datetime, or seconds since
+        the epoch); `priority` lies between −100 and 100 and higher goes first.
         """
         if delay is not None and at is not None:
             raise UsageError("give either delay= or at=, not both")
@@ -85,7 +86,11 @@ class Submittable(Generic[P, R]):
         return (await self._app._arun(self._submit([(args, kwargs)])))[0]
 
     def map(self, calls: Iterable[Any]) -> InvocationGroup[R]:
-        """Store a call for each item: a tuple is positional arguments, a dict keyword arguments, anything else the only argument. All or nothing is checked before the first is stored."""
+        """Store a call for each item:
+
+        a tuple is positional arguments, a dict keyword arguments, anything else the only argument. All or nothing is
+        checked before the first is stored.
+        """
         return self._app._run(self._submit([_spread(call) for call in calls]))
 
     async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
@@ -162,7 +167,9 @@ _FORBIDDEN = frozenset("|,\0\n\r\t ")
 
 
 def valid_name(what: str, name: str) -> str:
-    """Queue, tag and task names end up in one string (the lane) and in file and log lines, so a few characters are kept out."""
+    """Queue, tag and task names end up in one string (the lane) and in file and log lines, so a few characters are
+    kept out.
+    """
     if not isinstance(name, str) or not name or len(name) > 200 or _FORBIDDEN & set(name):
         raise UsageError(
             f"{name!r} is no name for a {what}: 1 to 200 characters, without spaces, commas and vertical bars"

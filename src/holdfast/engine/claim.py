@@ -1,7 +1,8 @@
 """Claim: a runner takes work for its free places.
 
-One conditional write gives the work to this owner and marks it RUNNING before any user code starts. If the answer is lost, the claim is repeated with its own operation id, so that work
-which was given once is found again instead of being left to recovery.
+One conditional write gives the work to this owner and marks it RUNNING before any user code starts. If the answer is
+lost, the claim is repeated with its own operation id, so that work which was given once is found again instead of
+being left to recovery.
 """
 
 from __future__ import annotations

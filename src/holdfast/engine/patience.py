@@ -1,6 +1,7 @@
 """What the engine does while the store is away: it waits, says so, and asks again.
 
-Nothing that was accepted is dropped because a database restarts. The pauses grow and are spread by chance, so that a fleet does not come back in step.
+Nothing that was accepted is dropped because a database restarts. The pauses grow and are spread by chance, so that a
+fleet does not come back in step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Patience:
         self._rng = rng
 
     async def until_answered(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
-        """The answer of `attempt`, asked until there is one. It is told whether it was asked before: then an earlier try may have been carried out."""
+        """The answer of `attempt`, asked until there is one.
+
+        It is told whether it was asked before: then an earlier try may have been carried out.
+        """
         pause, again = FIRST_PAUSE_SECONDS, False
         while True:
             try:

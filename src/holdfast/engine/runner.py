@@ -1,9 +1,12 @@
 """A runner: it has places, fills them with claimed work and settles what comes out.
 
-The loop is short: look for work if there is reason to (a hint, a full batch last time, something falling due, a polling interval gone by) and a place is free; hand what was claimed to
-execution; sleep until something happens. Outcomes go to the settler, and the place is free again at once: the next claim and the previous settle are written together.
+The loop is short: look for work if there is reason to (a hint, a full batch last time, something falling due, a
+polling interval gone by) and a place is free; hand what was claimed to execution; sleep until something happens.
+Outcomes go to the settler, and the place is free again at once: the next claim and the previous settle are written
+together.
 
-A runner that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is lost, and nothing it writes later can be mistaken for the work of the next owner.
+A runner that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is
+lost, and nothing it writes later can be mistaken for the work of the next owner.
 """
 
 from __future__ import annotations
@@ -136,7 +139,9 @@ class Runner:
         self._begin(claimed.records)
 
     def _patience_for_news(self) -> float | None:
-        """Seconds to sleep before looking unasked; None when there is no free place, since then only an outcome matters."""
+        """Seconds to sleep before looking unasked; None when there is no free place, since then only an outcome
+        matters.
+        """
         if len(self._running) >= self.record.concurrency:
             return None
         if self._look:
@@ -179,7 +184,9 @@ class Runner:
     # --- ending
 
     async def _finish(self) -> None:
-        """Let running work end within the drain timeout, then end it; nothing waits for a recovery after a clean stop."""
+        """Let running work end within the drain timeout, then end it; nothing waits for a recovery after a clean
+        stop.
+        """
         if self._running:
             log.info("runner %s waits up to %g s for %d invocations", self.record.id, self._drain, len(self._running))
         await self._drained(self._drain, unless=self._hurry)
@@ -223,7 +230,7 @@ class Runner:
         """Give parked work another try if the code has changed since it was parked."""
         where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(self._tasks))
         while True:
-            parked = await self._store.list(self.record.app, where, _PARKED_AT_ONCE)
+            parked = await self._store.find(self.record.app, where, _PARKED_AT_ONCE)
             changed = [r for r in parked if r.fingerprint != self._tasks[r.task].fingerprint]
             woken = [
                 changes.woken(
@@ -247,7 +254,10 @@ _GRACE_SECONDS = 1.0
 
 
 class Bell:
-    """Something happened: wake up. Cheaper than an Event with a timeout, and this is where an idle runner spends its life."""
+    """Something happened:
+
+    wake up. Cheaper than an Event with a timeout, and this is where an idle runner spends its life.
+    """
 
     def __init__(self) -> None:
         self._rung = False
@@ -259,7 +269,10 @@ class Bell:
             _wake(self._sleeper)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Sleep until the bell rings (True), or for so long (False). A bell that rang since the last wait does not let anybody sleep."""
+        """Sleep until the bell rings (True), or for so long (False).
+
+        A bell that rang since the last wait does not let anybody sleep.
+        """
         if not self._rung and seconds != 0:
             loop = asyncio.get_running_loop()
             self._sleeper = sleeper = loop.create_future()

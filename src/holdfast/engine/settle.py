@@ -1,7 +1,8 @@
 """Settle: outcomes become final statuses, in groups.
 
-A group is what gathered while the previous one was being written; nobody lingers to make it larger. An outcome is never dropped because the store is away: the same changes, with the
-same operation ids, are tried again until the store answers for each, so a write whose reply was lost is recognised instead of repeated.
+A group is what gathered while the previous one was being written; nobody lingers to make it larger. An outcome is
+never dropped because the store is away: the same changes, with the same operation ids, are tried again until the
+store answers for each, so a write whose reply was lost is recognised instead of repeated.
 """
 
 from __future__ import annotations

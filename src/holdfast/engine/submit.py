@@ -1,7 +1,7 @@
 """Submit: one insert, then a hint.
 
-Once `submit` returns, the work is durable. A crash before that leaves nothing or the whole record, and the caller knows of neither; a crash between the insert and the
-hint costs a runner one polling interval.
+Once `submit` returns, the work is durable. A crash before that leaves nothing or the whole record, and the caller
+knows of neither; a crash between the insert and the hint costs a runner one polling interval.
 """
 
 from __future__ import annotations

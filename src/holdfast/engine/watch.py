@@ -1,6 +1,7 @@
 """Waiting for invocations to end, without asking all the time.
 
-Subscribe first, then read, then sleep: whatever ends after the read finds the subscription. A hint can be lost, so everybody who waits also reads once per polling interval.
+Subscribe first, then read, then sleep: whatever ends after the read finds the subscription. A hint can be lost, so
+everybody who waits also reads once per polling interval.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class Watcher:
         self._poll = poll_interval_seconds
 
     async def ends(self, ids: Sequence[str], timeout: float | None) -> dict[str, InvocationRecord]:
-        """The final records of `ids`. Those that have not ended after `timeout` seconds are missing from the answer. Raises `InvocationNotFound`."""
+        """The final records of `ids`.
+
+        Those that have not ended after `timeout` seconds are missing from the answer. Raises `InvocationNotFound`.
+        """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         ended: dict[str, InvocationRecord] = {}

@@ -1,7 +1,8 @@
 """One call of user code, from stored arguments to an outcome.
 
-Decoding and encoding happen beside the call, not on the engine's loop: they may run user code too (a model's validator, a property), and a slow one must not hold up
-claims and heartbeats. Whatever user code raises becomes a value here.
+Decoding and encoding happen beside the call, not on the engine's loop: they may run user code too (a model's
+validator, a property), and a slow one must not hold up claims and heartbeats. Whatever user code raises becomes a
+value here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Where calls run: on a thread each, on a loop of their own, or right here.
 
-Each kind of place takes calls in batches and gives outcomes back in batches: a finished call is put on a pile, and the engine's loop is woken once for the pile, however
-many calls finish meanwhile. With calls of a few microseconds, waking the loop for each would be most of the work.
+Each kind of place takes calls in batches and gives outcomes back in batches: a finished call is put on a pile, and
+the engine's loop is woken once for the pile, however many calls finish meanwhile. With calls of a few microseconds,
+waking the loop for each would be most of the work.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ Deliver = Callable[[Sequence[tuple[str, Outcome]]], None]
 
 
 class Execution(Protocol):
-    """A kind of place. `start` never blocks; outcomes arrive on the loop that made it, through the `Deliver` it was given."""
+    """A kind of place.
+
+    `start` never blocks; outcomes arrive on the loop that made it, through the `Deliver` it was given.
+    """
 
     def start(self, calls: Iterable[Call]) -> None: ...
 
     def interrupt(self, keys: Iterable[str]) -> None:
-        """End these calls if that is possible. Each still gets its outcome; a plain thread cannot be ended and goes on."""
+        """End these calls if that is possible.
+
+        Each still gets its outcome; a plain thread cannot be ended and goes on.
+        """
         ...
 
     def close(self) -> None:
@@ -61,13 +68,21 @@ class _Pile:
 
 
 class ThreadPlaces:
-    """Plain functions, on up to `size` threads. Threads start when they are first needed and are daemons: they cannot be ended, and must not keep a process alive."""
+    """Plain functions, on up to `size` threads.
+
+    A batch wakes one thread. Whoever takes a call while more are waiting wakes the next thread before running it, so
+    calls that block get a thread each, while a batch of short ones is done by the first thread before the second has
+    even got hold of the interpreter. Threads start when they are first needed and are daemons: they cannot be ended,
+    and must not keep a process alive.
+    """
 
     def __init__(self, size: int, deliver: Deliver) -> None:
         self._size = size
         self._deliver = deliver
         self._pile = _Pile(self._finished)
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: deque[Call] = deque()
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # True: there are calls; False: go home
+        self._coming = False  # a thread was woken and has not looked yet
         self._threads = 0
         self._busy = 0
 
@@ -77,28 +92,48 @@ class ThreadPlaces:
             if self._threads < min(self._busy, self._size):
                 self._threads += 1
                 threading.Thread(target=self._main, name=f"holdfast-place-{self._threads}", daemon=True).start()
-            self._calls.put(call)
+            self._calls.append(call)
+        self._send_one()
+
+    def _send_one(self) -> None:
+        # The call is in the deque before this is read, and a woken thread clears it before it looks into the deque:
+        # in whatever order the two happen, somebody sees the call.
+        if not self._coming:
+            self._coming = True
+            self._wake.put(True)
 
     def _finished(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
         self._busy -= len(outcomes)
         self._deliver(outcomes)
 
     def _main(self) -> None:
-        while (call := self._calls.get()) is not None:
-            outcome = run(call)
-            self._pile.add(call.key, outcome)
-            del call, outcome  # an idle thread must not keep the last call's values alive
+        while self._wake.get():
+            self._coming = False
+            self._work()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                call = self._calls.popleft()
+            except IndexError:
+                return
+            if self._calls:
+                self._send_one()
+            self._pile.add(call.key, run(call))
+            del call  # an idle thread must not keep the last call's values alive
 
     def interrupt(self, keys: Iterable[str]) -> None:
         pass
 
     def close(self) -> None:
         for _ in range(self._threads):
-            self._calls.put(None)
+            self._wake.put(False)
 
 
 class LoopPlaces:
-    """Coroutine functions, all on one loop of their own, so that a coroutine that blocks hurts its sisters but never the engine."""
+    """Coroutine functions, all on one loop of their own, so that a coroutine that blocks hurts its sisters but never
+    the engine.
+    """
 
     def __init__(self, deliver: Deliver) -> None:
         self._pile = _Pile(deliver)
@@ -153,7 +188,10 @@ class LoopPlaces:
 
 
 class InlinePlaces:
-    """Everything on the engine's own loop: for tests and the simulation, where there is one thread and time is not real."""
+    """Everything on the engine's own loop:
+
+    for tests and the simulation, where there is one thread and time is not real.
+    """
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver

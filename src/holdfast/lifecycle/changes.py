@@ -1,11 +1,13 @@
 """Named, legal changes.
 
-Nobody sets a status. One builds a change by its name (`completed`, `failed`, `parked`, …) and gives it to the store, which applies it in one conditional write: only
-if the invocation is still in one of the legal source statuses and still has the epoch that the change was made for. Everything that changes together, the result and the final
-status above all, is in that one write.
+Nobody sets a status. One builds a change by its name (`completed`, `failed`, `parked`, …) and gives it to the store,
+which applies it in one conditional write: only if the invocation is still in one of the legal source statuses and
+still has the epoch that the change was made for. Everything that changes together, the result and the final status
+above all, is in that one write.
 
-A change may walk several edges at once (`path`); the history then shows every edge, and no crash can stop in between. An epoch of `None` means that the change does not depend on who owns
-the invocation, which is legal only where the table does not ask for an owner or lets anybody override one.
+A change may walk several edges at once (`path`); the history then shows every edge, and no crash can stop in between.
+An epoch of `None` means that the change does not depend on who owns the invocation, which is legal only where the
+table does not ask for an owner or lets anybody override one.
 
 What became of a change is a value: `Applied`, `Lost` (somebody else came first) or `Missing`.
 """
@@ -54,7 +56,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The change is in the store. `again` tells that it was there already: the reply to an earlier try had been lost."""
+    """The change is in the store.
+
+    `again` tells that it was there already: the reply to an earlier try had been lost.
+    """
 
     again: bool = False
 
@@ -92,7 +97,8 @@ def _check(change: Change) -> None:
         for source in change.sources:
             if TABLE[source].requires_ownership and not TABLE[change.path[0]].overrides_ownership:
                 raise InvocationStatusOwnershipError(
-                    f"{source.name} → {change.path[0].name} may be taken only by the owner, so '{change.name}' needs an epoch"
+                    f"{source.name} → {change.path[0].name} may be taken only by the owner, "
+                    f"so '{change.name}' needs an epoch"
                 )
     for status in change.path:
         compute_new_owner(status, None, change.actor)
@@ -157,8 +163,9 @@ OPTIONAL = ("due_at", "result", "error", "fingerprint")
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A runner's wish: up to `limit` invocations that are due and lie in these lanes, for this owner.
 
-    `start` walks PENDING → RUNNING in the same write, for work that begins at once; without it the work is only reserved. `ids` narrows the wish to these invocations.
-    `again` tells that a claim with this operation id was sent before and its answer was lost.
+    `start` walks PENDING → RUNNING in the same write, for work that begins at once; without it the work is only
+    reserved. `ids` narrows the wish to these invocations. `again` tells that a claim with this operation id was sent
+    before and its answer was lost.
     """
 
     app: str
@@ -177,7 +184,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """What a claim got, in order. If that is less than it asked for: when the next invocation of these lanes falls due, or None if nothing waits in them."""
+    """What a claim got, in order.
+
+    If that is less than it asked for: when the next invocation of these lanes falls due, or None if nothing waits in
+    them.
+    """
 
     records: tuple[InvocationRecord, ...]
     next_due_at: float | None = None

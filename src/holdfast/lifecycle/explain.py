@@ -1,6 +1,7 @@
 """Why an invocation stands where it stands, in a sentence.
 
-Pure: it looks at the record, the roster and the time, and says what holds the invocation back and what would release it.
+Pure: it looks at the record, the roster and the time, and says what holds the invocation back and what would release
+it.
 """
 
 from __future__ import annotations

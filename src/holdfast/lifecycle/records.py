@@ -1,7 +1,8 @@
 """What is stored, as frozen values.
 
-An `InvocationRecord` is one call of a task: it is at once the truth about that call and its entry in the queue, so there is no second
-structure to fall out of step with. Nobody assigns to it; a `holdfast.lifecycle.changes.Change` describes a step, and the store takes it if it still applies.
+An `InvocationRecord` is one call of a task: it is at once the truth about that call and its entry in the queue, so
+there is no second structure to fall out of step with. Nobody assigns to it; a `holdfast.lifecycle.changes.Change`
+describes a step, and the store takes it if it still applies.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
 def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
     """What a runner must serve to take an invocation, as one string.
 
-    A runner asks for the lanes it knows. So work that it cannot do is never looked at, however much of it lies at the head of the queue.
+    A runner asks for the lanes it knows. So work that it cannot do is never looked at, however much of it lies at the
+    head of the queue.
     """
     return "|".join((queue, task, ",".join(sorted(tags)))) if tags else f"{queue}|{task}"
 
@@ -87,7 +89,10 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored row that could not be read. It was moved aside whole, so that one bad row neither stops a loop nor is lost."""
+    """A stored row that could not be read.
+
+    It was moved aside whole, so that one bad row neither stops a loop nor is lost.
+    """
 
     id: str
     app: str

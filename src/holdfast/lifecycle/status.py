@@ -1,13 +1,15 @@
 """The state machine of an invocation: one table, and the table is the law.
 
-Everything that decides which status may follow which, and who may say so, is declared in `TABLE` below. The guards in SQL and MongoDB
-filters, the diagram, the colours of the monitor and the tests are derived from it; nothing else in the code base lists statuses by hand.
+Everything that decides which status may follow which, and who may say so, is declared in `TABLE` below. The guards in
+SQL and MongoDB filters, the diagram, the colours of the monitor and the tests are derived from it; nothing else in
+the code base lists statuses by hand.
 
-A different rule gets a different status, never a flag: a boolean beside a status would have to be asked for at every place that reads the status. So recovery is two
-statuses of its own (a non-owner may enter them, and they lead only back to the queue), and the history tells by itself that an owner was lost.
+A different rule gets a different status, never a flag: a boolean beside a status would have to be asked for at every
+place that reads the status. So recovery is two statuses of its own (a non-owner may enter them, and they lead only
+back to the queue), and the history tells by itself that an owner was lost.
 
-`rescued_by` says what brings an invocation out of a status when every process that knew about it has died. A non-final status without a rescuer is
-a place where work can be stuck for ever, so the table refuses to load with one.
+`rescued_by` says what brings an invocation out of a status when every process that knew about it has died. A
+non-final status without a rescuer is a place where work can be stuck for ever, so the table refuses to load with one.
 """
 
 from __future__ import annotations
@@ -202,6 +204,36 @@ TABLE: Mapping[Status, Rule] = MappingProxyType(
 )
 
 
+def _edge_problems(table: Mapping[Status, Rule], status: Status, rule: Rule) -> list[str]:
+    """Contradictions between a rule and those of the statuses that follow it."""
+    problems = []
+    following = {name: table[name] for name in rule.next if name in table}
+    if status in rule.next:
+        problems.append(f"{status.name} leads to itself")
+    if rule.requires_ownership and not any(r.overrides_ownership and r.releases_ownership for r in following.values()):
+        problems.append(f"{status.name} can be left only by its owner, so a dead owner would keep it for ever")
+    if rule.releases_ownership:
+        problems += [
+            f"{status.name} has no owner, and {name.name} needs one but does not acquire it"
+            for name, r in following.items()
+            if r.requires_ownership and not r.acquires_ownership
+        ]
+    return problems
+
+
+def _reachable(table: Mapping[Status, Rule], start: Iterable[Status], *, backwards: bool = False) -> set[Status]:
+    edges = {(a, b) for a, rule in table.items() for b in rule.next}
+    if backwards:
+        edges = {(b, a) for a, b in edges}
+    found, frontier = set(start), list(start)
+    while frontier:
+        here = frontier.pop()
+        fresh = {b for a, b in edges if a is here} - found
+        found |= fresh
+        frontier += fresh
+    return found
+
+
 def validate_table(table: Mapping[Status, Rule], initial: Status = INITIAL) -> None:
     """Raise `TableError` with every contradiction in `table`, not only the first."""
     problems = [f"{status.name} has no rule" for status in Status if status not in table]
@@ -220,15 +252,15 @@ def validate_table(table: Mapping[Status, Rule], initial: Status = INITIAL) -> N
             problems.append(f"{status.name} is final but names a rescuer")
         if rule.available_for_run and not any(table[n].acquires_ownership for n in rule.next if n in table):
             problems.append(f"{status.name} is available for a run but cannot be claimed")
-        if rule.requires_ownership and not any(table[n].overrides_ownership for n in rule.next if n in table):
-            problems.append(f"{status.name} can be left only by its owner, so a dead owner would keep it for ever")
-    reachable, frontier = {initial}, [initial]
-    while frontier:
-        rule = table.get(frontier.pop(), Rule(""))
-        fresh = rule.next - reachable
-        reachable |= fresh
-        frontier += fresh
+        if rule.requires_ownership and rule.releases_ownership:
+            problems.append(f"{status.name} can be left only by an owner that it does not have")
+        if rule.rescued_by is Rescuer.CLAIM and not rule.available_for_run:
+            problems.append(f"{status.name} is to be rescued by a claim, but cannot be claimed")
+        problems += _edge_problems(table, status, rule)
+    reachable = _reachable(table, [initial])
     problems += [f"{status.name} cannot be reached" for status in table if status not in reachable]
+    ending = _reachable(table, [status for status, rule in table.items() if rule.is_final], backwards=True)
+    problems += [f"{status.name} never leads to an end" for status in table if status not in ending]
     if problems:
         raise TableError("; ".join(problems))
 
@@ -247,7 +279,10 @@ SOURCES: Mapping[Status, frozenset[Status]] = MappingProxyType(
 
 
 def validate_transition(source: Status | None, target: Status) -> None:
-    """Raise `InvocationStatusTransitionError` unless the table has the edge. `None` is the state before the first status."""
+    """Raise `InvocationStatusTransitionError` unless the table has the edge.
+
+    `None` is the state before the first status.
+    """
     allowed: Iterable[Status] = {INITIAL} if source is None else TABLE[source].next
     if target not in allowed:
         names = ", ".join(sorted(status.name for status in allowed)) or "none, it is final"
@@ -259,7 +294,8 @@ def validate_ownership(source: Status, target: Status, owner: str | None, actor:
     """Raise `InvocationStatusOwnershipError` if only the owner may take this edge and `actor` is somebody else."""
     if TABLE[source].requires_ownership and not TABLE[target].overrides_ownership and actor != owner:
         raise InvocationStatusOwnershipError(
-            f"{source.name} → {target.name} may be taken only by the owner {owner or '(nobody)'}, not by {actor or '(nobody)'}"
+            f"{source.name} → {target.name} may be taken only by the owner {owner or '(nobody)'}, "
+            f"not by {actor or '(nobody)'}"
         )
 
 
@@ -276,7 +312,10 @@ def compute_new_owner(target: Status, owner: str | None, actor: str | None) -> s
 def walk(
     source: Status | None, path: Iterable[Status], owner: str | None, actor: str | None
 ) -> tuple[Status | None, str | None]:
-    """Take several edges as one change. Returns the last status and the owner then; raises at the first edge that is not legal."""
+    """Take several edges as one change.
+
+    Returns the last status and the owner then; raises at the first edge that is not legal.
+    """
     for target in path:
         validate_transition(source, target)
         if source is not None:

@@ -1,6 +1,7 @@
 """Stores, found by the scheme of a URL.
 
-`open_store` imports a store only when its scheme is asked for, so that an app on SQLite never loads a database driver it does not use.
+`open_store` imports a store only when its scheme is asked for, so that an app on SQLite never loads a database driver
+it does not use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _EXTRAS = {"pymongo": "mongo", "bson": "mongo"}
 
 
 def schemes() -> dict[str, str]:
-    """Each URL scheme that can be opened, with the object behind it. An installed plug-in may not replace a built-in one."""
+    """Each URL scheme that can be opened, with the object behind it.
+
+    An installed plug-in may not replace a built-in one.
+    """
     found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
     return found | _BUILT_IN
 

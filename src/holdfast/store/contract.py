@@ -1,12 +1,15 @@
 """What a store guarantees.
 
-A store keeps invocations and applies changes to them. It holds no policy: what may follow what is decided by `holdfast.lifecycle`, and a store only promises that each write is atomic, conditional
-and durable. Each method states what is *Atomic*, whether calling it again is safe (*Idempotent*), which *Order* it keeps and what it *Raises*.
+A store keeps invocations and applies changes to them. It holds no policy: what may follow what is decided by
+`holdfast.lifecycle`, and a store only promises that each write is atomic, conditional and durable. Each method states
+what is *Atomic*, whether calling it again is safe (*Idempotent*), which *Order* it keeps and what it *Raises*.
 
-Every method takes many and answers for each, because a round trip or a flush to disk costs more than anything else here. Every one of them may also raise
-`StoreUnavailable` (try again later) and `StoreError`; after such an error a write may or may not have happened, and repeating it with the same operation id is safe.
+Every method takes many and answers for each, because a round trip or a flush to disk costs more than anything else
+here. Every one of them may also raise `StoreUnavailable` (try again later) and `StoreError`; after such an error a
+write may or may not have happened, and repeating it with the same operation id is safe.
 
-A third party's store is found by the entry point group ``holdfast.stores`` (the URL's scheme is the name, the object a `StoreOpener`) and proves itself with `holdfast.testing.conformance`.
+A third party's store is found by the entry point group ``holdfast.stores`` (the URL's scheme is the name, the object
+a `StoreOpener`) and proves itself with `holdfast.testing.conformance`.
 """
 
 from __future__ import annotations
@@ -53,7 +56,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Observe = Callable[[str, Mapping[str, Any]], None]
-"""How a store reports what happens inside it (``"commit"``, ``"retry"``, ``"quarantine"``): a name and its facts. The engine decides what to log."""
+"""How a store reports what happens inside it (``"commit"``, ``"retry"``, ``"quarantine"``):
+
+a name and its facts. The engine decides what to log.
+"""
 
 
 def ignore(event: str, facts: Mapping[str, Any]) -> None:
@@ -72,8 +78,8 @@ class Store(Protocol):
     async def open(self) -> None:
         """Connect, and create what is missing.
 
-        Atomic: the schema is there whole or not at all. Idempotent: yes. Raises: `SchemaMismatch` if something else or something newer
-        is there, `StoreReadOnly`, `UnsupportedFileSystem`, `StoreUnavailable`.
+        Atomic: the schema is there whole or not at all. Idempotent: yes. Raises: `SchemaMismatch` if something else
+        or something newer is there, `StoreReadOnly`, `UnsupportedFileSystem`, `StoreUnavailable`.
         """
         ...
 
@@ -82,36 +88,44 @@ class Store(Protocol):
         ...
 
     async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
-        """Store new invocations. True: it is stored by this call (or an earlier try of it). False: its id was taken already, and what is there stays as it was.
+        """Store new invocations. True: it is stored by this call (or an earlier try of it). False: its id was taken
+        already, and what is there stays as it was.
 
-        Atomic: each record by itself. Idempotent: yes, recognised by the operation id in the record's first history entry.
-        Order: none. Raises: `StoreFull`, and then nothing of this call is stored that was not before.
+        Atomic: each record by itself. Idempotent: yes, recognised by the operation id in the record's first history
+        entry. Order: none. Raises: `StoreFull`, and then nothing of this call is stored that was not before.
         """
         ...
 
     async def claim(self, claim: Claim) -> Claimed:
         """Give due invocations of the wanted lanes to an owner: epoch + 1, path PENDING or PENDING → RUNNING.
 
-        Atomic: each invocation by itself; two claims never get the same one. Idempotent: repeated with the same operation id and `again`, it first answers what it got already
-        and what is still as it left it. Order: higher priority first, then earlier due, then smaller id. A record that cannot be read is moved
-        to quarantine and observed; the others are claimed.
+        Atomic: each invocation by itself; two claims never get the same one. Idempotent: repeated with the same
+        operation id and `again`, it first answers what it got already and what is still as it left it. Order: higher
+        priority first, then earlier due, then smaller id. A record that cannot be read is moved to quarantine and
+        observed; the others are claimed.
         """
         ...
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         """Apply each change if it still applies.
 
-        Atomic: each change by itself, all its edges and fields together. Idempotent: yes, by the operation id (`Applied(again=True)`).
-        Order: changes to one invocation are taken in the order given.
+        Atomic: each change by itself, all its edges and fields together. Idempotent: yes, by the operation id
+        (`Applied(again=True)`). Order: changes to one invocation are taken in the order given.
         """
         ...
 
     async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
-        """The invocations with these ids, in that order; None where there is none. What is answered is durable. Raises: `CorruptRecord`."""
+        """The invocations with these ids, in that order; None where there is none.
+
+        What is answered is durable. Raises: `CorruptRecord`.
+        """
         ...
 
-    async def list(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
-        """Newest first (by id). Records that cannot be read are left out and observed. Arguments, result and error come along."""
+    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+        """Newest first (by id).
+
+        Records that cannot be read are left out and observed. Arguments, result and error come along.
+        """
         ...
 
     async def counts(self, app: str) -> Mapping[Status, int]:

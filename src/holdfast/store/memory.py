@@ -1,7 +1,8 @@
 """The memory store: the reference that the others have to agree with.
 
-It keeps records in a dictionary and applies `holdfast.lifecycle.changes` directly, so it can be read as the meaning of the contract. It is right rather than fast: a claim
-looks at everything. It lives as long as its app and serves one process, for tests and for trying things out.
+It keeps records in a dictionary and applies `holdfast.lifecycle.changes` directly, so it can be read as the meaning
+of the contract. It is right rather than fast: a claim looks at everything. It lives as long as its app and serves one
+process, for tests and for trying things out.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class MemoryStore:
         with self._lock:
             return [self._records.get((app, id)) for id in ids]
 
-    async def list(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
         with self._lock:
             found = [record for record in self._of(app) if _matches(where, record)]
             return sorted(found, key=lambda record: record.id, reverse=True)[:limit]

@@ -1,7 +1,8 @@
 """Who in this process waits for what.
 
-A runner subscribes to lanes, a waiting caller to the end of an invocation. `Hub.send` tells the subscribers here at once, and the other processes through a channel
-if there is one. Whoever waits on the hub also looks by himself from time to time, so a hint may be lost, doubled or come too early.
+A runner subscribes to lanes, a waiting caller to the end of an invocation. `Hub.send` tells the subscribers here at
+once, and the other processes through a channel if there is one. Whoever waits on the hub also looks by himself from
+time to time, so a hint may be lost, doubled or come too early.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The SQLite store. ``sqlite:///shop.db`` is a file in the current folder, ``sqlite:////var/lib/shop.db`` an absolute path."""
+"""The SQLite store.
+
+``sqlite:///shop.db`` is a file in the current folder, ``sqlite:////var/lib/shop.db`` an absolute path.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,13 @@ def path_of(url: str) -> Path:
     rest = url.removeprefix("sqlite://")
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(
-            f"{url!r} names no file. A relative path has three slashes (sqlite:///shop.db), an absolute one four (sqlite:////var/lib/shop.db)."
+            f"{url!r} names no file. A relative path has three slashes (sqlite:///shop.db), "
+            "an absolute one four (sqlite:////var/lib/shop.db)."
         )
     if "?" in rest:
         raise ConfigurationError(
-            f"{url!r}: a SQLite URL takes no parameters; use the settings sqlite_synchronous and sqlite_busy_timeout_seconds."
+            f"{url!r}: a SQLite URL takes no parameters; "
+            "use the settings sqlite_synchronous and sqlite_busy_timeout_seconds."
         )
     path = unquote(rest[1:])
     if path == ":memory:":

@@ -1,8 +1,9 @@
 """Hints between the processes that share one SQLite file, by Unix sockets beside it.
 
-A process that wants to hear something binds a datagram socket in the store's folder; its name begins with the kind of hint. To send a hint is
-to write to every socket of that kind, so nobody pays for hints that nobody waits for, there is no server, and no process has to outlive another. A socket
-whose process died refuses the datagram and is swept away by the sender. Everything here may fail: a lost hint costs one polling interval.
+A process that wants to hear something binds a datagram socket in the store's folder; its name begins with the kind of
+hint. To send a hint is to write to every socket of that kind, so nobody pays for hints that nobody waits for, there
+is no server, and no process has to outlive another. A socket whose process died refuses the datagram and is swept
+away by the sender. Everything here may fail: a lost hint costs one polling interval.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every statement that the SQLite store sends, by name.
 
-A partial index is used only by a query that repeats its condition, so the conditions come from `schema`. Each query names the index it runs on; a test
-asks SQLite for the plan of each and fails on a scan of the table or on a sort.
+A partial index is used only by a query that repeats its condition, so the conditions come from `schema`. Each query
+names the index it runs on; a test asks SQLite for the plan of each and fails on a scan of the table or on a sort.
 """
 
 from __future__ import annotations
@@ -17,18 +17,26 @@ INSERT = f"INSERT INTO {TABLE} ({LIST}) VALUES ({PLACES}) ON CONFLICT (app, id) 
 
 FIRST_HISTORY = f"SELECT history FROM {TABLE} WHERE app = ? AND id = ?"  # identity
 
-# Which lanes have work, and in which ranks: a loose scan of holdfast_ready that jumps from one (lane, rank) to the next. Its cost is
-# the number of such pairs, not the number of invocations behind them, so another runner's backlog costs this one nothing.
+# Which lanes have work, and in which ranks: a loose scan of holdfast_ready that jumps from one (lane, rank) to the
+# next. Its cost is the number of such pairs, not of invocations behind them, so another runner's backlog costs nothing.
+# (Two searches, not one comparison of pairs: with a pair SQLite searches by the lane alone and walks all of its rows.)
 HEADS = f"""
 WITH RECURSIVE heads (lane, rank) AS (
     SELECT lane, rank FROM (
         SELECT lane, rank FROM {TABLE} WHERE app = :app AND {READY} ORDER BY lane, rank LIMIT 1
     )
     UNION ALL
-    SELECT following.lane, following.rank FROM heads JOIN {TABLE} AS following ON following.rowid = (
-        SELECT rowid FROM {TABLE}
-        WHERE app = :app AND {READY} AND (lane, rank) > (heads.lane, heads.rank)
-        ORDER BY lane, rank LIMIT 1
+    SELECT following.lane, following.rank FROM heads JOIN {TABLE} AS following ON following.rowid = coalesce(
+        (
+            SELECT rowid FROM {TABLE}
+            WHERE app = :app AND {READY} AND lane = heads.lane AND rank > heads.rank
+            ORDER BY rank LIMIT 1
+        ),
+        (
+            SELECT rowid FROM {TABLE}
+            WHERE app = :app AND {READY} AND lane > heads.lane
+            ORDER BY lane, rank LIMIT 1
+        )
     )
 )
 SELECT lane, rank FROM heads
@@ -54,8 +62,8 @@ ROW = f"SELECT {LIST} FROM {TABLE} WHERE rowid = ?"
 ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # identity
 
 CLAIM = f"""
-UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = ?, changed_at = ?, claim_token = ?, reason = '',
-    history = history || ?
+UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = ?, changed_at = ?, claim_token = ?,
+    reason = '', history = history || ?
 WHERE rowid = ?
 """
 
@@ -90,13 +98,13 @@ _STEP = (
 
 
 def step(optional: tuple[str, ...]) -> str:
-    """The update of a change that also sets these columns. There are a handful of shapes, and SQLite keeps each one prepared."""
+    """The update of a change that also sets these columns. There are a handful of shapes; each stays prepared."""
     extra = "".join(f", {name} = ?" for name in optional)
     return f"{_STEP}{extra} WHERE rowid = ?"
 
 
 def listing(where: Filter) -> tuple[str, list[object]]:
-    """`list` for a filter, on the index that fits: status, else task, else identity. More than one value is a union, each part already in order."""
+    """`find` for a filter, and its values; SQLite picks the index that fits: status, else task, else identity."""
     conditions, values = ["app = ?"], list[object]()
     for column, wanted in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
         if wanted:

@@ -1,7 +1,8 @@
 """Records as rows, and back.
 
-A row is an invocation; the columns that are guarded, indexed or shown have a column each. The history is JSON objects, each followed by a comma, so that
-a change appends to it by concatenation without reading it. `rank` is minus the priority, so that the queue's index ascends in every column.
+A row is an invocation; the columns that are guarded, indexed or shown have a column each. The history is JSON
+objects, each followed by a comma, so that a change appends to it by concatenation without reading it. `rank` is minus
+the priority, so that the queue's index ascends in every column.
 """
 
 from __future__ import annotations
@@ -18,7 +19,31 @@ from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 
-COLUMNS = ["app", "id", "task", "queue", "tags", "lane", "rank", "status", "owner", "epoch", "version", "attempt", "created_at", "due_at", "changed_at", "claim_token", "fingerprint", "parent_id", "reason", "arguments", "result", "error", "history"]
+COLUMNS = [
+    "app",
+    "id",
+    "task",
+    "queue",
+    "tags",
+    "lane",
+    "rank",
+    "status",
+    "owner",
+    "epoch",
+    "version",
+    "attempt",
+    "created_at",
+    "due_at",
+    "changed_at",
+    "claim_token",
+    "fingerprint",
+    "parent_id",
+    "reason",
+    "arguments",
+    "result",
+    "error",
+    "history",
+]
 LIST = ", ".join(COLUMNS)
 PLACES = ", ".join("?" * len(COLUMNS))
 

@@ -1,7 +1,8 @@
 """The tables, and the checks before a file is trusted.
 
-All names begin with ``holdfast_``, so that the tables can live in a file that an application uses for its own data. The schema has a version, and the lowest version of
-Holdfast that may read it (`min_reader`): version N and N + 1 work on one file during a rolling deploy, and anything else is refused before it can do harm.
+All names begin with ``holdfast_``, so that the tables can live in a file that an application uses for its own data.
+The schema has a version, and the lowest version of Holdfast that may read it (`min_reader`): version N and N + 1 work
+on one file during a rolling deploy, and anything else is refused before it can do harm.
 
 A migration is a list of statements that leads from one version to the next; all of them run in one transaction.
 """
@@ -9,8 +10,9 @@ A migration is a list of statements that leads from one version to the next; all
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
-import sys
+import subprocess
 from pathlib import Path
 
 from holdfast.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable, UnsupportedFileSystem
@@ -23,10 +25,14 @@ OLDEST_SQLITE = (
     37,
     0,
 )  # STRICT tables: a value of the wrong type is refused when it is written, not when it is read
+CHECKPOINT_PAGES = 4000  # 16 MB of log: a row is written three times in its life, so a longer log copies it back less often
 
 
 def status_list(statuses: frozenset[Status]) -> str:
-    """Statuses as an SQL list. Sorted, because a partial index is used only by queries that repeat its condition to the letter."""
+    """Statuses as an SQL list.
+
+    Sorted, because a partial index is used only by queries that repeat its condition to the letter.
+    """
     return ", ".join(f"'{status}'" for status in sorted(statuses))
 
 
@@ -62,13 +68,14 @@ MIGRATIONS: dict[int, list[str]] = {
             history TEXT NOT NULL
         ) STRICT
         """,
-        # Serves `get`, and `list` without a filter, newest first.
+        # Serves `get`, and `find` without a filter, newest first.
         "CREATE UNIQUE INDEX holdfast_identity ON holdfast_invocations (app, id)",
         # Serves `claim`. It holds what is ready and nothing else, so it stays as small as the backlog.
         f"CREATE INDEX holdfast_ready ON holdfast_invocations (app, lane, rank, due_at, id) WHERE {READY}",
-        # Serves `list` by status and `counts`. Success is left out: it is most of a store, and found by walking `identity` backwards.
+        # Serves `find` by status and `counts`. Success is left out: it is most of a store, and found by walking
+        # `identity` backwards.
         "CREATE INDEX holdfast_status ON holdfast_invocations (app, status, id) WHERE status <> 'success'",
-        # Serves `list` by task.
+        # Serves `find` by task.
         "CREATE INDEX holdfast_task ON holdfast_invocations (app, task, id)",
         """
         CREATE TABLE holdfast_runners (
@@ -122,7 +129,8 @@ def stored_version(connection: sqlite3.Connection) -> tuple[int, int] | None:
         return int(meta["schema_version"]), int(meta["min_reader"])
     except (KeyError, ValueError) as error:
         raise SchemaMismatch(
-            f"the table holdfast_meta does not tell the schema's version ({meta!r}). Restore a backup, or move the file aside."
+            f"the table holdfast_meta does not tell the schema's version ({meta!r}). "
+            "Restore a backup, or move the file aside."
         ) from error
 
 
@@ -149,19 +157,47 @@ def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sql
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     connection.execute("PRAGMA mmap_size = 0")  # a file that shrinks under a map is a crash, not an error
     return connection
 
 
-# --- the file and its surroundings -----------------------------------------------------------------------------------------
+# --- the file and its surroundings
 
 NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "afs", "afpfs", "ncpfs", "ceph", "lustre", "gpfs", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.davfs2", "davfs", "webdav", "ocfs2", "gfs2", "beegfs", "moosefs", "fuse.mfs"]
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "smb2",
+        "afs",
+        "afpfs",
+        "ncpfs",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "glusterfs",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.s3fs",
+        "fuse.davfs2",
+        "davfs",
+        "webdav",
+        "ocfs2",
+        "gfs2",
+        "beegfs",
+        "moosefs",
+        "fuse.mfs",
+    ]
 )
 
 
 def create_file(path: Path) -> None:
-    """Make the file for us alone (mode 0600; the files that SQLite puts beside it inherit that), or see that it can be written."""
+    """Make the file for us alone (mode 0600; the files that SQLite puts beside it inherit that), or see that it can
+    be written.
+    """
     if not path.parent.is_dir():
         raise StoreUnavailable(f"the folder {path.parent} of the store {path.name} does not exist. Create it first.")
     try:
@@ -202,18 +238,14 @@ def file_system_of(path: Path, mounts: str) -> str:
 
 
 def _read_mounts() -> str:
-    if sys.platform == "linux":
-        try:
-            return Path("/proc/self/mounts").read_text()
-        except OSError:
-            return ""
-    return _mounts_of_macos()
+    proc = Path("/proc/self/mounts")
+    try:
+        return proc.read_text() if proc.exists() else _mounts_of_macos()
+    except OSError:
+        return ""
 
 
 def _mounts_of_macos() -> str:
-    import re
-    import subprocess
-
     try:
         listing = subprocess.run(["/sbin/mount"], capture_output=True, text=True, timeout=5, check=False).stdout
     except (OSError, subprocess.SubprocessError):

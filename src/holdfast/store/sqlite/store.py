@@ -1,8 +1,9 @@
 """The SQLite store: one file, several processes, every acknowledged write on the disk.
 
-What is atomic: each job of the writer thread is a function over one transaction (see `threads`), so reading a row, deciding and writing it cannot be separated. What happens on a crash
-between any two lines: the transaction is not there, and nobody was told that it is. What it costs: a submit, a claim and a settle are one transaction each, shared with whatever else gathered
-while the previous one was flushed; an idle claim writes nothing and flushes nothing.
+What is atomic: each job of the writer thread is a function over one transaction (see `threads`), so reading a row,
+deciding and writing it cannot be separated. What happens on a crash between any two lines: the transaction is not
+there, and nobody was told that it is. What it costs: a submit, a claim and a settle are one transaction each, shared
+with whatever else gathered while the previous one was flushed; an idle claim writes nothing and flushes nothing.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class SqliteStore:
         found = {row[queries.ID_COLUMN]: from_row(row) for row in rows}
         return [found.get(id) for id in ids]
 
-    async def list(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
         query, values = queries.listing(where)
         rows = await self._read(lambda connection: connection.execute(query, (app, *values, limit)).fetchall())
         return [record for record in map(self._readable, rows) if record is not None]
@@ -374,7 +375,10 @@ def _rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[str]) ->
 
 
 def side_folder(path: Path) -> Path:
-    """Where the locks and sockets of a store lie: beside the file, or in the temporary folder if that path is too long for a socket."""
+    """Where the locks and sockets of a store lie:
+
+    beside the file, or in the temporary folder if that path is too long for a socket.
+    """
     beside = path.with_name(path.name + "-holdfast")
     if len(str(beside)) <= _LONGEST_FOLDER:
         return beside

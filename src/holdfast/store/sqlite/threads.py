@@ -1,10 +1,12 @@
 """The two threads of a SQLite store: one that writes, one that reads.
 
-Both take jobs (functions of a connection) from coroutines and give the results back to the loop they came from. The writer commits in groups: whatever gathered while the
-previous commit was being flushed shares the next one, so the cost of a flush is divided by the load and nobody waits for a group to fill.
+Both take jobs (functions of a connection) from coroutines and give the results back to the loop they came from. The
+writer commits in groups: whatever gathered while the previous commit was being flushed shares the next one, so the
+cost of a flush is divided by the load and nobody waits for a group to fill.
 
-A job may not spoil its neighbours. If any job of a group raises, the group is rolled back and its jobs run one by one, each in its own transaction; a job therefore must have no effect
-outside the connection. When a commit fails, the same happens, and each caller learns what became of its own write.
+A job may not spoil its neighbours. If any job of a group raises, the group is rolled back and its jobs run one by
+one, each in its own transaction; a job therefore must have no effect outside the connection. When a commit fails, the
+same happens, and each caller learns what became of its own write.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """A fair turn between the processes that write one SQLite file.
 
-SQLite's busy handler sleeps and tries again, and it has no queue: the process that has just committed is awake and takes the lock again, while
-the others sleep. With two busy writers one of them can starve for seconds. So a writer first takes a turn here, by two advisory locks beside the database:
+SQLite's busy handler sleeps and tries again, and it has no queue: the process that has just committed is awake and
+takes the lock again, while the others sleep. With two busy writers one of them can starve for seconds. So a writer
+first takes a turn here, by two advisory locks beside the database:
 
     take `next`; take `turn`; let go of `next`; write; let go of `turn`
 
-Whoever wants to write again has to pass `next`, which the longest waiting process holds until it has the turn. Nobody can therefore overtake the one that is next,
-and two writers alternate. The locks are about fairness only: safety is SQLite's own lock, so a lock that cannot be had in time is an error to report, never a danger.
+Whoever wants to write again has to pass `next`, which the longest waiting process holds until it has the turn. Nobody
+can therefore overtake the one that is next, and two writers alternate. The locks are about fairness only: safety is
+SQLite's own lock, so a lock that cannot be had in time is an error to report, never a danger.
 
-The kernel lets go of the locks when a process dies. A process that is stopped (SIGSTOP) in the middle of a commit holds SQLite's lock as well as the turn; nothing but waking or killing it helps,
-and the error names its pid.
+The kernel lets go of the locks when a process dies. A process that is stopped (SIGSTOP) in the middle of a commit
+holds SQLite's lock as well as the turn; nothing but waking or killing it helps, and the error names its pid.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Turn:
         holder = os.pread(self._turn, 10, 0).decode(errors="replace").strip() or "unknown"
         return (
             f"no turn to write within {self._timeout:g} s; the last process that had it is pid {holder}. "
-            "If that process is stopped or hangs, continue or end it; if the disk is slow, raise sqlite_busy_timeout_seconds."
+            "If that process is stopped or hangs, continue or end it; "
+            "if the disk is slow, raise sqlite_busy_timeout_seconds."
         )
 
     def close(self) -> None:
