@@ -77,6 +77,8 @@ class App:
     @overload
     def task(
         self,
+        function: None = None,
+        /,
         *,
         name: str | None = None,
         aliases: Iterable[str] = (),
@@ -103,7 +105,7 @@ class App:
         plain function gets a thread.
         """
         if function is None:
-            return lambda function: self.task(  # type: ignore[call-overload]
+            return lambda function: self.task(
                 function, name=name, aliases=aliases, queue=queue, tags=tags, priority=priority
             )
         if not callable(function):

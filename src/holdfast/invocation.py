@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from holdfast._bridge import refuse_on_loop
 from holdfast.clock import format_duration
-from holdfast.errors import InvocationCancelled, InvocationNotFound, InvocationRefused, ResultTimeout, TaskFailed
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.errors import (
+    InvocationCancelled,
+    InvocationNotFound,
+    InvocationRefused,
+    InvocationStatusRaceConditionError,
+    InvocationStatusTransitionError,
+    ResultTimeout,
+    TaskFailed,
+)
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import FINAL, Status
 
 if TYPE_CHECKING:
@@ -79,6 +88,37 @@ class Invocation(Generic[R]):
 
     async def _explain(self) -> str:
         return await self._app._explain(await self._record())
+
+    # --- what one can do about it
+
+    def wake(self) -> None:
+        """Put it back into the queue if it is parked.
+
+        Raises `InvocationStatusTransitionError` if it is not, and `InvocationStatusRaceConditionError` if somebody
+        else was faster.
+        """
+        self._app._run(self._wake())
+
+    async def awake(self) -> None:
+        await self._app._arun(self._wake())
+
+    async def _wake(self) -> None:
+        engine, record = await self._app._engine(), await self._record()
+        if record.status is not Status.PARKED:
+            raise InvocationStatusTransitionError(
+                f"{record.task} {self.id} is {record.status}; only what is parked can be woken"
+            )
+        change = changes.woken(record, operation=engine.ids.operation(), at=engine.store.now(), why="woken by hand")
+        (verdict,) = await engine.store.apply([change])
+        if isinstance(verdict, changes.Missing):
+            raise InvocationNotFound(f"the store has no invocation {self.id} of the app '{engine.app}' any more")
+        if isinstance(verdict, changes.Lost):
+            raise InvocationStatusRaceConditionError(
+                f"{record.task} {self.id} was parked a moment ago and is {verdict.status} now; somebody else woke it"
+            )
+        channel = engine.store.hints()
+        if channel is not None:  # without a hint, runners find it when they next look by themselves
+            channel.send([Hint(READY, (record.lane,))])
 
     # --- how it ends
 

@@ -51,8 +51,12 @@ class _Pile:
         self._announced = False
 
     def add(self, key: str, outcome: Outcome) -> None:
+        """Put it on the pile. Whoever adds has to see to it that `announce` is called soon."""
         self._outcomes.append((key, outcome))
-        if not self._announced:
+
+    def announce(self) -> None:
+        """Wake the engine's loop, unless it is on its way already or there is nothing to fetch."""
+        if self._outcomes and not self._announced:
             self._announced = True
             try:
                 self._loop.call_soon_threadsafe(self._empty)
@@ -72,7 +76,8 @@ class ThreadPlaces:
 
     A batch wakes one thread. Whoever takes a call while more are waiting wakes the next thread before running it, so
     calls that block get a thread each, while a batch of short ones is done by the first thread before the second has
-    even got hold of the interpreter. Threads start when they are first needed and are daemons: they cannot be ended,
+    even got hold of the interpreter; and its outcomes are announced together, by the first thread when it has no more
+    to do or by the second when it comes, whichever is earlier. Threads start when they are first needed and are daemons: they cannot be ended,
     and must not keep a process alive.
     """
 
@@ -109,6 +114,7 @@ class ThreadPlaces:
     def _main(self) -> None:
         while self._wake.get():
             self._coming = False
+            self._pile.announce()
             self._work()
 
     def _work(self) -> None:
@@ -120,6 +126,8 @@ class ThreadPlaces:
             if self._calls:
                 self._send_one()
             self._pile.add(call.key, run(call))
+            if not self._coming or not self._calls:
+                self._pile.announce()
             del call  # an idle thread must not keep the last call's values alive
 
     def interrupt(self, keys: Iterable[str]) -> None:
@@ -166,6 +174,8 @@ class LoopPlaces:
         finally:
             self._tasks.pop(call.key, None)
             self._pile.add(call.key, outcome)
+            # One turn of the loop later: by then everything that ends in this turn is on the pile.
+            self._loop.call_soon(self._pile.announce)
 
     def interrupt(self, keys: Iterable[str]) -> None:
         self._loop.call_soon_threadsafe(self._cancel, list(keys))

@@ -7,9 +7,12 @@ process, for tests and for trying things out.
 
 from __future__ import annotations
 
+import heapq
 import threading
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -43,6 +46,7 @@ class MemoryStore:
         self._clock = clock
         self._observe = observe
         self._records: dict[tuple[str, str], InvocationRecord] = {}
+        self._ready: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
         self._runners: dict[tuple[str, str], RunnerRecord] = {}
         self._lock = threading.Lock()  # an app has one loop, but two apps may share a store in a test
 
@@ -60,22 +64,24 @@ class MemoryStore:
             return [self._insert(record) for record in records]
 
     def _insert(self, record: InvocationRecord) -> bool:
-        there = self._records.setdefault((record.app, record.id), record)
-        return there is record or there.history[0].operation == record.history[0].operation
+        there = self._records.get((record.app, record.id))
+        if there is None:
+            self._put(record)
+            return True
+        return there.history[0].operation == record.history[0].operation
 
     async def claim(self, claim: Claim) -> Claimed:
         with self._lock:
             before = self._of(claim.app) if claim.again else []
             mine = [r for r in before if r.claim_token == claim.operation and r.status is claim.path[-1]]
-            ready = [r for r in self._of(claim.app) if r.status in AVAILABLE and r.lane in claim.lanes]
-            if claim.ids:
-                ready = [r for r in ready if r.id in claim.ids]
-            due = [r for r in ready if r.due_at <= claim.at]
-            taken = sorted(due, key=_queue_order)[: max(0, claim.limit - len(mine))]
+            wanted = max(0, claim.limit - len(mine))
+            queues = [self._ready.get((claim.app, lane), []) for lane in claim.lanes]
+            due = (key for key in heapq.merge(*queues) if key[1] <= claim.at and (not claim.ids or key[2] in claim.ids))
+            taken = [self._records[claim.app, id] for _, _, id in islice(due, wanted)]
             got = [self._put(apply_to(claimed(claim, record), record)) for record in taken]
-            left = [r.due_at for r in ready if r not in taken]
             satisfied = claim.ids or len(mine) + len(got) >= claim.limit
-            return Claimed(tuple(sorted(mine, key=_queue_order) + got), None if satisfied else min(left, default=None))
+            left = None if satisfied else min((key[1] for queue in queues for key in queue), default=None)
+            return Claimed(tuple(sorted(mine, key=_queue_order) + got), left)
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         with self._lock:
@@ -139,6 +145,12 @@ class MemoryStore:
         return [record for record in self._records.values() if record.app == app]
 
     def _put(self, record: InvocationRecord) -> InvocationRecord:
+        before = self._records.get((record.app, record.id))
+        if before is not None and before.status in AVAILABLE:
+            queue = self._ready[before.app, before.lane]
+            del queue[bisect_left(queue, _queue_order(before))]
+        if record.status in AVAILABLE:
+            insort(self._ready.setdefault((record.app, record.lane), []), _queue_order(record))
         self._records[record.app, record.id] = record
         return record
 

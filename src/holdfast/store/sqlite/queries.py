@@ -6,6 +6,8 @@ names the index it runs on; a test asks SQLite for the plan of each and fails on
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
@@ -44,7 +46,7 @@ SELECT lane, rank FROM heads
 
 # holdfast_ready
 CANDIDATES = f"""
-SELECT due_at, id, rowid FROM {TABLE}
+SELECT due_at, id, rowid, {LIST} FROM {TABLE}
 WHERE app = ? AND lane = ? AND rank = ? AND due_at <= ? AND {READY}
 ORDER BY due_at, id LIMIT ?
 """
@@ -55,24 +57,15 @@ SELECT due_at FROM {TABLE} WHERE app = ? AND lane = ? AND rank = ? AND {READY} O
 """
 
 CANDIDATES_BY_ID = (
-    f"SELECT due_at, id, rowid, lane, rank FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {READY}"  # identity
+    f"SELECT due_at, id, rowid, {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {READY}"  # identity
 )
 
-ROW = f"SELECT {LIST} FROM {TABLE} WHERE rowid = ?"
 ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # identity
-
-CLAIM = f"""
-UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = ?, changed_at = ?, claim_token = ?,
-    reason = '', history = history || ?
-WHERE rowid = ?
-"""
 
 # holdfast_status. It reads everything that runs, which is why it is asked only after a lost answer.
 CLAIMED_BEFORE = f"""
 SELECT {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND status <> 'success' AND claim_token = ?
 """
-
-HEAD_OF = f"SELECT rowid, status, owner, epoch, version, attempt FROM {TABLE} WHERE app = ? AND id = ?"  # identity
 
 DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
 
@@ -91,16 +84,41 @@ HEARTBEAT = "UPDATE holdfast_runners SET heartbeat_at = ? WHERE app = ? AND id =
 LEAVE = "DELETE FROM holdfast_runners WHERE app = ? AND id = ?"
 ROSTER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ?"
 
-_STEP = (
-    f"UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = ?, changed_at = ?, reason = ?, "
-    "claim_token = coalesce(?, claim_token), history = history || ?"
-)
+STEP = ("status", "owner", "epoch", "version", "attempt", "changed_at", "reason", "claim_token", "lines")
 
 
-def step(optional: tuple[str, ...]) -> str:
-    """The update of a change that also sets these columns. There are a handful of shapes; each stays prepared."""
-    extra = "".join(f", {name} = ?" for name in optional)
-    return f"{_STEP}{extra} WHERE rowid = ?"
+# One statement for a whole batch, not one each: the interpreter's lock is let go and fought for around every step of a
+# statement, and with a dozen threads that costs more than the statement. There are at most MOST_ROWS shapes of each.
+MOST_ROWS = 50
+
+
+@lru_cache(maxsize=512)
+def heads_of(rows: int) -> str:
+    """What changes are checked against, and whether their operations are there already, for (id, operation) pairs."""
+    return f"""
+    WITH wanted (id, operation) AS (VALUES {_values(rows, 2)})
+    SELECT wanted.id, found.rowid, found.status, found.owner, found.epoch, found.version, found.attempt,
+        instr(found.history, wanted.operation)
+    FROM wanted JOIN {TABLE} AS found ON found.app = ? AND found.id = wanted.id
+    """
+
+
+@lru_cache(maxsize=512)
+def step(optional: tuple[str, ...], rows: int) -> str:
+    """The update of a batch of changes that all set these optional columns, by rowid."""
+    columns = ("key", *STEP, *optional)
+    plain = "".join(f"{name} = step.{name}, " for name in (*STEP[:-2], *optional))
+    return f"""
+    WITH step ({", ".join(columns)}) AS (VALUES {_values(rows, len(columns))})
+    UPDATE {TABLE} SET {plain} claim_token = coalesce(step.claim_token, {TABLE}.claim_token),
+        history = history || step.lines
+    FROM step WHERE {TABLE}.rowid = step.key
+    """
+
+
+def _values(rows: int, columns: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return ", ".join([row] * rows)
 
 
 def listing(where: Filter) -> tuple[str, list[object]]:
@@ -118,4 +136,4 @@ def listing(where: Filter) -> tuple[str, list[object]]:
     return f"SELECT {LIST} FROM {TABLE} WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?", values
 
 
-ID_COLUMN = COLUMNS.index("id")
+ID_COLUMN, LANE_COLUMN, RANK_COLUMN = (COLUMNS.index(name) for name in ("id", "lane", "rank"))

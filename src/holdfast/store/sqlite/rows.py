@@ -56,6 +56,11 @@ def history_text(entries: Iterable[HistoryEntry]) -> str:
     return "".join([_entry_encoder.encode(entry).decode() + "," for entry in entries])
 
 
+def operation_text(operation: str) -> str:
+    """How an operation id stands in a history: what to search for."""
+    return '"op":' + _entry_encoder.encode(operation).decode()
+
+
 def history_of(text: str) -> tuple[HistoryEntry, ...]:
     return _history_decoder.decode("[" + text[:-1] + "]")
 

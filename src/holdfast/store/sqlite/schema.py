@@ -25,7 +25,9 @@ OLDEST_SQLITE = (
     37,
     0,
 )  # STRICT tables: a value of the wrong type is refused when it is written, not when it is read
-CHECKPOINT_PAGES = 4000  # 16 MB of log: a row is written three times in its life, so a longer log copies it back less often
+CHECKPOINT_PAGES = (
+    4000  # 16 MB of log: a row is written three times in its life, so a longer log copies it back less often
+)
 
 
 def status_list(statuses: frozenset[Status]) -> str:

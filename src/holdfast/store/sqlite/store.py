@@ -17,48 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import UNSET
-
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
-from holdfast.lifecycle.changes import (
-    APPLIED,
-    APPLIED_AGAIN,
-    MISSING,
-    OPTIONAL,
-    Change,
-    Claim,
-    Claimed,
-    Lost,
-    Verdict,
-    apply_to,
-    claimed,
-    entries,
-    was_applied,
-)
+from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
 from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.sqlite import queries, schema
+from holdfast.store.sqlite import jobs, queries, schema
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import inspect
-from holdfast.store.sqlite.rows import (
-    error_text,
-    from_row,
-    history_of,
-    history_text,
-    raw_text,
-    runner_of,
-    runner_row,
-    to_row,
-)
+from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
 from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
 from holdfast.store.sqlite.turn import Turn
 
 T = TypeVar("T")
 
 _LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limit
-_IDS_PER_QUERY = 500
 _KNOWN = frozenset(status.value for status in Status)
 
 
@@ -162,24 +136,16 @@ class SqliteStore:
     # --- the contract
 
     async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
-        return await self._write(lambda connection: [_insert(connection, record) for record in records])
+        return await self._write(lambda connection: [jobs.insert(connection, record) for record in records])
 
     async def claim(self, claim: Claim) -> Claimed:
-        return await self._write(lambda connection: _claim(connection, claim, self._set_aside))
+        return await self._write(lambda connection: jobs.claim(connection, claim, self._set_aside))
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
-        return await self._write(lambda connection: [self._apply(connection, change) for change in changes])
-
-    def _apply(self, connection: sqlite3.Connection, change: Change) -> Verdict:
-        try:
-            return _apply(connection, change)
-        except CorruptRecord as error:
-            rowid, *row = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
-            self._set_aside(connection, rowid, row, error)
-            return MISSING
+        return await self._write(lambda connection: jobs.apply(connection, changes, self._set_aside))
 
     async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
-        rows = await self._read(lambda connection: _rows_by_id(connection, app, ids))
+        rows = await self._read(lambda connection: jobs.rows_by_id(connection, app, ids))
         found = {row[queries.ID_COLUMN]: from_row(row) for row in rows}
         return [found.get(id) for id in ids]
 
@@ -232,143 +198,6 @@ class SqliteStore:
         connection.execute(queries.QUARANTINE, (row[0], row[1], self.now(), str(error), raw_text(row)))
         connection.execute(queries.DELETE, (rowid,))
         self._observe("quarantine", {"id": row[1], "why": str(error)})
-
-
-# --- jobs: each is a function over one open transaction
-
-
-def _insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
-    if connection.execute(queries.INSERT, to_row(record)).rowcount:
-        return True
-    (text,) = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
-    return history_of(text)[0].operation == record.history[0].operation
-
-
-SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], None]
-
-
-def _claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> Claimed:
-    got = _claimed_before(connection, claim) if claim.again else []
-    heads = [] if claim.ids else _heads(connection, claim)
-    while len(got) < claim.limit:
-        wanted = claim.limit - len(got)
-        candidates = _named(connection, claim) if claim.ids else _candidates(connection, claim, heads, wanted)
-        for _, _, rowid in candidates[:wanted]:
-            row = connection.execute(queries.ROW, (rowid,)).fetchone()
-            try:
-                got.append(_take(connection, claim, rowid, from_row(row)))
-            except CorruptRecord as error:
-                set_aside(connection, rowid, row, error)
-        if len(candidates) < wanted:
-            break
-    return Claimed(tuple(got), _next_due(connection, claim, heads) if len(got) < claim.limit else None)
-
-
-def _claimed_before(connection: sqlite3.Connection, claim: Claim) -> list[InvocationRecord]:
-    values = (claim.app, claim.path[-1].value, claim.operation)
-    found = [from_row(row) for row in connection.execute(queries.CLAIMED_BEFORE, values)]
-    return sorted(found, key=lambda record: (-record.priority, record.due_at, record.id))
-
-
-def _heads(connection: sqlite3.Connection, claim: Claim) -> list[tuple[int, str]]:
-    """The (rank, lane) pairs with work for this claim, highest priority first."""
-    lanes = frozenset(claim.lanes)
-    found = connection.execute(queries.HEADS, {"app": claim.app})
-    return sorted((rank, lane) for lane, rank in found if lane in lanes)
-
-
-Candidate = tuple[float, str, int]
-
-
-def _candidates(
-    connection: sqlite3.Connection, claim: Claim, heads: list[tuple[int, str]], wanted: int
-) -> list[Candidate]:
-    """The first `wanted` due invocations in queue order. Lanes of one rank are merged by due time."""
-    found: list[Candidate] = []
-    for rank in dict.fromkeys(rank for rank, _ in heads):
-        merged: list[Candidate] = []
-        for _, lane in [head for head in heads if head[0] == rank]:
-            values = (claim.app, lane, rank, claim.at, wanted - len(found))
-            merged += connection.execute(queries.CANDIDATES, values)
-        found += sorted(merged)[: wanted - len(found)]
-        if len(found) >= wanted:
-            break
-    return found
-
-
-def _named(connection: sqlite3.Connection, claim: Claim) -> list[Candidate]:
-    """The due ones among the invocations that the claim names, in queue order."""
-    query = queries.CANDIDATES_BY_ID.format(places=", ".join("?" * len(claim.ids)))
-    lanes = frozenset(claim.lanes)
-    found = [
-        row for row in connection.execute(query, (claim.app, *claim.ids)) if row[3] in lanes and row[0] <= claim.at
-    ]
-    return [(due_at, id, rowid) for due_at, id, rowid, _, _ in sorted(found, key=lambda row: (row[4], row[0], row[1]))]
-
-
-def _take(connection: sqlite3.Connection, claim: Claim, rowid: int, record: InvocationRecord) -> InvocationRecord:
-    taken = apply_to(claimed(claim, record), record)
-    connection.execute(
-        queries.CLAIM,
-        (
-            taken.status.value,
-            taken.owner,
-            taken.epoch,
-            taken.version,
-            taken.attempt,
-            taken.changed_at,
-            taken.claim_token,
-            history_text(taken.history[len(record.history) :]),
-            rowid,
-        ),
-    )
-    return taken
-
-
-def _next_due(connection: sqlite3.Connection, claim: Claim, heads: list[tuple[int, str]]) -> float | None:
-    found = [connection.execute(queries.NEXT_DUE, (claim.app, lane, rank)).fetchone() for rank, lane in heads]
-    return min((row[0] for row in found if row), default=None)
-
-
-def _apply(connection: sqlite3.Connection, change: Change) -> Verdict:
-    head = connection.execute(queries.HEAD_OF, (change.app, change.id)).fetchone()
-    if head is None:
-        return MISSING
-    rowid, status, owner, epoch, version, attempt = head
-    if status not in change.sources or (change.epoch is not None and epoch != change.epoch):
-        _, *row = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
-        record = from_row(row)
-        again = was_applied(change.operation, record.history)
-        return APPLIED_AGAIN if again else Lost(record.status, record.owner, record.epoch)
-    lines = entries(change, version=version, epoch=epoch, owner=owner)
-    last = lines[-1]
-    token = change.operation if Status.PENDING in change.path else None
-    attempt += change.path.count(Status.RUNNING)
-    values = [
-        last.status.value,
-        last.owner,
-        last.epoch,
-        last.version,
-        attempt,
-        change.at,
-        change.why,
-        token,
-        history_text(lines),
-    ]
-    optional = tuple(name for name in OPTIONAL if getattr(change, name) is not UNSET)
-    for name in optional:
-        value = getattr(change, name)
-        values.append(error_text(value) if name == "error" else value)
-    connection.execute(queries.step(optional), (*values, rowid))
-    return APPLIED
-
-
-def _rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> list[Sequence[object]]:
-    rows: list[Sequence[object]] = []
-    for start in range(0, len(ids), _IDS_PER_QUERY):
-        part = ids[start : start + _IDS_PER_QUERY]
-        rows += connection.execute(queries.GET.format(places=", ".join("?" * len(part))), (app, *part)).fetchall()
-    return rows
 
 
 # --- the file's surroundings

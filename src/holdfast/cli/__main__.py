@@ -1,0 +1,4 @@
+from holdfast.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""The commands that look at what is stored: ``ps``, ``show``, ``history`` and ``runners``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.app import App
+from holdfast.cli.discovery import opened
+from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
+from holdfast.cli.output import Output
+from holdfast.cli.reach import codec_of, explained, with_store
+from holdfast.cli.shown import described, length, moment
+from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable
+from holdfast.lifecycle.explain import living
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
+from holdfast.lifecycle.status import AVAILABLE, OWNED
+from holdfast.store.contract import Store
+
+_HISTORY_TITLES = ("version", "time", "delta", "status", "owner", "epoch", "why")
+_HISTORY_SHOWN = 8
+
+
+def ps(
+    status: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    queue: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    before: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones: the last id of a page.")] = None,
+    app: AppOption = None,
+    url: UrlOption = None,
+    name: NameOption = None,
+    json: AsJson = False,
+) -> None:
+    """List invocations, newest first."""
+    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+        records = chosen.invocations(
+            status=status or (), task=task or (), queue=queue or (), limit=limit, before=before
+        )
+        if json:
+            return out.document({"invocations": [_facts(record) for record in records]})
+        now = _now(chosen)
+        rows = [
+            (r.id, r.task, r.status.value, length(now - r.created_at), r.attempt, _held_by(r, now)) for r in records
+        ]
+        out.table(("id", "task", "status", "age", "attempt", "due, owner or reason"), rows, empty="no invocations")
+        if len(records) == limit:
+            out.note(f"there may be more: --before {records[-1].id}")
+
+
+def show(
+    id: InvocationId, app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False
+) -> None:
+    """Tell everything about one invocation."""
+    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+        record = _found(chosen, id)
+        why, now = explained(chosen, record), _now(chosen)
+        call, call_facts = _call(chosen, record)
+        result, result_facts = _result(chosen, record)
+        error = record.error
+        if json:
+            facts = _facts(record) | {"explanation": why, "arguments": call_facts, "result": result_facts}
+            facts["error"] = error and {"type": error.type_name, "message": error.message, "traceback": error.traceback}
+            return out.document(facts | {"history": [_entry_facts(entry) for entry in record.history]})
+        out.line(f"{record.task} is {record.status}: {why}")
+        out.line()
+        out.facts(
+            [
+                ("id", record.id),
+                ("call", call),
+                ("queue", f"{record.queue}, priority {record.priority}"),
+                ("tags", ", ".join(record.tags)),
+                ("parent", record.parent_id or ""),
+                ("created", f"{moment(record.created_at)}, {length(now - record.created_at)} ago"),
+                ("due", moment(record.due_at)),
+                ("owner", record.owner or ""),
+                ("attempt", f"{record.attempt}, epoch {record.epoch}"),
+                ("reason", record.reason),
+                ("result", result),
+                ("error", f"{error.type_name}: {error.message}" if error else ""),
+            ]
+        )
+        if error and error.traceback:
+            out.block(error.traceback)
+        out.line()
+        _print_history(out, record, _HISTORY_SHOWN)
+
+
+def history(
+    id: InvocationId, app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False
+) -> None:
+    """Tell every status that an invocation has had: when, by whom and why."""
+    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+        record = _found(chosen, id)
+        if json:
+            return out.document({"id": record.id, "history": [_entry_facts(entry) for entry in record.history]})
+        _print_history(out, record, len(record.history))
+
+
+def runners(app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False) -> None:
+    """List the runners on the roster, and which of them are alive."""
+    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+        roster = with_store(chosen, lambda store: store.roster(chosen.name))
+        now = _now(chosen)
+        dead_after_seconds = chosen.settings.runner_considered_dead_after_minutes * 60
+        alive = {runner.id for runner in living(roster, now, dead_after_seconds)}
+        if json:
+            return out.document({"runners": [_runner_facts(runner, runner.id in alive, now) for runner in roster]})
+        rows = [
+            (
+                runner.id,
+                "alive" if runner.id in alive else "dead",
+                runner.host,
+                runner.pid,
+                len(runner.tasks),
+                runner.concurrency,
+                moment(runner.started_at),
+                f"{length(now - runner.heartbeat_at)} ago",
+            )
+            for runner in roster
+        ]
+        titles = ("id", "state", "host", "pid", "tasks", "concurrency", "started", "heartbeat")
+        out.table(titles, rows, empty="no runners; start one with: holdfast run")
+
+
+# --- finding
+
+
+def _now(app: App) -> float:
+    async def ask(store: Store) -> float:
+        return store.now()
+
+    return with_store(app, ask)
+
+
+def _found(app: App, id: str) -> InvocationRecord:
+    """The record, or why there is none: it may have been set aside because it could not be read."""
+    try:
+        return app.invocation(id).record()
+    except InvocationNotFound:
+        for bad in with_store(app, lambda store: store.quarantined(app.name)):
+            if bad.id == id:
+                raise CorruptRecord(
+                    f"{id} was set aside at {moment(bad.at)} because it could not be read: {bad.why}. "
+                    f"It is kept as it was: {bad.raw[:500]}"
+                ) from None
+        raise
+
+
+# --- saying
+
+
+def _held_by(record: InvocationRecord, now: float) -> str:
+    """The one thing that one wants to know beside the status."""
+    if record.status in AVAILABLE and record.due_at > now:
+        return f"due in {length(record.due_at - now)}"
+    if record.status in OWNED and record.owner:
+        return f"on {record.owner}"
+    if record.error is not None and not record.reason:
+        return f"{record.error.type_name}: {record.error.message}"
+    return record.reason
+
+
+def _call(app: App, record: InvocationRecord) -> tuple[str, dict[str, Any]]:
+    """The call as Python would write it, and as facts."""
+    try:
+        args, kwargs = codec_of(app).decode_call(record.arguments)
+    except NotDecodable as error:
+        return f"its {len(record.arguments)} bytes of arguments cannot be read here: {error}", {
+            "unreadable": str(error)
+        }
+    parts = [described(value) for value in args] + [f"{name}={described(value)}" for name, value in kwargs.items()]
+    return f"{record.task}({', '.join(parts)})", {"args": list(args), "kwargs": kwargs}
+
+
+def _result(app: App, record: InvocationRecord) -> tuple[str, object]:
+    if record.result is None:
+        return "", None
+    try:
+        value = codec_of(app).decode(record.result)
+    except NotDecodable as error:
+        return f"{len(record.result)} bytes that cannot be read here: {error}", {"unreadable": str(error)}
+    return described(value), {"value": value}
+
+
+def _print_history(out: Output, record: InvocationRecord, most: int) -> None:
+    entries = record.history
+    before = [entries[0].at, *(entry.at for entry in entries)] if entries else []
+    rows = [
+        (e.version, moment(e.at), f"+{length(e.at - then)}", e.status.value, e.owner, e.epoch, e.why)
+        for e, then in zip(entries, before, strict=False)
+    ]
+    out.table(_HISTORY_TITLES, rows[-most:], empty="no history")
+    if len(rows) > most:
+        out.line(f"the last {most} of {len(rows)}; all of them: holdfast history {record.id}")
+
+
+def _facts(record: InvocationRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "app": record.app,
+        "task": record.task,
+        "status": record.status.value,
+        "queue": record.queue,
+        "tags": list(record.tags),
+        "priority": record.priority,
+        "created_at": moment(record.created_at),
+        "due_at": moment(record.due_at),
+        "changed_at": moment(record.changed_at),
+        "owner": record.owner,
+        "epoch": record.epoch,
+        "attempt": record.attempt,
+        "reason": record.reason,
+        "parent_id": record.parent_id,
+    }
+
+
+def _entry_facts(entry: HistoryEntry) -> dict[str, Any]:
+    return {
+        "version": entry.version,
+        "at": moment(entry.at),
+        "status": entry.status.value,
+        "owner": entry.owner,
+        "epoch": entry.epoch,
+        "why": entry.why,
+    }
+
+
+def _runner_facts(runner: RunnerRecord, alive: bool, now: float) -> dict[str, Any]:
+    facts = msgspec.structs.asdict(runner) | {
+        "alive": alive,
+        "heartbeat_age_seconds": round(now - runner.heartbeat_at, 3),
+    }
+    return facts | {"started_at": moment(runner.started_at), "heartbeat_at": moment(runner.heartbeat_at)}
+
+
+__all__: Sequence[str] = ["history", "ps", "runners", "show"]

@@ -1,0 +1,93 @@
+"""``holdfast run``: a runner in this process, until somebody asks it to stop."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from holdfast.app import App, EmbeddedRunner
+from holdfast.cli import logs
+from holdfast.cli.discovery import find_app, only_app
+from holdfast.cli.logs import LogFormat, LogLevel
+from holdfast.cli.options import AsJson
+from holdfast.cli.output import Output
+from holdfast.clock import parse_duration
+from holdfast.engine.runner import Account
+
+
+def run(
+    app: Annotated[
+        str | None, typer.Argument(metavar="APP", help="module:attribute; else the only app in this folder.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="How many invocations at a time.")] = None,
+    drain_timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long running work may take to end at a stop: 30s, 5m.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Lines for people or for machines.")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
+    json: AsJson = False,
+) -> None:
+    """Work on what was submitted, until SIGINT or SIGTERM.
+
+    The first signal lets running work end; the second one ends it; the third one ends this process at once.
+    """
+    logs.configure(log_format, log_level)
+    with Output(json=json) as out:
+        drain = None if drain_timeout is None else parse_duration(drain_timeout)
+        with find_app(app) if app else only_app(out) as chosen:
+            if not chosen.tasks:
+                out.note("this app declares no tasks, so there is nothing that this runner could do")
+            runner = chosen.runner(concurrency=concurrency, drain_timeout=drain)
+            id, account = _until_stopped(chosen, runner)
+        if json:
+            out.document({"runner": id, **_numbers(account)})
+        else:
+            out.line(f"runner {id}: " + ", ".join(f"{count} {what}" for what, count in _numbers(account).items()))
+
+
+def _numbers(account: Account) -> dict[str, int]:
+    return {"started": account.started, "ended": account.ended, "interrupted": account.interrupted}
+
+
+def _until_stopped(app: App, runner: EmbeddedRunner) -> tuple[str | None, Account]:
+    with _Signals(runner) as signals:
+        runner.start()
+        signals.repeat()
+        id = runner.id
+        return id, runner.wait()
+
+
+class _Signals:
+    """Turns signals into requests to stop, each more urgent than the one before."""
+
+    _WATCHED = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, runner: EmbeddedRunner) -> None:
+        self._runner = runner
+        self._heard = 0
+        self._before = {number: signal.getsignal(number) for number in self._WATCHED}
+
+    def __enter__(self) -> _Signals:
+        for number in self._WATCHED:
+            signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        self._heard += 1
+        if self._heard > 2:
+            # Something does not let go. What is stored is safe, so an end without ceremony costs only time.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._runner.request_stop(hurry=self._heard > 1)
+
+    def repeat(self) -> None:
+        """Ask again: a signal that came while the runner was starting had nobody to talk to yet."""
+        if self._heard:
+            self._runner.request_stop(hurry=self._heard > 1)

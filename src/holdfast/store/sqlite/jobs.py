@@ -1,0 +1,222 @@
+"""What the SQLite store does inside one open write transaction. Each function here is a job of the writer thread."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from msgspec import UNSET
+
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.changes import (
+    APPLIED,
+    APPLIED_AGAIN,
+    MISSING,
+    OPTIONAL,
+    Change,
+    Claim,
+    Claimed,
+    Lost,
+    Verdict,
+    apply_to,
+    claimed,
+    entries,
+)
+from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.status import Status
+from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.rows import error_text, from_row, history_of, history_text, operation_text, to_row
+
+_IDS_PER_QUERY = 500
+
+T = TypeVar("T")
+SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], None]
+
+
+def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
+    if connection.execute(queries.INSERT, to_row(record)).rowcount:
+        return True
+    (text,) = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
+    return history_of(text)[0].operation == record.history[0].operation
+
+
+# --- claim
+
+
+def claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> Claimed:
+    got = _claimed_before(connection, claim) if claim.again else []
+    heads = [] if claim.ids else _heads(connection, claim)
+    while len(got) < claim.limit:
+        wanted = claim.limit - len(got)
+        candidates = _named(connection, claim) if claim.ids else _candidates(connection, claim, heads, wanted)
+        got += _take(connection, claim, candidates[:wanted], set_aside)
+        if len(candidates) < wanted:
+            break
+    return Claimed(tuple(got), _next_due(connection, claim, heads) if len(got) < claim.limit else None)
+
+
+def _claimed_before(connection: sqlite3.Connection, claim: Claim) -> list[InvocationRecord]:
+    values = (claim.app, claim.path[-1].value, claim.operation)
+    found = [from_row(row) for row in connection.execute(queries.CLAIMED_BEFORE, values)]
+    return sorted(found, key=lambda record: (-record.priority, record.due_at, record.id))
+
+
+def _heads(connection: sqlite3.Connection, claim: Claim) -> list[tuple[int, str]]:
+    """The (rank, lane) pairs with work for this claim, highest priority first."""
+    lanes = frozenset(claim.lanes)
+    found = connection.execute(queries.HEADS, {"app": claim.app})
+    return sorted((rank, lane) for lane, rank in found if lane in lanes)
+
+
+Candidate = tuple[Any, ...]  # due_at, id, rowid, then the row
+
+
+def _candidates(
+    connection: sqlite3.Connection, claim: Claim, heads: list[tuple[int, str]], wanted: int
+) -> list[Candidate]:
+    """The first `wanted` due invocations in queue order. Lanes of one rank are merged by due time."""
+    found: list[Candidate] = []
+    for rank in dict.fromkeys(rank for rank, _ in heads):
+        merged: list[Candidate] = []
+        for _, lane in [head for head in heads if head[0] == rank]:
+            values = (claim.app, lane, rank, claim.at, wanted - len(found))
+            merged += connection.execute(queries.CANDIDATES, values)
+        merged.sort(key=lambda row: row[:2])
+        found += merged[: wanted - len(found)]
+        if len(found) >= wanted:
+            break
+    return found
+
+
+def _named(connection: sqlite3.Connection, claim: Claim) -> list[Candidate]:
+    """The due ones among the invocations that the claim names, in queue order."""
+    query = queries.CANDIDATES_BY_ID.format(places=", ".join("?" * len(claim.ids)))
+    lanes, lane, rank = frozenset(claim.lanes), 3 + queries.LANE_COLUMN, 3 + queries.RANK_COLUMN
+    found = connection.execute(query, (claim.app, *claim.ids)).fetchall()
+    due = [row for row in found if row[lane] in lanes and row[0] <= claim.at]
+    return sorted(due, key=lambda row: (row[rank], row[0], row[1]))
+
+
+def _take(
+    connection: sqlite3.Connection, claim: Claim, candidates: list[Candidate], set_aside: SetAside
+) -> list[InvocationRecord]:
+    got, steps = [], []
+    for _, _, rowid, *row in candidates:
+        try:
+            record = from_row(row)
+        except CorruptRecord as error:
+            set_aside(connection, rowid, row, error)
+            continue
+        change = claimed(claim, record)
+        taken = apply_to(change, record)
+        lines = history_text(taken.history[len(record.history) :])
+        steps.append(_step(rowid, change, taken.owner, taken.epoch, taken.version, taken.attempt, lines))
+        got.append(taken)
+    _write(connection, (), steps)
+    return got
+
+
+def _next_due(connection: sqlite3.Connection, claim: Claim, heads: list[tuple[int, str]]) -> float | None:
+    found = [connection.execute(queries.NEXT_DUE, (claim.app, lane, rank)).fetchone() for rank, lane in heads]
+    return min((row[0] for row in found if row), default=None)
+
+
+# --- apply
+
+
+def apply(connection: sqlite3.Connection, changes: Sequence[Change], set_aside: SetAside) -> list[Verdict]:
+    """Verdicts in the order of the changes. Two changes of one invocation go into different rounds, in their order."""
+    verdicts: dict[int, Verdict] = {}
+    waiting = list(enumerate(changes))
+    while waiting:
+        this_round: dict[tuple[str, str], tuple[int, Change]] = {}
+        later = []
+        for item in waiting:
+            if this_round.setdefault((item[1].app, item[1].id), item) is not item:
+                later.append(item)
+        for part in _parts(list(this_round.values()), queries.MOST_ROWS):
+            verdicts.update(_apply_part(connection, part, set_aside))
+        waiting = later
+    return [verdicts[index] for index in range(len(changes))]
+
+
+def _apply_part(
+    connection: sqlite3.Connection, part: Sequence[tuple[int, Change]], set_aside: SetAside
+) -> Iterator[tuple[int, Verdict]]:
+    """Changes of different invocations: one query, one update for each set of columns that they touch."""
+    found: dict[tuple[str, str], Sequence[Any]] = {}
+    for app in {change.app for _, change in part}:
+        mine = [change for _, change in part if change.app == app]
+        values = [value for change in mine for value in (change.id, operation_text(change.operation))]
+        found |= {(app, row[0]): row for row in connection.execute(queries.heads_of(len(mine)), (*values, app))}
+    steps: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
+    for index, change in part:
+        head = found.get((change.app, change.id))
+        verdict = MISSING if head is None else _judge(connection, change, head, set_aside)
+        if verdict is APPLIED and head is not None:
+            optional, step = _step_of(change, head)
+            steps.setdefault(optional, []).append(step)
+        yield index, verdict
+    for optional, batch in steps.items():
+        _write(connection, optional, batch)
+
+
+def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], set_aside: SetAside) -> Verdict:
+    _, _, status, owner, epoch, _, _, seen = head
+    if seen:
+        return APPLIED_AGAIN
+    if status in change.sources and (change.epoch is None or epoch == change.epoch):
+        return APPLIED
+    rowid, *row = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
+    try:
+        from_row(row)
+    except CorruptRecord as error:
+        set_aside(connection, rowid, row, error)
+        return MISSING
+    return Lost(Status(status), owner, epoch)
+
+
+def _step_of(change: Change, head: Sequence[Any]) -> tuple[tuple[str, ...], tuple[object, ...]]:
+    _, rowid, _, owner, epoch, version, attempt, _ = head
+    lines = entries(change, version=version, epoch=epoch, owner=owner)
+    last = lines[-1]
+    attempt += change.path.count(Status.RUNNING)
+    step = _step(rowid, change, last.owner, last.epoch, last.version, attempt, history_text(lines))
+    optional = tuple(name for name in OPTIONAL if getattr(change, name) is not UNSET)
+    return optional, step + tuple(_column(name, getattr(change, name)) for name in optional)
+
+
+def _column(name: str, value: Any) -> object:
+    return error_text(value) if name == "error" else value
+
+
+# --- writing
+
+
+def _step(
+    rowid: int, change: Change, owner: str | None, epoch: int, version: int, attempt: int, lines: str
+) -> tuple[object, ...]:
+    """The values of `queries.STEP`, behind the rowid that they are for."""
+    token = change.operation if Status.PENDING in change.path else None
+    return (rowid, change.target.value, owner, epoch, version, attempt, change.at, change.why, token, lines)
+
+
+def _write(connection: sqlite3.Connection, optional: tuple[str, ...], steps: list[tuple[object, ...]]) -> None:
+    for part in _parts(steps, queries.MOST_ROWS):
+        values = [value for step in part for value in step]
+        connection.execute(queries.step(optional, len(part)), values)
+
+
+def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+# --- reading
+
+
+def rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = []
+    for part in _parts(ids, _IDS_PER_QUERY):
+        rows += connection.execute(queries.GET.format(places=", ".join("?" * len(part))), (app, *part)).fetchall()
+    return rows

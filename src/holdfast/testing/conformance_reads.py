@@ -1,0 +1,255 @@
+"""The part of the conformance suite about reading, the roster, apps, odd values and what outlives a process.
+
+Use `holdfast.testing.conformance.StoreConformance`, which includes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.codec import ErrorRecord
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import APPLIED, MISSING, apply_to
+from holdfast.lifecycle.records import InvocationRecord, lane_of
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Ability, Filter, Store
+from holdfast.testing.samples import (
+    ERROR,
+    ODD_NAMES,
+    ODD_TEXTS,
+    START,
+    Stage,
+    ids_of,
+    invocation,
+    owned,
+    runner,
+    the,
+    wish,
+)
+
+_STATUSES = [frozenset[Status](), {Status.SUCCESS}, {Status.RUNNING}, {Status.FAILED, Status.SUCCESS, Status.PARKED}]
+_STATUSES += [{Status.REGISTERED, Status.RUNNING, Status.FAILED}, {Status.CANCELLED}]
+_FILTERS = [
+    Filter(statuses=frozenset(statuses), tasks=frozenset(tasks), queues=frozenset(queues), before_id=before)
+    for statuses, tasks, queues, before in itertools.product(
+        _STATUSES, [(), ("t1",), ("t0", "t2", "t9")], [(), ("q1",), ("q0", "q2")], [None, "17"]
+    )
+]
+
+
+async def _mixture(store: Store) -> list[InvocationRecord]:
+    """24 invocations in three tasks, three queues and five statuses; newest first."""
+    records = [invocation(f"{n:02}", task=f"t{n % 3}", queue=f"q{n // 3 % 3}", due_at=START - n) for n in range(24)]
+    await store.insert(records)
+    lanes = tuple({record.lane for record in records})
+    for record in (await store.claim(wish("some", lanes=lanes, limit=18))).records:
+        end, done = f"end {record.id}", int(record.id) % 4
+        if done == 0:
+            await store.apply([changes.completed(record, result=b"r", operation=end, at=START)])
+        elif done == 1:
+            await store.apply([changes.failed(record, error=ERROR, operation=end, at=START)])
+        elif done == 2:
+            await store.apply([changes.parked(record, fingerprint="f", operation=end, at=START, why="w")])
+    return [await the(store, f"{n:02}") for n in reversed(range(24))]
+
+
+def _wanted(where: Filter, record: InvocationRecord) -> bool:
+    return (
+        (not where.statuses or record.status in where.statuses)
+        and (not where.tasks or record.task in where.tasks)
+        and (not where.queues or record.queue in where.queues)
+        and (where.before_id is None or record.id < where.before_id)
+    )
+
+
+class ReadConformance:
+    """See the module."""
+
+    # --- get, find, counts
+
+    def test_get_answers_in_the_order_asked(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([invocation(f"{n:04}") for n in range(1200)])
+            asked = ["0003", "none", "0001", "0003", ""]
+            assert ids_of(await store.get("shop", asked)) == ["0003", None, "0001", "0003", None]
+            many = [f"{n:04}" for n in reversed(range(1200))]
+            assert ids_of(await store.get("shop", many)) == many
+            assert list(await store.get("shop", [])) == []
+
+        stage.play(scenario)
+
+    def test_find_obeys_every_combination_of_filters_newest_first(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            everything = await _mixture(store)
+            for where in _FILTERS:
+                expected = [record for record in everything if _wanted(where, record)]
+                assert list(await store.find("shop", where, 100)) == expected, where
+                assert list(await store.find("shop", where, 2)) == expected[:2], where
+
+        stage.play(scenario)
+
+    @pytest.mark.parametrize("where", [Filter(), Filter(statuses=frozenset({Status.RUNNING, Status.FAILED}))])
+    def test_find_goes_on_page_by_page(self, stage: Stage, where: Filter) -> None:
+        async def scenario(store: Store) -> None:
+            everything = [record.id for record in await _mixture(store) if _wanted(where, record)]
+            pages, last = list[str](), None
+            while page := await store.find("shop", replace(where, before_id=last), 5):
+                pages += [record.id for record in page]
+                last = pages[-1]
+            assert pages == everything
+
+        stage.play(scenario)
+
+    def test_counts_tells_how_many_are_in_each_status(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            assert await store.counts("shop") == {}
+            everything = await _mixture(store)
+            expected = {s: sum(r.status is s for r in everything) for s in Status}
+            assert await store.counts("shop") == {status: n for status, n in expected.items() if n}
+
+        stage.play(scenario)
+
+    # --- the roster
+
+    def test_the_roster_lists_by_creation_then_id(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            entries = [runner("b"), runner("c", started_at=START - 1), runner("a")]
+            for entry in entries:
+                await store.enrol(entry)
+            assert list(await store.roster("shop")) == [entries[1], entries[2], entries[0]]
+            await store.enrol(replace(entries[0], concurrency=99))
+            assert [entry.concurrency for entry in await store.roster("shop")] == [4, 4, 99]
+
+        stage.play(scenario)
+
+    def test_a_heartbeat_refreshes_and_never_creates(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            assert await store.heartbeat("shop", "a") is False
+            assert list(await store.roster("shop")) == []
+            await store.enrol(runner("a"))
+            stage.clock.advance(2)
+            assert await store.heartbeat("shop", "a") is True
+            (entry,) = await store.roster("shop")
+            assert abs(entry.heartbeat_at - store.now()) < 1
+            assert replace(entry, heartbeat_at=START) == runner("a")
+            await store.leave("shop", "a")
+            await store.leave("shop", "a")
+            assert await store.heartbeat("shop", "a") is False
+            assert list(await store.roster("shop")) == []
+
+        stage.play(scenario)
+
+    # --- apps, odd values
+
+    def test_apps_do_not_see_each_other(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            ours, theirs = invocation("a"), invocation("a", app="other", operation="other")
+            assert list(await store.insert([ours, theirs])) == [True, True]
+            await store.enrol(runner("r"))
+            (got,) = (await store.claim(wish("op"))).records
+            assert got.app == "shop"
+            assert await the(store, app="other") == theirs
+            assert await store.counts("other") == {Status.REGISTERED: 1}
+            assert await store.counts("shop") == {Status.RUNNING: 1}
+            assert list(await store.find("other", Filter(), 9)) == [theirs]
+            assert (await store.claim(wish("op", again=True, app="third"))).records == ()
+            end = changes.completed(got, result=b"", operation="end", at=START)
+            assert list(await store.apply([replace(end, app="third"), end])) == [MISSING, APPLIED]
+            assert await the(store, app="other") == theirs
+            assert list(await store.get("third", ["a"])) == [None]
+            assert list(await store.roster("other")) == []
+            assert await store.heartbeat("other", "r") is False
+            await store.leave("other", "r")
+            assert len(await store.roster("shop")) == 1
+            assert list(await store.quarantined("other")) == []
+
+        stage.play(scenario)
+
+    def test_names_may_hold_any_character(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for name in ODD_NAMES:
+                record = invocation(name, app=name, task=name, queue=name, tags=(name,), operation=name)
+                assert list(await store.insert([record, record])) == [True, True]
+                claim = wish(f"claim {name}", app=name, lanes=(lane_of(name, name, (name,)),), owner=name)
+                (got,) = (await store.claim(claim)).records
+                assert got == apply_to(changes.claimed(claim, record), record) == await the(store, name, name)
+                where = Filter(statuses=frozenset({Status.RUNNING}), tasks=frozenset({name}), queues=frozenset({name}))
+                assert ids_of(await store.find(name, where, 9)) == [name]
+                await store.enrol(runner(name, app=name, host=name, queues=(name,)))
+                assert await store.heartbeat(name, name) is True
+                assert [entry.host for entry in await store.roster(name)] == [name]
+
+        stage.play(scenario)
+
+    def test_texts_may_hold_any_character(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for number, text in enumerate(ODD_TEXTS):
+                record = await owned(store, f"{number}")
+                error = ErrorRecord(type_name=text, message=text, traceback=text, data=text.encode())
+                end = changes.failed(record, error=error, operation=f"end {number}", at=START, why=text)
+                assert list(await store.apply([end])) == [APPLIED]
+                after = await the(store, f"{number}")
+                assert after == apply_to(end, record)
+                assert after.reason == after.history[-1].why == text
+
+        stage.play(scenario)
+
+    def test_arguments_and_results_may_be_large(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            large = bytes(range(256)) * 4096
+            await store.insert([invocation("a", arguments=large)])
+            (got,) = (await store.claim(wish("op"))).records
+            assert got.arguments == large
+            await store.apply([changes.completed(got, result=large[::-1], operation="end", at=START)])
+            after = await the(store)
+            assert (after.arguments, after.result) == (large, large[::-1])
+
+        stage.play(scenario)
+
+    # --- what surrounds it
+
+    def test_a_healthy_store_has_nothing_to_report(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await _mixture(store)
+            for deep in (False, True):
+                findings = await store.check(deep=deep)
+                assert findings
+                assert [finding for finding in findings if not finding.ok] == []
+            assert list(await store.quarantined("shop")) == []
+            await store.open()
+            assert len(await store.find("shop", Filter(), 99)) == 24
+            await store.close()
+            await store.close()
+
+        stage.play(scenario)
+
+    def test_what_was_acknowledged_is_there_after_a_reopen(self, stage: Stage) -> None:
+        kept: list[InvocationRecord] = []
+
+        async def write(store: Store) -> None:
+            kept.extend(await _mixture(store))
+            await store.enrol(runner("r"))
+
+        async def read(store: Store) -> None:
+            assert list(await store.find("shop", Filter(), 99)) == kept
+            assert list(await store.roster("shop")) == [runner("r")]
+            running = [record for record in kept if record.status is Status.RUNNING]
+            end = changes.completed(running[0], result=b"late", operation="late", at=START)
+            assert list(await store.apply([end])) == [APPLIED]
+            assert list(await store.insert([invocation("00")])) == [True]
+
+        stage.play(write, read, needs=Ability.DURABLE)
+
+    def test_two_openings_see_each_other(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            async with stage.opened() as other:
+                await store.insert([invocation("a")])
+                (got,) = (await other.claim(wish("op"))).records
+                assert await the(store) == got
+                await store.apply([changes.completed(got, result=b"r", operation="end", at=START)])
+                assert (await the(other)).result == b"r"
+
+        stage.play(scenario, needs=Ability.MULTI_PROCESS)

@@ -1,0 +1,162 @@
+"""The material of the store tests: records as the engine makes them, and a stage to play a scenario on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.codec import ErrorRecord
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Change, Claim
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, lane_of, registered
+from holdfast.lifecycle.status import Status
+from holdfast.store import open_store as open_by_url
+from holdfast.store.contract import Ability, Observe, Store
+from holdfast.testing.clock import FakeClock
+
+START = 1_700_000_000.0
+TASK = "shop:send"
+LANE = lane_of("default", TASK)
+ERROR = ErrorRecord(
+    type_name="ValueError", message='a "quoted"\nline \0 😀 \\', traceback="Traceback …", data=b"\x00\xff"
+)
+ODD_TEXTS = [
+    "",
+    "two\nlines\r\n",
+    "nul \0 inside",
+    "quotes ' \" ` ;--",
+    "back\\slash %s {x} $set",
+    "日本 😀 é é",
+    "x" * 70_000,
+]
+ODD_NAMES = ["O'Brien", 'say"hi"', "a\\b", "日本:😀", "%", "$where", "a.b", "UPPER", "upper"]
+
+OpenStore = Callable[[Clock, Observe], Store]
+Scenario = Callable[[Store], Awaitable[None]]
+
+
+def invocation(
+    id: str, *, app: str = "shop", operation: str = "", at: float = START, **fields: Any
+) -> InvocationRecord:
+    """A record as `submit` makes it."""
+    given: dict[str, Any] = {"task": TASK, "arguments": b"\x90", "created_at": at, "due_at": at} | fields
+    return registered(InvocationRecord(id=id, app=app, **given), operation=operation or f"insert {id}", at=at)
+
+
+def wish(operation: str = "claim", **fields: Any) -> Claim:
+    """A claim for the lane of `invocation`."""
+    given: dict[str, Any] = {"app": "shop", "lanes": (LANE,), "limit": 10, "owner": "runner/1", "at": START} | fields
+    return Claim(operation=operation, **given)
+
+
+def runner(id: str, *, app: str = "shop", started_at: float = START, **fields: Any) -> RunnerRecord:
+    given: dict[str, Any] = {
+        "host": "h",
+        "pid": 1,
+        "version": "0",
+        "concurrency": 4,
+        "queues": ("default",),
+        "tasks": (TASK,),
+    } | fields
+    return RunnerRecord(id=id, app=app, started_at=started_at, heartbeat_at=started_at, **given)
+
+
+def ids_of(records: Iterable[InvocationRecord | None]) -> list[str | None]:
+    return [record.id if record else None for record in records]
+
+
+async def the(store: Store, id: str = "a", app: str = "shop") -> InvocationRecord:
+    """The record, which has to be there."""
+    (record,) = await store.get(app, [id])
+    assert record is not None
+    return record
+
+
+async def owned(store: Store, id: str = "a", *, start: bool = True, owner: str = "runner/1") -> InvocationRecord:
+    """A new invocation that `owner` has claimed."""
+    await store.insert([invocation(id)])
+    (record,) = (await store.claim(wish(f"claim {id}", ids=(id,), start=start, owner=owner))).records
+    return record
+
+
+def raw_change(
+    record: InvocationRecord, *path: Status, operation: str, epoch: int | None = None, **more: Any
+) -> Change:
+    """A legal change that has no name yet, for the edges that a later feature will walk."""
+    given: dict[str, Any] = {"name": "raw", "at": START + 5, "actor": record.owner, "why": "", **more}
+    where: dict[str, Any] = {"app": record.app, "id": record.id, "sources": frozenset({record.status})}
+    return Change(path=path, epoch=epoch, operation=operation, **where, **given)
+
+
+BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
+    "started": (Status.PENDING, lambda r: changes.started(r, operation="op", at=START + 1)),
+    "handed_back": (Status.PENDING, lambda r: changes.handed_back(r, operation="op", at=START + 1, why="leaving")),
+    "completed": (Status.RUNNING, lambda r: changes.completed(r, result=b"\x01", operation="op", at=START + 1)),
+    "failed": (Status.RUNNING, lambda r: changes.failed(r, error=ERROR, operation="op", at=START + 1, why="no")),
+    "parked": (Status.RUNNING, lambda r: changes.parked(r, fingerprint="f1", operation="op", at=START + 1, why="?")),
+    "parked, reserved": (
+        Status.PENDING,
+        lambda r: changes.parked(r, fingerprint=None, operation="op", at=START + 1, why="?"),
+    ),
+    "killed": (Status.RUNNING, lambda r: changes.killed(r, operation="op", at=START + 1, why="stop")),
+    "killed, reserved": (Status.PENDING, lambda r: changes.killed(r, operation="op", at=START + 1, why="stop")),
+    "woken": (Status.PARKED, lambda r: changes.woken(r, operation="op", at=START + 60, why="new code")),
+}
+"""Every named change, with the status to try it from."""
+
+
+async def in_status(store: Store, status: Status, id: str = "a") -> InvocationRecord:
+    record = await owned(store, id, start=status is not Status.PENDING)
+    if status is Status.PARKED:
+        await store.apply([changes.parked(record, fingerprint="f0", operation=f"park {id}", at=START, why="stuck")])
+    return await the(store, id)
+
+
+class Stage:
+    """One test's store, clock and what the store reported."""
+
+    def __init__(self, open_store: OpenStore) -> None:
+        self.clock = FakeClock(START)
+        self.reports: list[tuple[str, Mapping[str, Any]]] = []
+        self._open_store = open_store
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Store]:
+        store = self._open_store(self.clock, lambda event, facts: self.reports.append((event, facts)))
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def play(self, *scenarios: Scenario, needs: Ability = Ability.NONE) -> None:
+        """Run each scenario on the store, opened anew for each."""
+        if needs not in self._open_store(self.clock, lambda event, facts: None).abilities:
+            pytest.skip(f"the store does not offer {needs}")
+
+        async def all_of_them() -> None:
+            for scenario in scenarios:
+                async with self.opened() as store:
+                    await scenario(store)
+
+        asyncio.run(all_of_them())
+
+
+def claim_until_empty(url: str, owner: str) -> list[str]:
+    """In a process of its own: claim one by one until nothing is left."""
+
+    async def work() -> list[str]:
+        store = open_by_url(url, clock=SystemClock())
+        await store.open()
+        got: list[str] = []
+        while batch := (await store.claim(wish(f"{owner} {len(got)}", limit=1, owner=owner))).records:
+            got += [record.id for record in batch]
+        await store.close()
+        return got
+
+    return asyncio.run(work())

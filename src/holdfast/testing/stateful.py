@@ -1,0 +1,221 @@
+"""Memory is the oracle: the same operations on the memory store and on another one must get the same answers.
+
+    TestOracle = oracle_test(lambda clock: SqliteStore(a_new_file(), clock=clock, …))
+
+Hypothesis makes up the operations, with ids and operation ids from a small pool, so that collisions, repetitions and
+lost races are the rule. Needs Hypothesis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import unittest
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
+
+from holdfast.clock import Clock
+from holdfast.errors import LifecycleError
+from holdfast.lifecycle.changes import Change, Claim
+from holdfast.lifecycle.records import InvocationRecord, lane_of
+from holdfast.lifecycle.status import TABLE, Status
+from holdfast.store.contract import Filter, Store
+from holdfast.store.memory import MemoryStore
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.samples import BY_NAME, ERROR, START, invocation, runner
+
+T = TypeVar("T")
+
+APPS = st.sampled_from(["shop", "other"])
+IDS = st.sampled_from([f"i{n}" for n in range(8)])
+TASKS = st.sampled_from(["mail:send", "mail:drop"])
+QUEUES = st.sampled_from(["default", "fast"])
+TAGS = st.sampled_from([(), (), ("gpu",), ("eu", "gpu")])
+OPERATIONS = st.sampled_from([f"op{n}" for n in range(12)]) | st.uuids().map(str)
+LANES = st.builds(lane_of, QUEUES, TASKS, TAGS)
+SHIFTS = st.sampled_from([-5.0, -0.5, 0.0, 0.0, 0.5, 5.0])
+
+
+@st.composite
+def new_invocations(draw: st.DrawFn) -> InvocationRecord:
+    more: dict[str, Any] = {
+        "task": draw(TASKS),
+        "queue": draw(QUEUES),
+        "tags": draw(TAGS),
+        "priority": draw(st.integers(-2, 2)),
+    }
+    more |= {"due_at": START + draw(SHIFTS), "arguments": draw(st.binary(max_size=3))}
+    return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
+
+
+@st.composite
+def legal_paths(draw: st.DrawFn, source: Status) -> tuple[Status, ...]:
+    """One to three edges of the table, from `source` on."""
+    path: list[Status] = []
+    here = source
+    for _ in range(draw(st.integers(1, 3))):
+        following = sorted(TABLE[here].next)
+        if not following:
+            break
+        here = draw(st.sampled_from(following))
+        path.append(here)
+    return tuple(path)
+
+
+FILTERS = st.builds(
+    Filter,
+    statuses=st.frozensets(st.sampled_from(sorted(Status)), max_size=3),
+    tasks=st.frozensets(TASKS, max_size=2),
+    queues=st.frozensets(QUEUES, max_size=2),
+    before_id=st.none() | IDS,
+)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Two stores, one clock, one loop (a store may bind its futures to the loop that it was opened on)."""
+
+    open_store: ClassVar[Callable[[Clock], Store]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = FakeClock(START)
+        self.memory = MemoryStore(self.clock)
+        self.other = type(self).open_store(self.clock)
+        self.seen: list[InvocationRecord] = []  # what somebody once read: most of it is stale by now
+
+    @initialize()
+    def open(self) -> None:
+        self.loop.run_until_complete(self.other.open())
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self.other.close())
+        self.loop.close()
+
+    def both(self, ask: Callable[[Store], Awaitable[T]]) -> T:
+        """The answer, which has to be the same from both."""
+
+        async def answers() -> tuple[T, T]:
+            return await ask(self.memory), await ask(self.other)
+
+        expected, got = self.loop.run_until_complete(answers())
+        assert plain(got) == plain(expected)
+        return expected
+
+    @rule(records=st.lists(new_invocations(), max_size=5))
+    def insert(self, records: list[InvocationRecord]) -> None:
+        self.both(lambda store: store.insert(records))
+        self.seen += records
+
+    @rule(seconds=st.floats(0, 10))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(
+        app=APPS,
+        lanes=st.lists(LANES, max_size=5, unique=True).map(tuple),
+        limit=st.integers(0, 6),
+        owner=st.sampled_from(["r1/w1", "r2/w1"]),
+        operation=OPERATIONS,
+        start=st.booleans(),
+        again=st.booleans(),
+        ids=st.just(()) | st.lists(IDS, max_size=3, unique=True).map(tuple),
+        shift=SHIFTS,
+    )
+    def claim(self, shift: float, **fields: Any) -> None:
+        claim = Claim(at=self.clock.now() + shift, **fields)
+        self.seen += self.both(lambda store: store.claim(claim)).records
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def apply(self, data: st.DataObject, count: int) -> None:
+        if self.seen:
+            drawn = [self._change(data) for _ in range(count)]
+            batch = [change for change in drawn if change is not None]
+            self.both(lambda store: store.apply(batch))
+
+    def _change(self, data: st.DataObject) -> Change | None:
+        record = data.draw(st.sampled_from(self.seen))
+        if data.draw(st.booleans()):
+            (current,) = self.loop.run_until_complete(self.memory.get(record.app, [record.id]))
+            record = current or record
+        epoch = record.epoch + data.draw(st.sampled_from([0, 0, 0, 0, -1, 1]))
+        operation = data.draw(OPERATIONS)
+        if data.draw(st.booleans()):
+            _, build = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
+            return replace(build(replace(record, epoch=epoch)), operation=operation, at=self.clock.now())
+        return self._unnamed(data, record, epoch, operation)
+
+    def _unnamed(self, data: st.DataObject, record: InvocationRecord, epoch: int, operation: str) -> Change | None:
+        """Any walk that the table allows, so that a store is ready for the changes to come."""
+        path = data.draw(legal_paths(record.status))
+        optional: dict[str, Any] = data.draw(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "due_at": SHIFTS.map(lambda shift: self.clock.now() + shift),
+                    "result": st.none() | st.binary(max_size=2),
+                    "error": st.none() | st.just(ERROR),
+                    "fingerprint": st.none() | st.just("f"),
+                },
+            )
+        )
+        try:
+            return Change(
+                name="unnamed",
+                app=record.app,
+                id=record.id,
+                path=path,
+                sources=frozenset({record.status}),
+                epoch=data.draw(st.sampled_from([epoch, None])),
+                operation=operation,
+                at=self.clock.now(),
+                actor=record.owner or "r3/w1",
+                why=data.draw(st.sampled_from(["", "because"])),
+                **optional,
+            )
+        except LifecycleError:
+            return None
+
+    @rule(app=APPS, ids=st.lists(IDS, max_size=4))
+    def get(self, app: str, ids: list[str]) -> None:
+        self.both(lambda store: store.get(app, ids))
+
+    @rule(app=APPS, where=FILTERS, limit=st.integers(0, 5))
+    def find(self, app: str, where: Filter, limit: int) -> None:
+        self.both(lambda store: store.find(app, where, limit))
+
+    @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]), age=SHIFTS)
+    def enrol(self, app: str, id: str, age: float) -> None:
+        self.both(lambda store: store.enrol(runner(id, app=app, started_at=START + age)))
+
+    @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]))
+    def heartbeat(self, app: str, id: str) -> None:
+        self.both(lambda store: store.heartbeat(app, id))
+
+    @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]))
+    def leave(self, app: str, id: str) -> None:
+        self.both(lambda store: store.leave(app, id))
+
+    @invariant()
+    def the_contents_are_equal(self) -> None:
+        for app in ("shop", "other"):
+            self.both(lambda store, app=app: store.find(app, Filter(), 1000))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.counts(app))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.roster(app))  # type: ignore[misc]
+
+
+def plain(answer: object) -> object:
+    """Sequences and mappings may be of any class."""
+    if isinstance(answer, list | tuple):
+        return list(answer)
+    return dict(answer) if isinstance(answer, dict) else answer
+
+
+def oracle_test(open_store: Callable[[Clock], Store]) -> type[unittest.TestCase]:
+    """A test case that drives the stores of `open_store`, each new and empty, side by side with memory."""
+    machine = type("Machine", (StoreMachine,), {"open_store": staticmethod(open_store)})
+    case: type[unittest.TestCase] = machine.TestCase
+    return case
