@@ -26,8 +26,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
+from holdfast import errors
 from holdfast.codec import MAX_DEPTH, MAX_ERROR_TEXT_BYTES, Code, Codec, ErrorRecord
-from holdfast.errors import NotDecodable, NotEncodable, TaskFailed, UsageError
+from holdfast.errors import InvocationCancelled, NotDecodable, NotEncodable, ResultTimeout, TaskFailed, UsageError
 
 pack = msgspec.msgpack.encode
 
@@ -1047,6 +1048,84 @@ def test_damaged_error_state_is_task_failed(codec: Codec, state: object) -> None
     record = ErrorRecord(type_name="builtins:ValueError", message="m", traceback="t", data=codec.encode(state))
     assert type(codec.decode_error(record)) is TaskFailed
     assert type(codec.decode_error(msgspec.structs.replace(record, data=b"\xc1"))) is TaskFailed
+
+
+# ---- Holdfast's own errors, let through by a task
+
+OWN_ERRORS = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, errors.HoldfastError) and cls is not errors.HoldfastError
+]
+
+
+@pytest.mark.parametrize("cls", OWN_ERRORS)
+def test_each_of_holdfast_s_own_errors_comes_back_as_itself(codec: Codec, cls: typing.Any) -> None:
+    error = TaskFailed("shop:Declined", "no", "trace") if cls is TaskFailed else cls("what happened")
+    back = round_trip(codec, raised(error))
+    assert type(back) is cls
+    assert (back.args, str(back)) == (error.args, str(error))
+    own = {name: value for name, value in vars(back).items() if name != "__notes__"}
+    assert own == vars(error)
+    assert "in raised" in back.__notes__[0]
+
+
+def test_a_timeout_let_through_is_still_a_timeout_error(codec: Codec) -> None:
+    with pytest.raises(TimeoutError, match="within 5 s") as caught:
+        raise round_trip(codec, raised(ResultTimeout("no result within 5 s")))
+    assert type(caught.value) is ResultTimeout
+
+
+def test_a_cancellation_let_through_names_the_invocation_that_was_cancelled(codec: Codec) -> None:
+    back = round_trip(codec, raised(InvocationCancelled("was cancelled", invocation_id="inner")))
+    assert isinstance(back, InvocationCancelled)
+    assert back.invocation_id == "inner"  # not the one that let it through
+
+
+def test_a_refused_result_keeps_the_path_to_the_culprit(codec: Codec) -> None:
+    with pytest.raises(NotEncodable) as caught:
+        codec.encode([Plain()], at="result")
+    back = round_trip(codec, caught.value)
+    assert isinstance(back, NotEncodable)
+    assert back.path == "result[0]"
+
+
+def test_task_failed_is_not_wrapped_again_however_many_tasks_let_it_through(codec: Codec) -> None:
+    first = round_trip(codec, raised(Declined(7, "no")))
+    assert isinstance(first, TaskFailed)
+    error: BaseException = first
+    for _ in range(3):
+        error = codec.decode_error(codec.encode_error(raised(error)), invocation_id="outer")
+        assert type(error) is TaskFailed
+        assert (error.type_name, error.message) == (f"{__name__}:Declined", "order 7: no")
+        assert (error.remote_traceback, str(error)) == (first.remote_traceback, str(first))
+        assert error.invocation_id == "i1"
+        assert len(error.__notes__) == 1
+
+
+def test_a_longest_task_failed_passes_through_whole(codec: Codec) -> None:
+    first = round_trip(codec, raised(Declined(7, "é" * MAX_ERROR_TEXT_BYTES)))
+    back = round_trip(codec, raised(first))
+    assert isinstance(first, TaskFailed)
+    assert isinstance(back, TaskFailed)
+    assert (back.message, back.remote_traceback) == (first.message, first.remote_traceback)
+
+
+def test_an_own_error_that_lacks_what_it_promises_is_task_failed(codec: Codec) -> None:
+    for cls in (TaskFailed, InvocationCancelled, NotEncodable):
+        name = f"holdfast.errors:{cls.__name__}"
+        for data in (codec.encode([["m"], {}]), codec.encode([["m"], None]), None):
+            record = ErrorRecord(type_name=name, message="m", traceback="t", data=data)
+            back = codec.decode_error(record, invocation_id="i1")
+            assert isinstance(back, TaskFailed)
+            assert (back.type_name, back.message, back.invocation_id) == (name, "m", "i1")
+
+
+def test_an_unregistered_kind_of_an_own_error_is_task_failed(codec: Codec) -> None:
+    class Special(InvocationCancelled):
+        pass
+
+    assert type(round_trip(codec, Special("x"))) is TaskFailed
 
 
 def test_an_error_record_is_itself_storable() -> None:

@@ -1,5 +1,7 @@
 """Durable background tasks and workflows for Python: nothing lost, nothing stuck, everything explained."""
 
+import logging
+
 from holdfast._version import __version__
 from holdfast.app import App, EmbeddedRunner
 from holdfast.errors import (
@@ -39,3 +41,6 @@ __all__ = [
     "UsageError",
     "__version__",
 ]
+
+# A library does not decide where its log goes: without this, Python prints warnings to stderr by itself.
+logging.getLogger("holdfast").addHandler(logging.NullHandler())

@@ -18,6 +18,8 @@ from holdfast.cli.shown import as_json, printable, without_secrets
 from holdfast.errors import HoldfastError, UsageError
 
 FAILED, MISUSED = 1, 2
+_GAP = 3  # between the columns of a drawn table
+_NARROWEST_TEXT = 30
 
 
 class Output:
@@ -102,6 +104,7 @@ def _align(rows: list[list[str]]) -> None:
 def _draw(titles: Sequence[str], rows: list[list[str]]) -> None:
     # Imported here: rich costs a tenth of a second, and scripts never see its tables.
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -109,12 +112,17 @@ def _draw(titles: Sequence[str], rows: list[list[str]]) -> None:
     from holdfast.lifecycle.diagram import COLOURS
 
     colours: dict[str, str] = {status.value: f"#ffffff on {colour}" for status, colour in COLOURS.items()}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, title in enumerate(titles):
-        last = index == len(titles) - 1
-        table.add_column(title, no_wrap=not last, overflow="fold" if last else "ellipsis")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in titles[:-1]:
+        table.add_column(title, no_wrap=True)
+    table.add_column(titles[-1], overflow="fold")
     for row in rows:
         painted = [colours.get(cell, "") if title == "status" else "" for title, cell in zip(titles, row, strict=True)]
         # Text, not str: in a str, square brackets would be markup.
         table.add_row(*(Text(cell, style=style) for cell, style in zip(row, painted, strict=True)))
-    Console(file=sys.stdout, highlight=False).print(table)
+    console = Console(file=sys.stdout, highlight=False)
+    # Half an id is no use to anybody: on a narrow terminal lines become too long instead.
+    widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
+    needed = sum(width + _GAP for width in widths[:-1]) + min(widths[-1], _NARROWEST_TEXT)
+    console.width = max(console.width, needed)
+    console.print(table)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.app import App, EmbeddedRunner
+from holdfast.app import EmbeddedRunner
 from holdfast.cli import logs
 from holdfast.cli.discovery import find_app, only_app
 from holdfast.cli.logs import LogFormat, LogLevel
@@ -41,7 +41,7 @@ def run(
             if not chosen.tasks:
                 out.note("this app declares no tasks, so there is nothing that this runner could do")
             runner = chosen.runner(concurrency=concurrency, drain_timeout=drain)
-            id, account = _until_stopped(chosen, runner)
+            id, account = _until_stopped(runner)
         if json:
             out.document({"runner": id, **_numbers(account)})
         else:
@@ -52,7 +52,7 @@ def _numbers(account: Account) -> dict[str, int]:
     return {"started": account.started, "ended": account.ended, "interrupted": account.interrupted}
 
 
-def _until_stopped(app: App, runner: EmbeddedRunner) -> tuple[str | None, Account]:
+def _until_stopped(runner: EmbeddedRunner) -> tuple[str | None, Account]:
     with _Signals(runner) as signals:
         runner.start()
         signals.repeat()

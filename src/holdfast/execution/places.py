@@ -77,8 +77,8 @@ class ThreadPlaces:
     A batch wakes one thread. Whoever takes a call while more are waiting wakes the next thread before running it, so
     calls that block get a thread each, while a batch of short ones is done by the first thread before the second has
     even got hold of the interpreter; and its outcomes are announced together, by the first thread when it has no more
-    to do or by the second when it comes, whichever is earlier. Threads start when they are first needed and are daemons: they cannot be ended,
-    and must not keep a process alive.
+    to do or by the second when it comes, whichever is earlier. Threads start when they are first needed and are
+    daemons: they cannot be ended, and must not keep a process alive.
     """
 
     def __init__(self, size: int, deliver: Deliver) -> None:

@@ -121,19 +121,34 @@ def _values(rows: int, columns: int) -> str:
     return ", ".join([row] * rows)
 
 
-def listing(where: Filter) -> tuple[str, list[object]]:
-    """`find` for a filter, and its values; SQLite picks the index that fits: status, else task, else identity."""
-    conditions, values = ["app = ?"], list[object]()
-    for column, wanted in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
-        if wanted:
-            conditions.append(f"{column} IN ({', '.join('?' * len(wanted))})")
-            values += sorted(str(value) for value in wanted)
+_MOST_ARMS = 20  # more than there are statuses
+
+
+def listing(app: str, where: Filter, limit: int) -> tuple[str, list[object]]:
+    """`find` for a filter, and its values. The cost is that of the page, not of the table, where an index allows it:
+    one arm for each wanted status (or else task) reads its index backwards, and SQLite merges the arms by id. Success
+    is not in the index, because it is most of the table: it is met soon by walking `identity` backwards.
+    """
     if where.statuses and Status.SUCCESS not in where.statuses:
-        conditions.append("status <> 'success'")
+        driver, wanted = "status", sorted(status.value for status in where.statuses)
+    elif 0 < len(where.tasks) <= _MOST_ARMS:
+        driver, wanted = "task", sorted(where.tasks)
+    else:
+        driver, wanted = "", [""]
+    rest, values = "", list[object]()
+    for column, some in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
+        if some and column != driver:
+            rest += f" AND +{column} IN ({', '.join('?' * len(some))})"  # the + keeps it from choosing the index
+            values += sorted(str(value) for value in some)
     if where.before_id is not None:
-        conditions.append("id < ?")
+        rest += " AND id < ?"
         values.append(where.before_id)
-    return f"SELECT {LIST} FROM {TABLE} WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?", values
+    driven = {"status": " AND status = ? AND status <> 'success'", "task": " AND task = ?", "": ""}[driver]
+    arm = f"SELECT {LIST} FROM {TABLE} WHERE app = ?{driven}{rest}"
+    each: list[object] = []
+    for value in wanted:
+        each += [app, value, *values] if driver else [app, *values]
+    return f"{' UNION ALL '.join([arm] * len(wanted))} ORDER BY id DESC LIMIT ?", [*each, limit]
 
 
 ID_COLUMN, LANE_COLUMN, RANK_COLUMN = (COLUMNS.index(name) for name in ("id", "lane", "rank"))

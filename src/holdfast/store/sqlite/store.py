@@ -150,8 +150,8 @@ class SqliteStore:
         return [found.get(id) for id in ids]
 
     async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
-        query, values = queries.listing(where)
-        rows = await self._read(lambda connection: connection.execute(query, (app, *values, limit)).fetchall())
+        query, values = queries.listing(app, where, limit)
+        rows = await self._read(lambda connection: connection.execute(query, values).fetchall())
         return [record for record in map(self._readable, rows) if record is not None]
 
     def _readable(self, row: Sequence[object]) -> InvocationRecord | None:

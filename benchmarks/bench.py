@@ -1,0 +1,150 @@
+"""``make bench``: rates, latencies and the idle cost on this machine, for each store.
+
+Every figure is the median of three runs, the best in parentheses, each on a fresh store in a folder that is removed
+afterwards. Differences of less than about 1.5 times are noise on a machine that does other things too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import FULL, MEASUREMENTS, QUICK, UNITS, Sizes, better, percentile
+from benchmarks.table import table
+from benchmarks.targets import TARGETS, Target
+
+Values = dict[str, list[float]]  # by figure: one value per round
+_SYNCS = 200
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    machine = describe_machine()
+    say = _progress if sys.stderr.isatty() else _silence
+    sizes = QUICK if options.quick else FULL
+    results = {target.name: measure(target, sizes, say) for target in options.stores}
+    say("")
+    print(as_json(machine, results) if options.json else as_text(machine, results))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--stores", type=_targets, default=",".join(TARGETS), help="which ones, separated by commas (all)"
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round: does it work at all?")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    return parser.parse_args(arguments)
+
+
+def _targets(names: str) -> list[Target]:
+    unknown = set(names.split(",")) - set(TARGETS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no store '{min(unknown)}'; there are: {', '.join(TARGETS)}")
+    return [TARGETS[name] for name in names.split(",")]
+
+
+def _silence(text: str) -> None:
+    pass
+
+
+def _progress(text: str) -> None:
+    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def measure(target: Target, sizes: Sizes, say: Callable[[str], None] = _silence) -> Values:
+    """Every figure of one store, as often as `sizes` says. What the store cannot do is left out."""
+    values: Values = {}
+    for measurement in MEASUREMENTS:
+        for _ in range(sizes.rounds):
+            with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
+                if measurement.needs not in target.abilities(Path(folder)):
+                    continue
+                say(f"{target.name}: {', '.join(measurement.figures)}")
+                for name, value in measurement.run(target.url(Path(folder)), sizes).items():
+                    values.setdefault(name, []).append(value)
+    return values
+
+
+# --- what was found
+
+
+def describe_machine() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
+        fsync = percentile(fsync_seconds(Path(folder) / "probe"), 50)
+    return {
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "system": f"{platform.system()} {platform.machine()}",
+        "fsync_p50_us": round(fsync * 1e6),
+        "folder": tempfile.gettempdir(),
+    }
+
+
+def fsync_seconds(path: Path) -> list[float]:
+    """How long this disk takes to keep 4 KiB more of a file, each time."""
+    taken = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(_SYNCS):
+            file.write(b"\0" * 4096)
+            began = time.perf_counter()
+            os.fsync(file.fileno())
+            taken.append(time.perf_counter() - began)
+    return taken
+
+
+def as_text(machine: dict[str, Any], results: dict[str, Values]) -> str:
+    about = (
+        f"{machine['cores']} cores (load {machine['load']}), {machine['system']}, Python {machine['python']}, "
+        f"SQLite {machine['sqlite']}, fsync p50 {machine['fsync_p50_us']} µs in {machine['folder']}"
+    )
+    rows = [
+        [name, unit, *(_cell(unit, values.get(name, [])) for values in results.values())]
+        for name, unit in UNITS.items()
+    ]
+    rounds = max((len(each) for values in results.values() for each in values.values()), default=0)
+    note = f"median of {rounds} (best)" if rounds > 1 else "one run each"
+    return f"{about}\n\n{table(['', 'unit', *results], rows)}\n\n{note}"
+
+
+def _cell(unit: str, values: list[float]) -> str:
+    if not values:
+        return "-"
+    median, best = _number(statistics.median(values)), _number(better(unit)(values))
+    return f"{median} ({best})" if len(values) > 1 else median
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def as_json(machine: dict[str, Any], results: dict[str, Values]) -> str:
+    stores = {
+        store: {
+            name: {
+                "unit": UNITS[name],
+                "median": statistics.median(each),
+                "best": better(UNITS[name])(each),
+                "values": each,
+            }
+            for name, each in values.items()
+        }
+        for store, values in results.items()
+    }
+    return json.dumps({"machine": machine, "stores": stores}, indent=2, ensure_ascii=False)
+
+
+if __name__ == "__main__":
+    main()

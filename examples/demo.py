@@ -1,0 +1,102 @@
+"""`make demo`: what Holdfast does, on a SQLite file, told as it happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast import App, Invocation, InvocationGroup
+
+say = Console(highlight=False).print
+
+
+@dataclasses.dataclass
+class Order:
+    id: int
+    customer: str
+    amount: float
+
+
+class CardDeclined(Exception):
+    pass
+
+
+def declare(app: App) -> None:
+    app.register(CardDeclined)
+
+    @app.task(name="shop:charge")
+    def charge(order: Order) -> str:
+        if order.amount > 1000:
+            raise CardDeclined(f"the card of {order.customer} was declined")
+        return f"receipt-{order.id}"
+
+    @app.task(name="shop:thumbnail")
+    def thumbnail(number: int) -> int:
+        return number * number
+
+
+def tell(invocation: Invocation[object]) -> None:
+    """The story of one invocation, as the store remembers it."""
+    record = invocation.record()
+    table = Table(title=f"{record.task}  {invocation.id}", title_justify="left", box=None, pad_edge=False)
+    for heading in ("time (UTC)", "status", "owner", "epoch", "why"):
+        table.add_column(heading, style="cyan" if heading == "status" else "")
+    for entry in record.history:
+        moment = dt.datetime.fromtimestamp(entry.at, dt.UTC).strftime("%H:%M:%S.%f")[:-3]
+        table.add_row(moment, entry.status, entry.owner or "–", str(entry.epoch), entry.why)
+    say(table)
+    say()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "shop.db"
+        with App(f"sqlite:///{file}") as app:
+            declare(app)
+            show(app, file)
+
+
+def show(app: App, file: Path) -> None:
+    charge, thumbnail = app.get_task("shop:charge"), app.get_task("shop:thumbnail")
+    say("[bold]Holdfast[/]: durable background tasks. One import, one SQLite file.\n")
+
+    say(f"[bold]1.[/] Submit an order. No runner is there yet; the order is safe in [green]{file.name}[/].")
+    paid = charge.submit(Order(1, "ada@example.com", 19.90))
+    say(f"   status: {paid.status}   why: {paid.explain()}\n")
+
+    say("[bold]2.[/] Start a runner with 8 places. It finds the order and charges it.")
+    with app.runner(concurrency=8):
+        say(f"   result: {paid.result(timeout=30)}\n")
+        tell(paid)
+
+        say("[bold]3.[/] An order that fails comes back as the exception it was.")
+        declined = charge.submit(Order(2, "eve@example.com", 99999.0))
+        try:
+            declined.result(timeout=30)
+        except CardDeclined as error:
+            say(f"   CardDeclined: {error}\n")
+        tell(declined)
+
+        say("[bold]4.[/] Two thousand at once.")
+        began = time.perf_counter()
+        group: InvocationGroup[int] = thumbnail.map(range(2000))
+        submitted = time.perf_counter() - began
+        total = sum(group.results(timeout=120))
+        seconds = time.perf_counter() - began
+        say(f"   stored in {submitted:.2f} s, all done after {seconds:.2f} s, every one of them on the disk.")
+        assert total == sum(n * n for n in range(2000)), "a result is wrong"
+
+    counts = {status: len(app.invocations(status=status, limit=5000)) for status in ("success", "failed")}
+    say(f"   in the store: {counts['success']} success, {counts['failed']} failed, nothing in between.\n")
+    assert counts == {"success": 2001, "failed": 1}, counts
+    say("Next: [bold]holdfast --help[/], and the README.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Values to bytes and back: MessagePack with a closed set of extensions.
+
+**Exact or refused.** A value comes back equal and of the same type, with no annotation to help, or it is refused when
+it is stored, with the path to the culprit. So dispatch is on the exact type: an `OrderedDict` would come back as a
+`dict`, hence it is refused. Two references to one object come back as two objects; cycles are refused.
+
+**Data, not code.** Stored bytes never cause an import: classes come only from the registry, and `decode` raises nothing
+but `NotDecodable`, whatever the bytes. (A time zone's key makes `zoneinfo` open that zone's data, or the data package
+`tzdata`; its spelling is checked first.)
+
+**State, not constructor calls.** Objects are rebuilt from their fields without `__init__` or `__post_init__`: those ran
+when the value was made. To run them again would apply their changes twice, would need the `InitVar` arguments that are
+gone, and would judge old data by new rules. The same holds for exceptions, whose `args` seldom are what their
+`__init__` takes. Structs can only be made by their constructor, so their fields are set once more afterwards.
+
+**Two passes.** The first pass trusts strings and integers and hands containers of plain values to msgspec as they are.
+Only if that fails does a careful pass look at each leaf: it finds big integers, or the path of what must be refused.
+
+The rooms, each importing only from those above it: `refusals` (why not, and where), `extensions` (codes and leaves),
+`classes` (the registry's shapes), `values` (writer and reader), `failures` (exceptions). Outside, import from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.codec.classes import Shape, fields_of, hints_of, stored_name, type_name
+from holdfast.codec.extensions import Code, pack
+from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
+from holdfast.codec.refusals import Refused
+from holdfast.codec.values import MAX_DEPTH, PLAIN, Reader, Writer
+from holdfast.errors import NotDecodable, NotEncodable, UsageError
+
+__all__ = ["MAX_DEPTH", "MAX_ERROR_TEXT_BYTES", "Code", "Codec", "ErrorRecord"]
+
+
+class Codec:
+    """Encodes and decodes values, calls and errors, and knows the classes that may appear in them."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, Shape] = {}
+        self._by_name: dict[str, Shape] = {}
+        self._errors = KnownErrors()
+        self._quick = Writer(self._by_type, careful=False)
+        self._careful = Writer(self._by_type, careful=True)
+
+    def register(self, cls: type, *, name: str | None = None) -> None:
+        """Allow a dataclass, struct, enum, NamedTuple, pydantic model or exception class to be stored.
+
+        A class may have several names: the last one is written, all are read, so that a class can be renamed.
+        """
+        if not isinstance(cls, type):
+            raise UsageError(f"register() takes a class, not {cls!r:.80}")
+        name = stored_name(cls) if name is None else name
+        known: Any = self._errors.by_name.get(name) or (self._by_name[name].cls if name in self._by_name else None)
+        if known not in (None, cls) and stored_name(known) != stored_name(cls):
+            raise UsageError(f"{name!r} already names {type_name(known)}; pass register({cls.__name__}, name=...)")
+        if self._errors.admits(cls):
+            self._errors.add(cls, name)
+            return
+        fields = None if issubclass(cls, BaseException) else fields_of(cls)
+        if fields is None:
+            kinds = "a dataclass, msgspec.Struct, Enum, NamedTuple, pydantic model or ordinary Exception"
+            raise UsageError(f"{type_name(cls)} cannot be registered: it is not {kinds}")
+        self._by_type.pop(known, None)  # of a reloaded module: its instances would come back as the new class
+        self._by_name[name] = self._by_type[cls] = Shape(cls, name, fields)
+
+    def register_annotations(self, function: Callable[..., Any]) -> None:
+        """Register each registrable class the annotations lead to. Never raises: what cannot be resolved is left."""
+        pending, seen = hints_of(function), dict[int, object]()
+        while pending:
+            hint = pending.pop()
+            if id(hint) not in seen:
+                seen[id(hint)] = hint  # kept, so that its id is not given to another
+                with contextlib.suppress(Exception):
+                    pending += self._register_hint(hint)
+
+    def _register_hint(self, hint: Any) -> list[Any]:
+        """Register an annotation that is a class, and return what it leads to."""
+        if isinstance(hint, type) and typing.get_origin(hint) is None:
+            if hint not in self._by_type and hint not in self._errors.names:
+                self.register(hint)
+            return hints_of(hint)
+        if isinstance(hint, enum.Enum):  # inside a Literal
+            return [type(hint)]
+        return [*typing.get_args(hint), typing.get_origin(hint), getattr(hint, "__value__", None)]
+
+    def encode(self, value: object, *, at: str = "value") -> bytes:
+        """Raises `NotEncodable` with the path to what cannot be stored; `at` is what the path begins with."""
+        try:
+            return pack(self._quick.plain(value, 0))
+        except Exception:
+            return self._encode_carefully(value, at)
+
+    def decode(self, data: bytes) -> Any:
+        """Raises `NotDecodable` and nothing else."""
+        try:
+            return msgspec.msgpack.decode(data, ext_hook=Reader(self._by_name).hook)
+        except NotDecodable:
+            raise
+        except Exception as error:
+            raise NotDecodable(f"stored bytes cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+
+    def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str] = ()) -> bytes:
+        """The arguments of a call. `names` are the parameters of the positional ones, for messages."""
+        try:
+            if PLAIN.issuperset(map(type, args)) and (not kwargs or PLAIN.issuperset(map(type, kwargs.values()))):
+                return pack((args, kwargs))
+            plain = self._quick.plain
+            return pack(([plain(item, 0) for item in args], {name: plain(item, 0) for name, item in kwargs.items()}))
+        except Exception:
+            return self._encode_call_carefully(args, kwargs, names)
+
+    def _encode_call_carefully(self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str]) -> bytes:
+        roots = [names[index] if index < len(names) else f"args[{index}]" for index in range(len(args))]
+        self._encode_carefully(list(kwargs), "keywords")
+        again = self._encode_carefully
+        positional = [again(item, root, f"argument {root!r}: ") for root, item in zip(roots, args, strict=True)]
+        named = {name: again(item, name, f"argument {name!r}: ") for name, item in kwargs.items()}
+        return pack(([msgspec.Raw(item) for item in positional], {n: msgspec.Raw(item) for n, item in named.items()}))
+
+    def decode_call(self, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = self.decode(data)
+        if (
+            type(call) is list
+            and [type(part) for part in call] == [list, dict]
+            and {str}.issuperset(map(type, call[1]))
+        ):
+            return tuple(call[0]), call[1]
+        raise NotDecodable("stored bytes are not the arguments of a call")
+
+    def _encode_carefully(self, value: object, root: str, prefix: str = "") -> bytes:
+        try:
+            return pack(self._careful.plain(value, 0))
+        except Refused as refused:
+            path, why = refused.locate(root)
+            raise NotEncodable(f"{prefix}{path} {why}", path=path) from None
+        except Exception as error:
+            why = f"cannot be stored: {type(error).__name__}: {error}"
+            raise NotEncodable(f"{prefix}{root} {why}", path=root) from error
+
+    def encode_error(self, error: BaseException) -> ErrorRecord:
+        """Never raises: an error that cannot be described is still recorded as an error."""
+        return self._errors.to_record(error, self.encode)
+
+    def decode_error(self, record: ErrorRecord, *, invocation_id: str | None = None) -> BaseException:
+        """An instance of the registered class, with the remote traceback as a note, or `TaskFailed`. Never raises."""
+        return self._errors.from_record(record, self.decode, invocation_id)

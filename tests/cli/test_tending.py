@@ -1,0 +1,141 @@
+"""status render, store, config, and what all commands have in common."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast._version import __version__
+from holdfast.lifecycle.diagram import render
+
+if TYPE_CHECKING:
+    from conftest import Command
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("format", ["svg", "mermaid", "text"])
+def test_render_prints_the_diagram_as_it_is(holdfast: Command, format: str) -> None:
+    assert holdfast("status", "render", "--format", format).out == render(format)  # type: ignore[arg-type]
+    assert holdfast("status", "render", "--format", format, "--json").json == {
+        "format": format,
+        "text": render(format),  # type: ignore[arg-type]
+    }
+
+
+@pytest.mark.parametrize("name", ["machine.svg", "machine.mmd", "machine.txt"])
+def test_check_tells_fresh_from_stale_and_missing(folder: Path, holdfast: Command, name: str) -> None:
+    missing = holdfast("status", "render", "--check", "--output", name)
+    assert missing.code == 1
+    assert "not readable" in missing.out
+    assert holdfast("status", "render", "--output", name).code == 0
+    assert holdfast("status", "render", "--check", "--output", name).code == 0
+    with (folder / name).open("a") as file:
+        file.write(" ")
+    stale = holdfast("status", "render", "--check", "--output", name, "--json")
+    assert (stale.code, stale.json) == (1, {"fresh": False, "files": {name: "stale"}})
+    assert (
+        f"run: holdfast status render --output {name}" in holdfast("status", "render", "--check", "--output", name).out
+    )
+
+
+def test_a_file_name_without_a_format_is_a_usage_error(folder: Path, holdfast: Command) -> None:
+    assert holdfast("status", "render", "--output", "machine").code == 2
+    assert holdfast("status", "render", "--check", "--format", "svg").code == 2
+
+
+def test_the_rendered_documentation_is_fresh(holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    answer = holdfast("status", "render", "--check")
+    assert answer.code == 0, answer.out + "run: make diagram"
+
+
+def test_store_prepare_and_check(shop: Path, holdfast: Command) -> None:
+    assert holdfast("store", "prepare", "--json").json == {"url": "sqlite:///shop.db", "prepared": True}
+    assert (shop / "shop.db").exists()
+    checked = holdfast("store", "check", "--deep", "--json")
+    assert (checked.code, checked.json["ok"]) == (0, True)
+    (shop / "shop.db").chmod(0o644)
+    worse = holdfast("store", "check")
+    assert worse.code == 1
+    assert "NOT OK" in worse.out
+
+
+def test_a_store_that_cannot_be_opened_is_one_clear_error(folder: Path, holdfast: Command) -> None:
+    (folder / "text.db").write_text("this is no database, but it is long enough to be taken for one " * 20)
+    answer = holdfast("store", "check", "--url", "sqlite:///text.db", "--json")
+    assert answer.code == 1
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_config_tells_sources_and_hides_secrets(
+    folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CONCURRENCY", "3")
+    monkeypatch.setenv("HOLDFAST_URL", "mongodb://bob:hunter2@host/db")
+    answer = holdfast("config", "--json")
+    assert "hunter2" not in answer.out
+    rows = {row["name"]: row for row in answer.json["settings"]}
+    assert (rows["concurrency"]["value"], rows["concurrency"]["source"]) == (3, "environment HOLDFAST_CONCURRENCY")
+    assert "mongodb://bob:***@host/db" in holdfast("config").out
+
+
+def test_config_of_an_app_shows_its_keywords(shop: Path, holdfast: Command) -> None:
+    rows = {row["name"]: row for row in holdfast("config", "--json").json["settings"]}
+    assert (rows["url"]["shown"], rows["url"]["source"]) == ("sqlite:///shop.db", "keyword")
+
+
+def test_an_unknown_setting_is_an_error_that_suggests_the_right_one(
+    folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CONCURENCY", "3")
+    answer = holdfast("config")
+    assert answer.code == 1
+    assert "Did you mean HOLDFAST_CONCURRENCY?" in answer.err
+
+
+def test_an_error_never_shows_a_password(folder: Path, holdfast: Command) -> None:
+    answer = holdfast("ps", "--json", "--url", "mongodbb://bob:hunter2@host/db")
+    assert answer.code == 1
+    assert "hunter2" not in answer.out + answer.err
+
+
+def test_an_unexpected_exception_keeps_its_traceback(
+    shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("holdfast.app.App.invocations", broken)
+    with pytest.raises(ZeroDivisionError):
+        holdfast("ps")
+
+
+def test_every_command_takes_json_and_explains_itself(holdfast: Command) -> None:
+    commands = ["run", "submit", "wake", "ps", "show", "history", "runners", "config"]
+    for command in [*([name] for name in commands), ["status", "render"], ["store", "prepare"], ["store", "check"]]:
+        answer = holdfast(*command, "--help")
+        assert answer.code == 0
+        assert "--json" in answer.out
+
+
+def test_version_and_misuse(holdfast: Command) -> None:
+    assert holdfast("--version").out == f"holdfast {__version__}\n"
+    assert holdfast("nonsense").code == 2
+    assert holdfast("ps", "--limit", "0").code == 2
+
+
+def test_help_loads_neither_rich_nor_a_store() -> None:
+    code = (
+        "import sys\nfrom holdfast.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'rich.table', 'rich.console', 'sqlite3', 'pymongo'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {heavy}' if heavy else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

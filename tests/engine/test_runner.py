@@ -1,0 +1,504 @@
+"""The runner over the memory store, on virtual time: nothing here waits for a real second."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.codec import Codec
+from holdfast.engine.core import Engine
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.runner import Runner
+from holdfast.errors import StoreUnavailable
+from holdfast.execution.places import InlinePlaces
+from holdfast.ids import Ids
+from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
+from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.status import FINAL
+from holdfast.store.memory import MemoryStore
+from holdfast.testing.virtual import VirtualClock, run_virtual
+
+POLL, HEARTBEAT, DRAIN = 1.0, 2.0, 30.0
+
+
+class Harness:
+    """An engine on a virtual loop, with a store that can be told to fail."""
+
+    def __init__(self, clock: VirtualClock, store: MemoryStore | None = None) -> None:
+        self.clock = clock
+        self.rng = random.Random(7)
+        self.ids = Ids(clock, self.rng)
+        self.store = store or MemoryStore(clock)
+        self.codec = Codec()
+        self.engine = Engine(
+            app="app", store=self.store, clock=clock, ids=self.ids, rng=self.rng, poll_interval_seconds=POLL
+        )
+
+    def runner(self, *functions: Callable[..., Any], concurrency: int = 10, **options: Any) -> Runner:
+        definitions = [definition(function, **options) for function in functions]
+        return self.engine.runner(
+            definitions,
+            self.codec,
+            version="0",
+            concurrency=concurrency,
+            heartbeat_seconds=HEARTBEAT,
+            drain_timeout_seconds=DRAIN,
+            make_places=lambda place, deliver: InlinePlaces(deliver),
+        )
+
+    async def submit(self, task: str, *args: Any, delay: float = 0.0, priority: int = 0) -> str:
+        now = self.clock.now()
+        record = InvocationRecord(
+            id=self.ids.new(),
+            app="app",
+            task=task,
+            arguments=self.codec.encode_call(args, {}),
+            created_at=now,
+            due_at=now + delay,
+            priority=priority,
+        )
+        await self.engine.submitter.submit([registered(record, operation=self.ids.operation(), at=now)])
+        return record.id
+
+    async def record(self, id: str) -> InvocationRecord:
+        (record,) = await self.store.get("app", [id])
+        assert record is not None
+        return record
+
+    async def story(self, id: str) -> list[str]:
+        return [str(entry.status) for entry in (await self.record(id)).history]
+
+    async def end(self, *ids: str, timeout: float = 600) -> list[InvocationRecord]:
+        ended = await self.engine.watcher.ends(ids, timeout)
+        return [ended[id] for id in ids]
+
+
+def definition(function: Callable[..., Any], **options: Any) -> TaskDefinition:
+    place = Place.LOOP if inspect.iscoroutinefunction(function) else Place.THREAD
+    return TaskDefinition(
+        name=function.__name__, function=function, signature=inspect.signature(function), place=place, **options
+    )
+
+
+def virtually(scenario: Callable[[Harness], Coroutine[Any, Any, None]]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        await scenario(Harness(clock))
+
+    run_virtual(main)
+
+
+async def running(runner: Runner) -> asyncio.Task[Any]:
+    """Start it and wait until it is on the roster."""
+    ready = asyncio.Event()
+    task = asyncio.create_task(runner.run(ready.set))
+    await ready.wait()
+    return task
+
+
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+async def nap(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "rested"
+
+
+def test_a_task_goes_from_submit_to_result() -> None:
+    async def scenario(harness: Harness) -> None:
+        runner = harness.runner(add)
+        life = await running(runner)
+        id = await harness.submit("add", 1, 2)
+        (record,) = await harness.end(id)
+        assert harness.codec.decode(record.result or b"") == 3
+        assert await harness.story(id) == ["registered", "pending", "running", "success"]
+        assert (record.owner, record.epoch, record.attempt) == (None, 1, 1)
+        assert [entry.owner for entry in record.history] == [None, runner.owner, runner.owner, None]
+        runner.stop()
+        assert (await life).ended == 1
+
+    virtually(scenario)
+
+
+def test_delayed_work_starts_when_it_is_due_and_not_before() -> None:
+    started: list[float] = []
+
+    async def scenario(harness: Harness) -> None:
+        def note() -> None:
+            started.append(harness.clock.now())
+
+        runner = harness.runner(note)
+        life = await running(runner)
+        due = harness.clock.now() + 7.25
+        await harness.end(await harness.submit("note", delay=7.25))
+        assert due <= started[0] < due + 0.01
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+def test_priority_goes_before_age() -> None:
+    order: list[str] = []
+
+    async def scenario(harness: Harness) -> None:
+        def note(name: str) -> None:
+            order.append(name)
+
+        ids = [
+            await harness.submit("note", "first, low", priority=-5),
+            await harness.submit("note", "second"),
+            await harness.submit("note", "third"),
+            await harness.submit("note", "last, high", priority=9),
+        ]
+        runner = harness.runner(note, concurrency=1)
+        life = await running(runner)
+        await harness.end(*ids)
+        assert order == ["last, high", "second", "third", "first, low"]
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+def test_never_more_than_concurrency_at_once_and_all_places_are_used() -> None:
+    async def scenario(harness: Harness) -> None:
+        at_once = most = 0
+
+        async def work() -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(1)
+            at_once -= 1
+
+        ids = [await harness.submit("work") for _ in range(23)]
+        runner = harness.runner(work, concurrency=4)
+        life = await running(runner)
+        began = harness.clock.now()
+        await harness.end(*ids)
+        assert most == 4
+        assert harness.clock.now() - began == pytest.approx(6.0, abs=0.1)  # 23 seconds of work on 4 places
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+def test_unknown_tasks_are_left_alone() -> None:
+    async def scenario(harness: Harness) -> None:
+        foreign = await harness.submit("somebody_elses")
+        runner = harness.runner(add)
+        life = await running(runner)
+        (record,) = await harness.end(await harness.submit("add", 1, 1))
+        assert record.status == "success"
+        assert await harness.story(foreign) == ["registered"]
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+def test_a_lost_hint_costs_one_polling_interval() -> None:
+    async def scenario(harness: Harness) -> None:
+        runner = harness.runner(add)
+        life = await running(runner)
+        await asyncio.sleep(10.3)
+        now = harness.clock.now()
+        record = InvocationRecord(
+            id=harness.ids.new(),
+            app="app",
+            task="add",
+            arguments=harness.codec.encode_call((1, 2), {}),
+            created_at=now,
+            due_at=now,
+        )
+        await harness.store.insert([registered(record, operation="unannounced", at=now)])
+        await harness.end(record.id)
+        assert harness.clock.now() - now <= POLL + 0.01
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+# --- what cannot run
+
+
+def test_arguments_that_no_longer_bind_are_parked_and_woken_by_other_code() -> None:
+    async def scenario(harness: Harness) -> None:
+        id = await harness.submit("greet", "Ada", "Lovelace")
+
+        def greet(name: str) -> str:
+            return name
+
+        old = greet
+
+        first = harness.runner(old)
+        life = await running(first)
+        await asyncio.sleep(1)
+        record = await harness.record(id)
+        assert record.status == "parked"
+        assert "too many positional arguments" in record.reason
+        first.stop()
+        await life
+
+        again = harness.runner(old)  # the same code: it stays where it is
+        life = await running(again)
+        await asyncio.sleep(5)
+        assert (await harness.record(id)).status == "parked"
+        again.stop()
+        await life
+
+        def greet(name: str, surname: str) -> str:  # type: ignore[no-redef]
+            return f"{name} {surname}"
+
+        mended = harness.runner(greet)
+        life = await running(mended)
+        (record,) = await harness.end(id)
+        assert harness.codec.decode(record.result or b"") == "Ada Lovelace"
+        assert await harness.story(id) == [
+            *("registered", "pending", "running", "parked"),
+            *("rerouted", "pending", "running", "success"),
+        ]
+        mended.stop()
+        await life
+
+    virtually(scenario)
+
+
+def test_arguments_that_cannot_be_decoded_are_parked() -> None:
+    async def scenario(harness: Harness) -> None:
+        now = harness.clock.now()
+        record = InvocationRecord(
+            id=harness.ids.new(), app="app", task="add", arguments=b"\xc1 garbage", created_at=now, due_at=now
+        )
+        await harness.engine.submitter.submit([registered(record, operation="x", at=now)])
+        runner = harness.runner(add)
+        life = await running(runner)
+        await asyncio.sleep(1)
+        stored = await harness.record(record.id)
+        assert stored.status == "parked"
+        assert "do not fit this code" in stored.reason
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+def test_a_result_that_cannot_be_stored_fails_with_that_reason() -> None:
+    async def scenario(harness: Harness) -> None:
+        def opaque() -> object:
+            return {"lines": [1, object()]}
+
+        runner = harness.runner(opaque)
+        life = await running(runner)
+        (record,) = await harness.end(await harness.submit("opaque"))
+        assert record.status == "failed"
+        assert "result['lines'][1]" in record.reason
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_whatever_user_code_raises_is_an_outcome(error: BaseException) -> None:
+    async def scenario(harness: Harness) -> None:
+        def fail() -> None:
+            raise error
+
+        runner = harness.runner(fail, add)
+        life = await running(runner)
+        (record,) = await harness.end(await harness.submit("fail"))
+        assert record.status == "failed"
+        assert record.error is not None
+        assert type(error).__name__ in record.error.type_name
+        (after,) = await harness.end(await harness.submit("add", 1, 2))
+        assert after.status == "success"
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+# --- stopping
+
+
+def test_a_stop_finishes_what_runs_and_takes_nothing_new() -> None:
+    async def scenario(harness: Harness) -> None:
+        runner = harness.runner(nap, concurrency=1)
+        life = await running(runner)
+        first, second = await harness.submit("nap", 5), await harness.submit("nap", 5)
+        await asyncio.sleep(1)
+        runner.stop()
+        account = await life
+        assert (await harness.record(first)).status == "success"
+        assert await harness.story(second) == ["registered"]
+        assert (account.started, account.ended, account.interrupted) == (1, 1, 0)
+        assert await harness.store.roster("app") == []
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize(("hurry", "patience"), [(False, DRAIN), (True, 0.0)])
+def test_work_that_outlasts_the_drain_timeout_goes_back_to_the_queue(hurry: bool, patience: float) -> None:
+    async def scenario(harness: Harness) -> None:
+        runner = harness.runner(nap)
+        life = await running(runner)
+        id = await harness.submit("nap", 3600)
+        await asyncio.sleep(1)
+        asked = harness.clock.now()
+        runner.stop(hurry=hurry)
+        await life
+        assert harness.clock.now() - asked == pytest.approx(patience, abs=0.1)
+        assert await harness.story(id) == ["registered", "pending", "running", "killed", "rerouted"]
+        assert (await harness.record(id)).owner is None
+
+    virtually(scenario)
+
+
+def test_code_that_ignores_its_cancellation_does_not_hold_up_the_stop() -> None:
+    async def scenario(harness: Harness) -> None:
+        async def stubborn() -> None:
+            for _ in range(3):
+                try:
+                    await asyncio.sleep(100)
+                except asyncio.CancelledError:
+                    continue
+
+        runner = harness.runner(stubborn)
+        life = await running(runner)
+        id = await harness.submit("stubborn")
+        await asyncio.sleep(1)
+        runner.stop(hurry=True)
+        account = await life
+        assert account.interrupted == 1
+        assert await harness.story(id) == ["registered", "pending", "running", "killed", "rerouted"]
+
+    virtually(scenario)
+
+
+# --- a store that fails
+
+
+class Flaky(MemoryStore):
+    """Fails the next `failures` calls of `apply` and `claim`: before the write, or after it (the reply is lost)."""
+
+    failures = 0
+    after_the_write = False
+
+    def _fails(self) -> bool:
+        if self.failures:
+            self.failures -= 1
+            return True
+        return False
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+        fails = self._fails()
+        if fails and not self.after_the_write:
+            raise StoreUnavailable("away")
+        verdicts = await super().apply(changes)
+        if fails:
+            raise StoreUnavailable("the reply was lost")
+        return verdicts
+
+    async def claim(self, claim: Claim) -> Claimed:
+        fails = self._fails()
+        if fails and not self.after_the_write:
+            raise StoreUnavailable("away")
+        claimed = await super().claim(claim)
+        if fails:
+            raise StoreUnavailable("the reply was lost")
+        return claimed
+
+
+@pytest.mark.parametrize("failures", [1, 2, 5])
+@pytest.mark.parametrize("after_the_write", [False, True])
+def test_nothing_is_lost_or_done_twice_when_the_store_fails(failures: int, after_the_write: bool) -> None:
+    runs: list[int] = []
+
+    async def main(clock: VirtualClock) -> None:
+        store = Flaky(clock)
+        harness = Harness(clock, store)
+
+        def work(number: int) -> int:
+            runs.append(number)
+            return number
+
+        runner = harness.runner(work)
+        life = await running(runner)
+        await asyncio.sleep(1.5)
+        store.after_the_write = after_the_write
+        store.failures = failures  # the claim meets the first of them, the settle may meet the others
+        ids = [await harness.submit("work", number) for number in range(3)]
+        records = await harness.end(*ids)
+        assert [record.status for record in records] == ["success"] * 3
+        assert sorted(runs) == [0, 1, 2]
+        for id in ids:
+            assert await harness.story(id) == ["registered", "pending", "running", "success"]
+        runner.stop()
+        await life
+
+    run_virtual(main)
+
+
+def test_a_zombie_is_refused() -> None:
+    async def scenario(harness: Harness) -> None:
+        runner = harness.runner(nap)
+        life = await running(runner)
+        id = await harness.submit("nap", 10)
+        await asyncio.sleep(1)
+        stolen = replace(await harness.record(id), owner="another/0", epoch=2)
+        harness.store._put(stolen)  # recovery gave the invocation to somebody else
+        await asyncio.sleep(20)
+        record = await harness.record(id)
+        assert (record.status, record.owner, record.epoch, record.result) == ("running", "another/0", 2, None)
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+# --- the roster
+
+
+def test_a_runner_heartbeats_and_joins_again_when_it_was_taken_off_the_roster() -> None:
+    async def scenario(harness: Harness) -> None:
+        runner = harness.runner(add)
+        life = await running(runner)
+        await asyncio.sleep(11)
+        (entry,) = await harness.store.roster("app")
+        assert harness.clock.now() - entry.heartbeat_at <= HEARTBEAT + 0.01
+        await harness.store.leave("app", entry.id)
+        await asyncio.sleep(HEARTBEAT + 0.1)
+        assert [again.id for again in await harness.store.roster("app")] == [entry.id]
+        runner.stop()
+        await life
+
+    virtually(scenario)
+
+
+def test_final_statuses_are_all_there_are_in_the_end() -> None:
+    async def scenario(harness: Harness) -> None:
+        def sometimes(number: int) -> int:
+            if number % 3 == 0:
+                raise ValueError(number)
+            return number
+
+        ids = [await harness.submit("sometimes", number) for number in range(100)]
+        runner = harness.runner(sometimes)
+        life = await running(runner)
+        records = await harness.end(*ids)
+        assert all(record.status in FINAL for record in records)
+        assert await harness.store.counts("app") == {"success": 66, "failed": 34}
+        runner.stop()
+        await life
+
+    virtually(scenario)

@@ -1,0 +1,171 @@
+"""One bad row neither stops a loop nor is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import MISSING
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter, Store
+from holdfast.testing.samples import START, Stage, ids_of, invocation, owned, wish
+
+Meddle = Callable[..., list[Any]]
+
+DAMAGES = {
+    "broken history": "history = '{\"v\":'",
+    "no history": "history = ''",
+    "history of another version": "version = 7",
+    "history of another status": "status = 'rerouted'",
+    "broken error": "error = '{'",
+    "history that is not UTF-8": "history = CAST(x'7bff2c' AS TEXT)",
+}
+ALL_DAMAGES = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+
+
+def spoil(meddle: Meddle, damage: str, id: str = "b") -> None:
+    meddle(f"UPDATE holdfast_invocations SET {damage} WHERE id = ?", id)
+
+
+@ALL_DAMAGES
+def test_a_claim_sets_an_unreadable_row_aside_and_takes_the_others(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id, arguments=b"\xff") for id in "abc"])
+        spoil(meddle, damage)
+        assert ids_of((await store.claim(wish("op", limit=2))).records) == ["a", "c"]
+        (aside,) = await store.quarantined("shop")
+        assert (aside.id, aside.app, aside.at) == ("b", "shop", START)
+        assert "b cannot be read" in aside.why
+        raw = json.loads(aside.raw)
+        assert (raw["id"], raw["task"], raw["arguments"]) == ("b", "shop:send", {"base64": "/w=="})
+        assert [facts["id"] for event, facts in stage.reports if event == "quarantine"] == ["b"]
+        assert list(await store.get("shop", ["b"])) == [None]
+        assert await store.counts("shop") == {Status.RUNNING: 2}
+
+    stage.play(scenario)
+
+
+@ALL_DAMAGES
+def test_get_says_that_a_record_cannot_be_read(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        spoil(meddle, damage)
+        with pytest.raises(CorruptRecord, match="invocation b cannot be read"):
+            await store.get("shop", ["a", "b"])
+        assert ids_of(await store.get("shop", ["c", "a"])) == ["c", "a"]
+
+    stage.play(scenario)
+
+
+@ALL_DAMAGES
+def test_find_leaves_an_unreadable_row_out_and_reports_it(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        spoil(meddle, damage)
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c", "a"]
+        assert [facts["id"] for event, facts in stage.reports if event == "unreadable"] == ["b"]
+
+    stage.play(scenario)
+
+
+@ALL_DAMAGES
+def test_a_change_to_an_unreadable_row_finds_nothing_and_sets_it_aside(
+    stage: Stage, meddle: Meddle, damage: str
+) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation("b")])
+        spoil(meddle, damage)
+        change = changes.completed(invocation("b"), result=b"", operation="op", at=START)
+        assert list(await store.apply([change])) == [MISSING]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+
+    stage.play(scenario)
+
+
+@ALL_DAMAGES
+def test_the_id_of_an_unreadable_row_is_taken(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation("b")])
+        spoil(meddle, damage)
+        stored = await store.insert([invocation("a"), invocation("b", operation="another"), invocation("c")])
+        assert list(stored) == [True, False, True]
+
+    stage.play(scenario)
+
+
+@ALL_DAMAGES
+def test_a_claim_asked_again_sets_aside_what_can_no_longer_be_read(stage: Stage, meddle: Meddle, damage: str) -> None:
+    if "status" in damage:
+        pytest.skip("it is then a row that was not claimed")
+
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        await store.claim(wish("op", limit=2))
+        spoil(meddle, damage)
+        assert ids_of((await store.claim(wish("op", limit=3, again=True))).records) == ["a", "c"]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+
+    stage.play(scenario)
+
+
+def test_a_status_from_the_future_is_left_alone_by_claims_and_counts(stage: Stage, meddle: Meddle) -> None:
+    """It is not in the index of what is ready; whoever asks for the record itself learns about it."""
+
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        spoil(meddle, "status = 'levitating'")
+        assert ids_of((await store.claim(wish("op"))).records) == ["a", "c"]
+        assert await store.counts("shop") == {Status.RUNNING: 2}
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c", "a"]
+        with pytest.raises(CorruptRecord):
+            await store.get("shop", ["b"])
+        change = changes.started(invocation("b"), operation="op", at=START)
+        assert list(await store.apply([change])) == [MISSING]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+
+    stage.play(scenario)
+
+
+def test_what_was_set_aside_is_listed_oldest_first(stage: Stage, meddle: Meddle) -> None:
+    async def scenario(store: Store) -> None:
+        for id in "cab":
+            await store.insert([invocation(id)])
+            spoil(meddle, "history = ''", id)
+            stage.clock.advance(1)
+            await store.claim(wish("op"))
+        assert [aside.id for aside in await store.quarantined("shop")] == ["c", "a", "b"]
+        assert list(await store.quarantined("other")) == []
+
+    stage.play(scenario)
+
+
+def test_a_deep_check_finds_what_cannot_be_read(stage: Stage, meddle: Meddle) -> None:
+    async def scenario(store: Store) -> None:
+        await owned(store, "a")
+        await store.insert([invocation("b")])
+        spoil(meddle, "version = 7", "a")
+        assert [finding.subject for finding in await store.check() if not finding.ok] == []
+        (bad,) = [finding for finding in await store.check(deep=True) if not finding.ok]
+        assert (bad.subject, "2 read, 1 unreadable" in bad.detail) == ("records", True)
+        spoil(meddle, "version = 7", "b")
+        await store.claim(wish("op"))
+        assert [finding.subject for finding in await store.check() if not finding.ok] == ["quarantine"]
+
+    stage.play(scenario)
+
+
+def test_a_check_notices_a_missing_and_a_changed_index(stage: Stage, meddle: Meddle) -> None:
+    async def scenario(store: Store) -> None:
+        meddle("DROP INDEX holdfast_task")
+        meddle("DROP INDEX holdfast_status")
+        meddle("CREATE INDEX holdfast_status ON holdfast_invocations (status)")
+        bad = {finding.subject: finding.advice for finding in await store.check() if not finding.ok}
+        assert bad.keys() == {"index holdfast_task", "index holdfast_status"}
+        assert "CREATE INDEX holdfast_task ON" in bad["index holdfast_task"]
+
+    stage.play(scenario)

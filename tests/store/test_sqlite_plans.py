@@ -1,0 +1,161 @@
+"""Every statement runs on an index, and a claim does not pay for other people's work."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter
+from holdfast.store.sqlite import jobs, queries, schema
+from holdfast.store.sqlite.rows import COLUMNS, to_row
+from holdfast.testing.samples import LANE, START, ids_of, invocation, wish
+
+# What may be read whole, and why.
+SMALL = {
+    "holdfast_quarantine": "empty in a healthy store; `quarantined` reads and sorts all of it",
+    "wanted": "the values of the statement itself",
+    "step": "the values of the statement itself",
+    "heads": "the pairs of lane and rank that were found",
+    "(subquery-1)": "a single row, by its LIMIT",
+    "CONSTANT": "the values of the statement itself",
+}
+
+
+SQL_VERBS = {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    schema.prepare(connection)
+    yield connection
+    connection.close()
+
+
+def statements() -> dict[str, str]:
+    fixed = {name: text for name, text in vars(queries).items() if name.isupper() and " " in str(text).strip()}
+    named = {name: str(text) for name, text in fixed.items() if str(text).split()[0] in SQL_VERBS}
+    made = {f"heads_of({n})": queries.heads_of(n) for n in (1, queries.MOST_ROWS)}
+    made |= {f"step({n})": queries.step(("due_at", "result"), n) for n in (1, queries.MOST_ROWS)}
+    return named | made
+
+
+FILTERS = [
+    Filter(statuses=frozenset(statuses), tasks=frozenset(tasks), queues=frozenset(queue), before_id=before)
+    for statuses, tasks, queue, before in itertools.product(
+        [(), (Status.FAILED,), (Status.FAILED, Status.RUNNING, Status.RETRY), (Status.SUCCESS,), tuple(Status)],
+        [(), ("a",), ("a", "b")],
+        [(), ("q", "r")],
+        [None, "x"],
+    )
+]
+
+
+def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
+    statement = statement.replace("{places}", "?, ?")
+    values = {"app": "shop"} if ":app" in statement else [None] * statement.count("?")
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+
+
+def complaints(plan: list[str]) -> list[str]:
+    scans = [line for line in plan if line.startswith("SCAN") and not any(name in line.split() for name in SMALL)]
+    sorts = [line for line in plan if "TEMP B-TREE" in line and not any("holdfast_quarantine" in each for each in plan)]
+    return scans + sorts + [line for line in plan if "AUTOMATIC" in line]
+
+
+@pytest.mark.parametrize("name", statements())
+def test_every_statement_runs_on_an_index_and_sorts_nothing(connection: sqlite3.Connection, name: str) -> None:
+    assert complaints(plan_of(connection, statements()[name])) == []
+
+
+@pytest.mark.parametrize("where", FILTERS)
+def test_every_listing_runs_on_an_index_and_sorts_nothing(connection: sqlite3.Connection, where: Filter) -> None:
+    plan = plan_of(connection, queries.listing("shop", where, 5)[0])
+    assert complaints(plan) == []
+    searches = [line for line in plan if line.startswith("SEARCH")]
+    if where.statuses and Status.SUCCESS not in where.statuses:
+        assert len(searches) == len(where.statuses)
+        assert all("holdfast_status (app=? AND status=?" in line for line in searches)
+    elif where.tasks:
+        assert all("holdfast_task (app=? AND task=?" in line for line in searches)
+
+
+def test_the_statements_are_found() -> None:
+    assert {"INSERT", "CANDIDATES", "HEADS", "NEXT_DUE", "GET", "ROSTER", "HEARTBEAT"} <= statements().keys()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"SELECT 1 FROM {queries.TABLE} WHERE owner = 'x'",
+        f"SELECT 1 FROM {queries.TABLE} WHERE app = 'a' ORDER BY changed_at",
+        f"SELECT 1 FROM {queries.TABLE} AS a JOIN {queries.TABLE} AS b ON a.owner = b.owner",
+    ],
+)
+def test_the_check_catches_a_bad_plan(connection: sqlite3.Connection, statement: str) -> None:
+    assert complaints(plan_of(connection, statement)) != []
+
+
+# --- what a claim costs
+
+FOREIGN = 200_000
+
+
+def fill(
+    connection: sqlite3.Connection, count: int, *, lanes: int = 1, due_at: float = START - 1e6, lane: str = ""
+) -> None:
+    """`count` ready invocations of highest priority, in lanes that sort before and after ours."""
+    values = dict(zip(COLUMNS, to_row(invocation("x", priority=50)), strict=True)) | {"due_at": due_at}
+    columns = {name: f":{name}" for name in COLUMNS} | {"id": "printf('f%08d', n)"}
+    columns["lane"] = ":lane" if lane else "printf('%s|f%d', CASE n % 2 WHEN 0 THEN 'a' ELSE 'z' END, n % :lanes)"
+    connection.execute(
+        f"""
+        WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)
+        INSERT INTO {queries.TABLE} ({", ".join(columns)}) SELECT {", ".join(columns.values())} FROM numbers
+        """,
+        values | {"count": count, "lanes": lanes, "lane": lane},
+    )
+
+
+def steps_of_a_claim(connection: sqlite3.Connection, claim: Claim) -> int:
+    """How many instructions SQLite's machine takes for it: the same on every computer."""
+    steps = itertools.count()
+    connection.set_progress_handler(lambda: next(steps) < 0, 1)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        got = jobs.claim(connection, claim, lambda *_: pytest.fail("nothing is damaged"))
+        connection.execute("ROLLBACK")
+    finally:
+        connection.set_progress_handler(None, 1)
+    assert ids_of(got.records) == [f"{n}" for n in range(len(got.records))]
+    return next(steps)
+
+
+def ours(connection: sqlite3.Connection) -> None:
+    connection.executemany(queries.INSERT, [to_row(invocation(f"{n}")) for n in range(10)])
+
+
+@pytest.mark.slow
+def test_a_claim_does_not_pay_for_200_000_foreign_invocations_at_the_head(connection: sqlite3.Connection) -> None:
+    ours(connection)
+    fill(connection, 40, lanes=20)
+    few = {limit: steps_of_a_claim(connection, wish("op", limit=limit)) for limit in (1, 10, 20)}
+    connection.execute(f"DELETE FROM {queries.TABLE} WHERE id LIKE 'f%'")
+    fill(connection, FOREIGN, lanes=20)
+    many = {limit: steps_of_a_claim(connection, wish("op", limit=limit)) for limit in (1, 10, 20)}
+    assert many == few
+
+
+@pytest.mark.slow
+def test_a_claim_does_not_pay_for_200_000_of_its_own_that_are_not_due(connection: sqlite3.Connection) -> None:
+    ours(connection)
+    fill(connection, 10, lane=LANE, due_at=START + 60)
+    few = steps_of_a_claim(connection, wish("op", limit=20))
+    connection.execute(f"DELETE FROM {queries.TABLE} WHERE id LIKE 'f%'")
+    fill(connection, FOREIGN, lane=LANE, due_at=START + 60)
+    assert steps_of_a_claim(connection, wish("op", limit=20)) == few
