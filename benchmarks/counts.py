@@ -35,7 +35,7 @@ COMMITTED = Path(__file__).with_name("counts.json")
 TOLERANCE = 0.10
 ROUNDS = 3
 TASKS = 2000
-WAITS = 200
+WAITS = 100
 _LIMIT_SECONDS = 60.0
 
 TRANSACTIONS, FLUSHES, CALLS = "write transactions", "flushes to disk", "Python calls"
@@ -160,7 +160,7 @@ def measure() -> tuple[Counts, dict[str, Counter[str]]]:
     for name, (run, tasks) in WORKLOADS.items():
         empty, full = _metered(run, 0), _metered(run, tasks)
         for what, total in full.totals.items():
-            counts[f"{name}: {what}"] = round((total - empty.totals[what]) / tasks, 3)
+            counts[f"{name}: {what}"] = round((total - empty.totals[what]) / tasks, 4)
         functions[name] = full.functions
         functions[name].subtract(empty.functions)
     return counts, functions
@@ -208,11 +208,11 @@ class Line:
 
 
 def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:g}"
 
 
 def compare(committed: Counts, now: Counts) -> list[Line]:
-    """All that is committed or counted, in the order of the counting. Flushes may be missing where nothing sees them."""
+    """All that is committed or counted, in the order of the counting."""
     names = [*now, *(name for name in committed if name not in now)]
     blind = not any(name.endswith(FLUSHES) for name in now)
     return [

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from holdfast._bridge import Bridge
 from holdfast._version import __version__
-from holdfast.clock import SystemClock
+from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec
 from holdfast.engine.core import Engine, log_store_event
 from holdfast.engine.definition import Place, TaskDefinition
@@ -218,16 +218,26 @@ class App:
 
     # --- running
 
-    def runner(self, *, concurrency: int | None = None, drain_timeout: float | None = None) -> EmbeddedRunner:
-        """A runner in this process:
+    def runner(
+        self,
+        *,
+        concurrency: int | None = None,
+        queues: Iterable[str] | None = None,
+        tags: Iterable[str] = (),
+        drain_timeout: Duration | None = None,
+    ) -> EmbeddedRunner:
+        """A runner in this process: ``with app.runner(concurrency=8): …`` (or ``async with``).
 
-        ``with app.runner(concurrency=8): …`` (or ``async with``). On leaving, running work is finished within the
-        drain timeout.
+        It serves all `queues` unless some are named, and tasks that ask for no tag beyond its own `tags`. On leaving,
+        running work is finished within the drain timeout.
         """
+        drain = self.settings.drain_timeout_seconds if drain_timeout is None else parse_duration(drain_timeout)
         return EmbeddedRunner(
             self,
-            self.settings.concurrency if concurrency is None else concurrency,
-            self.settings.drain_timeout_seconds if drain_timeout is None else drain_timeout,
+            concurrency=self.settings.concurrency if concurrency is None else concurrency,
+            queues=None if queues is None else tuple(valid_name("queue", queue) for queue in queues),
+            tags=tuple(valid_name("tag", tag) for tag in tags),
+            drain_timeout_seconds=drain,
         )
 
     def close(self) -> None:
@@ -336,11 +346,21 @@ class EmbeddedRunner:
     dead-after time makes the runner look dead. A runner of its own (`holdfast run`) does not have this weakness.
     """
 
-    def __init__(self, app: App, concurrency: int, drain_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        concurrency: int,
+        queues: tuple[str, ...] | None,
+        tags: tuple[str, ...],
+        drain_timeout_seconds: float,
+    ) -> None:
         if concurrency < 1:
             raise UsageError(f"concurrency={concurrency}: a runner needs at least one place")
         self._app = app
         self._concurrency = concurrency
+        self._queues = queues
+        self._tags = tags
         self._drain = drain_timeout_seconds
         self._runner: Runner | None = None
         self._done: asyncio.Task[Account] | None = None
@@ -363,6 +383,8 @@ class EmbeddedRunner:
             self._app._codec,
             version=__version__,
             concurrency=self._concurrency,
+            queues=self._queues,
+            tags=self._tags,
             heartbeat_seconds=self._app.settings.runner_heartbeat_seconds,
             drain_timeout_seconds=self._drain,
         )

@@ -7,6 +7,8 @@ being left to recovery.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from holdfast.engine.patience import Patience
@@ -16,21 +18,18 @@ from holdfast.store.contract import Store
 
 
 class Claimer:
-    def __init__(
-        self, store: Store, ids: Ids, patience: Patience, *, app: str, owner: str, lanes: tuple[str, ...]
-    ) -> None:
+    def __init__(self, store: Store, ids: Ids, patience: Patience, *, app: str, owner: str) -> None:
         self._store = store
         self._ids = ids
         self._patience = patience
         self._app = app
         self._owner = owner
-        self._lanes = lanes
 
-    async def claim(self, limit: int) -> Claimed:
+    async def claim(self, lanes: Iterable[str], limit: int) -> Claimed:
         """Up to `limit` invocations, now RUNNING and ours. Waits while the store is away."""
         claim = Claim(
             app=self._app,
-            lanes=self._lanes,
+            lanes=tuple(lanes),
             limit=limit,
             owner=self._owner,
             operation=self._ids.operation(),

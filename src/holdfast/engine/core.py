@@ -57,6 +57,8 @@ class Engine:
         *,
         version: str,
         concurrency: int,
+        queues: Iterable[str] | None = None,
+        tags: Iterable[str] = (),
         heartbeat_seconds: float,
         drain_timeout_seconds: float,
         make_places: MakePlaces | None = None,
@@ -73,7 +75,8 @@ class Engine:
             started_at=now,
             heartbeat_at=now,
             concurrency=concurrency,
-            queues=tuple(sorted({task.queue for task in known})),
+            queues=None if queues is None else tuple(sorted(queues)),
+            tags=tuple(sorted(tags)),
             tasks=tuple(sorted(name for task in known for name in task.names)),
         )
 

@@ -27,7 +27,7 @@ from holdfast.execution.places import Deliver, Execution
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
-from holdfast.lifecycle.records import READY, InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter, Store
 from holdfast.wakeup.hub import Hub
@@ -36,6 +36,7 @@ log = logging.getLogger("holdfast.runner")
 
 MakePlaces = Callable[[Place, Deliver], Execution]
 _PARKED_AT_ONCE = 500
+DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
 
 
 class Account(msgspec.Struct):
@@ -73,6 +74,9 @@ class Runner:
         self._patience = patience
         self._codec = codec
         self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
+        self._serves = record.serves
+        self._lanes = {lane for d in self._tasks.values() for lane in d.lanes if self._serves.accepts(lane)}
+        self._next_discovery = 0.0
         self._poll = poll_interval_seconds
         self._heartbeat = heartbeat_seconds
         self._drain = drain_timeout_seconds
@@ -90,19 +94,19 @@ class Runner:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> Account:
         """Work until `stop`. Returns what was done; `ready` is called once the runner is on the roster."""
-        lanes = tuple(lane for task in set(self._tasks.values()) for lane in task.lanes)
-        claimer = Claimer(self._store, self._ids, self._patience, app=self.record.app, owner=self.owner, lanes=lanes)
-        unsubscribe = self._hub.subscribe(READY, lanes, self._hinted)
+        claimer = Claimer(self._store, self._ids, self._patience, app=self.record.app, owner=self.owner)
+        unsubscribe = self._hub.on_ready(self._hinted)
         await self._patience.until_answered("joining the roster", lambda again: self._store.enrol(self.record))
         log.info("runner %s is ready: %d places, %d tasks", self.record.id, self.record.concurrency, len(self._tasks))
         heart = asyncio.create_task(self._heartbeats())
         try:
             await self._patience.until_answered("waking parked work", lambda again: self._wake_parked())
+            await self._discover()
             ready()
             while not self._stopping:
                 await self._fill(claimer)
                 if not await self._bell.wait(self._patience_for_news()):
-                    self._look = True
+                    await self._look_around()
             await self._finish()
         finally:
             unsubscribe()
@@ -123,16 +127,32 @@ class Runner:
 
     # --- claiming
 
-    def _hinted(self) -> None:
+    def _hinted(self, lanes: tuple[str, ...]) -> None:
+        accepted = [lane for lane in lanes if self._serves.accepts(lane)]
+        self._lanes.update(accepted)
+        if accepted or not lanes:
+            self._look = True
+            self._bell.ring()
+
+    async def _look_around(self) -> None:
+        """Nobody said anything for a while: look for work, and now and then for lanes that nobody told us of."""
         self._look = True
-        self._bell.ring()
+        if self._store.now() >= self._next_discovery:
+            await self._discover()
+
+    async def _discover(self) -> None:
+        found = await self._patience.until_answered(
+            "looking for lanes", lambda again: self._store.lanes(self.record.app)
+        )
+        self._lanes.update(lane for lane in found if self._serves.accepts(lane))
+        self._next_discovery = self._store.now() + DISCOVERY_SECONDS
 
     async def _fill(self, claimer: Claimer) -> None:
         free = self.record.concurrency - len(self._running)
         if free <= 0 or not self._look:
             return
         self._look = False
-        claimed = await claimer.claim(free)
+        claimed = await claimer.claim(self._lanes, free)
         self._next_due = claimed.next_due_at
         if len(claimed.records) == free:
             self._look = True  # there may be more; a place has to become free first

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast.errors import InvocationNotFound
-from holdfast.lifecycle.records import FINAL, InvocationRecord
-from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
+from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.status import FINAL
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
 
@@ -33,14 +33,14 @@ class Watcher:
         ended: dict[str, InvocationRecord] = {}
         open_ids = set(ids)
         news = News(open_ids)
-        subscriptions = [self._hub.subscribe(FINAL, (id,), news.about(id)) for id in open_ids]
+        subscriptions = [self._hub.on_final(id, news.about(id)) for id in open_ids]
         try:
             while open_ids:
                 asked = tuple(news.take() & open_ids)
                 for id, record in zip(asked, await self._store.get(self._app, asked), strict=True):
                     if record is None:
                         raise InvocationNotFound(f"the store has no invocation {id} of the app '{self._app}'")
-                    if record.status in FINAL_STATUSES:
+                    if record.status in FINAL:
                         ended[id] = record
                         open_ids.discard(id)
                 patience = self._poll if deadline is None else min(self._poll, deadline - loop.time())

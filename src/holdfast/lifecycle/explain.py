@@ -46,4 +46,9 @@ def _waiting(record: InvocationRecord, alive: list[RunnerRecord], now: float, si
             f"({len(alive)} alive: {', '.join(runner.id for runner in alive[:3])}). "
             "Start one with the code that declares it; if it was renamed, give the new task aliases=[…]."
         )
-    return f"waiting for {since} for a free place; {len(knowing)} runners serve it."
+    serving = [runner for runner in knowing if runner.serves.accepts(record.lane)]
+    if not serving:
+        tags = f" with the tags {', '.join(record.tags)}" if record.tags else ""
+        return f"waiting for {since}: no live runner serves the queue '{record.queue}'{tags}."
+    served_by = "1 runner serves" if len(serving) == 1 else f"{len(serving)} runners serve"
+    return f"waiting for {since} for a free place; {served_by} it."

@@ -73,6 +73,23 @@ def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
     return "|".join((queue, task, ",".join(sorted(tags)))) if tags else f"{queue}|{task}"
 
 
+class Serves(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner takes: these tasks, from these queues (None: from any), asking for no tag that it does not have."""
+
+    tasks: frozenset[str]
+    queues: frozenset[str] | None = None
+    tags: frozenset[str] = frozenset()
+
+    def accepts(self, lane: str) -> bool:
+        queue, _, rest = lane.partition("|")
+        task, _, tags = rest.partition("|")
+        return (
+            task in self.tasks
+            and (self.queues is None or queue in self.queues)
+            and (not tags or self.tags.issuperset(tags.split(",")))
+        )
+
+
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A runner as the roster knows it."""
 
@@ -84,8 +101,14 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     heartbeat_at: float
     concurrency: int
-    queues: tuple[str, ...]
     tasks: tuple[str, ...]
+    queues: tuple[str, ...] | None = None  # None: any
+    tags: tuple[str, ...] = ()
+
+    @property
+    def serves(self) -> Serves:
+        queues = None if self.queues is None else frozenset(self.queues)
+        return Serves(tasks=frozenset(self.tasks), queues=queues, tags=frozenset(self.tags))
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):

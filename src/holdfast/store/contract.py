@@ -106,6 +106,13 @@ class Store(Protocol):
         """
         ...
 
+    async def lanes(self, app: str) -> Sequence[str]:
+        """The lanes in which something is ready, due or not. Its cost grows with the lanes, not with what is in them.
+
+        Order: sorted.
+        """
+        ...
+
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         """Apply each change if it still applies.
 

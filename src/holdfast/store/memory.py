@@ -83,6 +83,10 @@ class MemoryStore:
             left = None if satisfied else min((key[1] for queue in queues for key in queue), default=None)
             return Claimed(tuple(sorted(mine, key=_queue_order) + got), left)
 
+    async def lanes(self, app: str) -> Sequence[str]:
+        with self._lock:
+            return sorted(lane for (owner, lane), queue in self._ready.items() if owner == app and queue)
+
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         with self._lock:
             return [self._apply(change) for change in changes]

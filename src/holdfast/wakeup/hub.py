@@ -1,18 +1,19 @@
 """Who in this process waits for what.
 
-A runner subscribes to lanes, a waiting caller to the end of an invocation. `Hub.send` tells the subscribers here at
-once, and the other processes through a channel if there is one. Whoever waits on the hub also looks by himself from
-time to time, so a hint may be lost, doubled or come too early.
+A runner listens for lanes that have work, a waiting caller for the end of an invocation. `Hub.send` tells the listeners
+here at once, and the other processes through a channel if there is one. Whoever waits on the hub also looks by himself
+from time to time, so a hint may be lost, doubled or come too early.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from holdfast.lifecycle.records import FINAL, READY, Hint, HintChannel
 
+OnReady = Callable[[tuple[str, ...]], None]
 Wake = Callable[[], None]
+Unsubscribe = Callable[[], None]
 
 
 class Hub:
@@ -21,28 +22,36 @@ class Hub:
     def __init__(self) -> None:
         self._channel: HintChannel | None = None
         self._listening: set[str] = set()
-        self._waiting: dict[str, dict[str, set[Wake]]] = {READY: defaultdict(set), FINAL: defaultdict(set)}
+        self._ready: list[OnReady] = []
+        self._final: dict[str, set[Wake]] = {}
 
     def connect(self, channel: HintChannel | None) -> None:
         self._channel = channel
+        self._listening.clear()
 
-    def subscribe(self, kind: str, subjects: Iterable[str], wake: Wake) -> Callable[[], None]:
-        """Call `wake` whenever something happens to one of `subjects`. Returns what ends the subscription."""
+    def on_ready(self, heard: OnReady) -> Unsubscribe:
+        """Call `heard` with the lanes that got work; no lanes means: any. Returns what ends the subscription."""
+        self._listen(READY)
+        self._ready.append(heard)
+        return lambda: self._ready.remove(heard)
+
+    def on_final(self, id: str, wake: Wake) -> Unsubscribe:
+        """Call `wake` when the invocation has ended. Returns what ends the subscription."""
+        self._listen(FINAL)
+        self._final.setdefault(id, set()).add(wake)
+
+        def unsubscribe() -> None:
+            wakes = self._final.get(id, set())
+            wakes.discard(wake)
+            if not wakes:
+                self._final.pop(id, None)
+
+        return unsubscribe
+
+    def _listen(self, kind: str) -> None:
         if self._channel is not None and kind not in self._listening:
             self._listening.add(kind)
             self._channel.listen(kind, self._receive)
-        waiting, wanted = self._waiting[kind], tuple(subjects)
-        for subject in wanted:
-            waiting[subject].add(wake)
-
-        def unsubscribe() -> None:
-            for subject in wanted:
-                if wakes := waiting.get(subject):
-                    wakes.discard(wake)
-                    if not wakes:
-                        del waiting[subject]
-
-        return unsubscribe
 
     def send(self, *hints: Hint) -> None:
         """Tell everybody."""
@@ -52,9 +61,10 @@ class Hub:
             self._channel.send(hints)
 
     def _receive(self, hint: Hint) -> None:
-        waiting = self._waiting.get(hint.kind)
-        if not waiting:
-            return
-        subjects = hint.subjects or tuple(waiting)
-        for wake in {wake for subject in subjects for wake in waiting.get(subject, ())}:
-            wake()
+        if hint.kind == READY:
+            for heard in tuple(self._ready):
+                heard(hint.subjects)
+        elif hint.kind == FINAL and self._final:
+            for id in hint.subjects or tuple(self._final):
+                for wake in tuple(self._final.get(id, ())):
+                    wake()

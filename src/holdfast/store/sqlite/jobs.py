@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import UNSET
 
 from holdfast.errors import CorruptRecord
@@ -38,14 +39,17 @@ def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
     if connection.execute(queries.INSERT, to_row(record)).rowcount:
         return True
     (text,) = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
-    return history_of(text)[0].operation == record.history[0].operation
+    try:
+        return history_of(text)[0].operation == record.history[0].operation
+    except (ValueError, IndexError, msgspec.MsgspecError):
+        return False  # what is there cannot be read, but the id is taken
 
 
 # --- claim
 
 
 def claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> Claimed:
-    got = _claimed_before(connection, claim) if claim.again else []
+    got = _claimed_before(connection, claim, set_aside) if claim.again else []
     heads = [] if claim.ids else _heads(connection, claim)
     while len(got) < claim.limit:
         wanted = claim.limit - len(got)
@@ -56,9 +60,14 @@ def claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> 
     return Claimed(tuple(got), _next_due(connection, claim, heads) if len(got) < claim.limit else None)
 
 
-def _claimed_before(connection: sqlite3.Connection, claim: Claim) -> list[InvocationRecord]:
+def _claimed_before(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> list[InvocationRecord]:
     values = (claim.app, claim.path[-1].value, claim.operation)
-    found = [from_row(row) for row in connection.execute(queries.CLAIMED_BEFORE, values)]
+    found = []
+    for rowid, *row in connection.execute(queries.CLAIMED_BEFORE, values).fetchall():
+        try:
+            found.append(from_row(row))
+        except CorruptRecord as error:
+            set_aside(connection, rowid, row, error)
     return sorted(found, key=lambda record: (-record.priority, record.due_at, record.id))
 
 

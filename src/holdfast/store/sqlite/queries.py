@@ -64,7 +64,7 @@ ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # ide
 
 # holdfast_status. It reads everything that runs, which is why it is asked only after a lost answer.
 CLAIMED_BEFORE = f"""
-SELECT {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND status <> 'success' AND claim_token = ?
+SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND status <> 'success' AND claim_token = ?
 """
 
 DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
@@ -74,10 +74,11 @@ QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app =
 
 GET = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}})"  # identity
 
-COUNT_BY_STATUS = (
-    f"SELECT status, count(*) FROM {TABLE} WHERE app = ? AND status <> 'success' GROUP BY status"  # status
-)
-COUNT_ALL = f"SELECT count(*) FROM {TABLE} WHERE app = ?"  # identity
+# holdfast_status, and holdfast_identity for the total, under the empty name. One statement, so one moment.
+COUNTS = f"""
+SELECT status, count(*) FROM {TABLE} WHERE app = :app AND status <> 'success' GROUP BY status
+UNION ALL SELECT '', count(*) FROM {TABLE} WHERE app = :app
+"""
 
 ENROL = "INSERT OR REPLACE INTO holdfast_runners (app, id, started_at, heartbeat_at, body) VALUES (?, ?, ?, ?, ?)"
 HEARTBEAT = "UPDATE holdfast_runners SET heartbeat_at = ? WHERE app = ? AND id = ?"

@@ -123,12 +123,12 @@ class SqliteStore:
     async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
         if self._writer is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
-        return await self._writer.do(job)
+        return await _do(self._writer, job)
 
     async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
         if self._reader is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
-        return await self._reader.do(job)
+        return await _do(self._reader, job)
 
     def hints(self) -> SocketHints | None:
         return self._hints
@@ -140,6 +140,10 @@ class SqliteStore:
 
     async def claim(self, claim: Claim) -> Claimed:
         return await self._write(lambda connection: jobs.claim(connection, claim, self._set_aside))
+
+    async def lanes(self, app: str) -> Sequence[str]:
+        heads = await self._read(lambda connection: connection.execute(queries.HEADS, {"app": app}).fetchall())
+        return sorted({lane for lane, _ in heads})
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         return await self._write(lambda connection: jobs.apply(connection, changes, self._set_aside))
@@ -162,12 +166,10 @@ class SqliteStore:
             return None
 
     async def counts(self, app: str) -> Mapping[Status, int]:
-        def job(connection: sqlite3.Connection) -> dict[str, int]:
-            found = dict(connection.execute(queries.COUNT_BY_STATUS, (app,)).fetchall())
-            (total,) = connection.execute(queries.COUNT_ALL, (app,)).fetchone()
-            return found | {Status.SUCCESS.value: total - sum(found.values())}
-
-        found = await self._read(job)
+        rows = await self._read(lambda connection: connection.execute(queries.COUNTS, {"app": app}).fetchall())
+        found: dict[str, int] = dict(rows)
+        total = found.pop("")
+        found[Status.SUCCESS.value] = total - sum(found.values())
         return {Status(name): count for name, count in found.items() if count and name in _KNOWN}
 
     async def enrol(self, runner: RunnerRecord) -> None:
@@ -198,6 +200,26 @@ class SqliteStore:
         connection.execute(queries.QUARANTINE, (row[0], row[1], self.now(), str(error), raw_text(row)))
         connection.execute(queries.DELETE, (rowid,))
         self._observe("quarantine", {"id": row[1], "why": str(error)})
+
+
+async def _do(thread: ConnectionThread, job: Callable[[sqlite3.Connection], T]) -> T:
+    """A text that is not UTF-8 makes Python's sqlite3 refuse the whole query, so one damaged row would stop every
+    claim and every list. Then the job runs once more and reads leniently, and the damaged row is found out by itself.
+    """
+    try:
+        return await thread.do(job)
+    except StoreError as error:
+        if "Could not decode to UTF-8" not in str(error.__cause__):
+            raise
+
+    def leniently(connection: sqlite3.Connection) -> T:
+        connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
+        try:
+            return job(connection)
+        finally:
+            connection.text_factory = str
+
+    return await thread.do(leniently)
 
 
 # --- the file's surroundings

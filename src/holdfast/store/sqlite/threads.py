@@ -107,11 +107,13 @@ class WriterThread(ConnectionThread):
         try:
             self._transaction(connection, group)
         except BaseException as error:
-            if len(group) == 1:
-                group[0].error = _translated(error)
+            translated = _translated(error)
+            if len(group) > 1 and not isinstance(translated, StoreUnavailable):
+                for job in group:
+                    self._run(connection, [job])
                 return
-            for job in group:
-                self._run(connection, [job])
+            for job in group:  # no turn, or no lock: to wait for it once more for each job would take minutes
+                job.error = translated
 
     def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         with self._turn:
