@@ -35,7 +35,7 @@ class CallCounter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
     def _begin(self, frame: FrameType, event: str, argument: Any) -> None:
         """The first event of a thread: from now on it has a counter of its own."""

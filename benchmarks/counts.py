@@ -34,8 +34,8 @@ from holdfast.engine.core import Engine
 COMMITTED = Path(__file__).with_name("counts.json")
 TOLERANCE = 0.10
 ROUNDS = 3
-TASKS = 2000
-WAITS = 100
+TASKS = 1000
+WAITS = 50
 _LIMIT_SECONDS = 60.0
 
 TRANSACTIONS, FLUSHES, CALLS = "write transactions", "flushes to disk", "Python calls"
@@ -84,7 +84,7 @@ class Meter:
 
     @property
     def totals(self) -> Counts:
-        counted = {TRANSACTIONS: self.transactions, CALLS: self._calls.by_function.total()}
+        counted: Counts = {TRANSACTIONS: self.transactions, CALLS: self._calls.by_function.total()}
         return counted if self._syncs is None else counted | {FLUSHES: self._syncs.count}
 
     @property

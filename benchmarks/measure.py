@@ -41,7 +41,7 @@ class Sizes:
 
 
 FULL = Sizes(submits=1000, mapped=5000, drained=4000, waits=300, idle_seconds=5.0, rounds=3)
-QUICK = Sizes(submits=100, mapped=500, drained=500, waits=50, idle_seconds=1.0, rounds=1)
+QUICK = Sizes(submits=100, mapped=500, drained=500, waits=50, idle_seconds=0.5, rounds=1)
 
 Figures = Mapping[str, float]
 

@@ -116,9 +116,7 @@ class Invocation(Generic[R]):
             raise InvocationStatusRaceConditionError(
                 f"{record.task} {self.id} was parked a moment ago and is {verdict.status} now; somebody else woke it"
             )
-        channel = engine.store.hints()
-        if channel is not None:  # without a hint, runners find it when they next look by themselves
-            channel.send([Hint(READY, (record.lane,))])
+        engine.hub.send(Hint(READY, (record.lane,)))
 
     # --- how it ends
 

@@ -81,13 +81,15 @@ def test_the_first_example(app: App) -> None:
 
 def test_coroutine_tasks_share_a_loop_with_high_concurrency(app: App) -> None:
     meeting: list[int] = []
+    all_are_there = asyncio.Event()
 
     @app.task(name="meet")
     async def meet(number: int) -> int:
         """Ends only when a hundred of them are there at once."""
         meeting.append(number)
-        while len(meeting) < 100:
-            await asyncio.sleep(0.001)
+        if len(meeting) == 100:
+            all_are_there.set()
+        await all_are_there.wait()
         return threading.get_ident()
 
     with app.runner(concurrency=100):

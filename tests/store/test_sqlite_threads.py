@@ -115,30 +115,43 @@ def test_closing_finishes_what_was_accepted(stage: Stage) -> None:
 
 
 def test_without_a_turn_a_whole_group_waits_only_once(path: Path, folder: Path) -> None:
-    blocker, turn = Turn(folder, 1.0), Turn(folder, 0.2)
-    gate = threading.Event()
+    blocker, turn = Turn(folder, 5.0), Turn(folder, 0.2)
+    inside, gate, blocked = threading.Event(), threading.Event(), threading.Event()
+
+    def first_job(_: sqlite3.Connection) -> None:
+        inside.set()
+        gate.wait(5)
+
+    def block() -> None:
+        with blocker:
+            blocked.set()
+            given_up.wait(5)
 
     async def scenario() -> float:
         writer = writer_on(path, turn, [])
-        first = asyncio.ensure_future(writer.do(lambda _: gate.wait(5)))
+        first = asyncio.ensure_future(writer.do(first_job))
+        await asyncio.to_thread(inside.wait, 5)
         jobs = [asyncio.ensure_future(writer.do(lambda _: None)) for _ in range(20)]
         await asyncio.sleep(0)
-        threading.Thread(target=lambda: (blocker.__enter__(), entered.set())).start()
+        thread = threading.Thread(target=block)
+        thread.start()
+        await asyncio.to_thread(until_somebody_is_next, folder)
         gate.set()
         await first
-        await asyncio.to_thread(entered.wait, 5)
+        await asyncio.to_thread(blocked.wait, 5)
         began = time.monotonic()
         answers = await asyncio.gather(*jobs, return_exceptions=True)
         waited = time.monotonic() - began
-        assert all(answer is None or isinstance(answer, StoreUnavailable) for answer in answers)
-        blocker.__exit__(None, None, None)
+        assert {type(answer) for answer in answers} == {StoreUnavailable}
+        given_up.set()
+        thread.join()
         assert await writer.do(lambda _: "again") == "again"
         writer.stop()
         return waited
 
-    entered = threading.Event()
+    given_up = threading.Event()
     try:
-        assert asyncio.run(scenario()) < 1.5, "each job waited for the whole timeout by itself"
+        assert asyncio.run(scenario()) < 1.0, "each job waited for the whole timeout by itself"
     finally:
         blocker.close()
         turn.close()
@@ -252,6 +265,11 @@ def somebody_is_next(folder: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def until_somebody_is_next(folder: Path) -> None:
+    while not somebody_is_next(folder):
+        time.sleep(0.001)
 
 
 def test_two_writers_alternate(folder: Path) -> None:

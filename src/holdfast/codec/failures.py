@@ -104,11 +104,16 @@ def _rebuilt(cls: type[Exception], args: list[Any], state: Any, remote_traceback
     error: Exception = base.__new__(cls, *args)
     base.__init__(error, *args)
     base.__setstate__(error, state)
-    for owner, attributes in _PROMISED.items():
-        if issubclass(cls, owner) and not attributes <= vars(error).keys():
-            raise NotDecodable(f"the stored {cls.__name__} lacks some of {sorted(attributes)}")
+    if isinstance(error, HoldfastError):
+        _check_promises(error)
     error.add_note(f"{_NOTE}\n{remote_traceback}")
     return error
+
+
+def _check_promises(error: HoldfastError) -> None:
+    for cls, attributes in _PROMISED.items():
+        if isinstance(error, cls) and not attributes <= vars(error).keys():
+            raise NotDecodable(f"the stored {type(error).__name__} lacks some of {sorted(attributes)}")
 
 
 def _clip(produce: Callable[[], str]) -> str:

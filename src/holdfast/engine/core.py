@@ -38,16 +38,16 @@ class Engine:
         self._clock = clock
         self._rng = rng
         self._poll = poll_interval_seconds
-        self._hub = Hub()
-        self.submitter = Submitter(store, self._hub)
-        self.watcher = Watcher(store, self._hub, app, poll_interval_seconds)
+        self.hub = Hub()
+        self.submitter = Submitter(store, self.hub)
+        self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
     async def open(self) -> None:
         await self.store.open()
-        self._hub.connect(self.store.hints())
+        self.hub.connect(self.store.hints())
 
     async def close(self) -> None:
-        self._hub.connect(None)
+        self.hub.connect(None)
         await self.store.close()
 
     def runner(
@@ -86,7 +86,7 @@ class Engine:
         return Runner(
             record=record,
             store=self.store,
-            hub=self._hub,
+            hub=self.hub,
             ids=self.ids,
             patience=Patience(self._rng),
             codec=codec,

@@ -86,9 +86,10 @@ class SocketHints:
             except OSError:
                 return
             try:
-                receive(self._decoder.decode(message))
-            except msgspec.MsgspecError:
+                hint = self._decoder.decode(message)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue  # anybody who may write to the folder may write nonsense into the socket
+            receive(hint)
 
     def close(self) -> None:
         for name, (ear, loop) in self._own.items():

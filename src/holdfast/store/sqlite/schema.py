@@ -156,7 +156,11 @@ def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sql
     connection = sqlite3.connect(
         path, timeout=busy_timeout_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
     )
-    connection.execute("PRAGMA journal_mode = WAL")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+    except sqlite3.Error:
+        connection.close()
+        raise
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -233,7 +237,7 @@ def file_system_of(path: Path, mounts: str) -> str:
         if len(fields) < 3:
             continue
         point = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        inside = str(path).startswith(point.rstrip("/") + "/") or point == "/"
+        inside = f"{path}/".startswith(point.rstrip("/") + "/")  # a container may mount the file itself
         if inside and len(point) >= len(best):
             best, kind = point, fields[2]
     return kind

@@ -8,6 +8,7 @@ with whatever else gathered while the previous one was flushed; an idle claim wr
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -68,6 +69,8 @@ class SqliteStore:
         folder = side_folder(self.path)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
+            if folder.stat().st_uid not in (os.geteuid(), self.path.stat().st_uid):
+                raise PermissionError(errno.EPERM, "it belongs to another user")
             self._turn = Turn(folder, self._busy_timeout)
         except OSError as error:
             raise StoreUnavailable(

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from holdfast.errors import CorruptRecord, HoldfastError, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from holdfast.errors import HoldfastError, SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.store.contract import Observe
 from holdfast.store.sqlite.turn import Turn
 
@@ -174,8 +174,8 @@ _MEANING: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_FULL: (StoreFull, "Nothing of this write was kept; free some space and try again."),
     sqlite3.SQLITE_IOERR: (StoreUnavailable, "The disk failed to read or write; `holdfast store check` looks closer."),
     sqlite3.SQLITE_CORRUPT: (
-        CorruptRecord,
+        StoreError,
         "The file is damaged. Keep a copy, run `holdfast store check`, and restore a backup.",
     ),
-    sqlite3.SQLITE_NOTADB: (CorruptRecord, "The file is no SQLite database."),
+    sqlite3.SQLITE_NOTADB: (SchemaMismatch, "The file is no SQLite database. Use another file, or move it aside."),
 }

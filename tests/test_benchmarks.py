@@ -1,0 +1,182 @@
+"""The benchmarks: that they measure something, and that a count that grows is noticed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
+
+from benchmarks import bench, counts, measure
+from benchmarks.counts import Verdict, compare, passes, report, smallest
+from benchmarks.syncs import CannotCount, SyncCounter
+from benchmarks.targets import TARGETS
+
+TINY = measure.Sizes(submits=5, mapped=20, drained=40, waits=5, idle_seconds=0.1, rounds=3)
+CALLS, FLUSHES = "drain: Python calls", "drain: flushes to disk"
+
+
+def verdicts(committed: counts.Counts, now: counts.Counts) -> dict[str, Verdict]:
+    return {line.name: line.verdict for line in compare(committed, now)}
+
+
+# --- comparing counts
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict"),
+    [
+        (100, Verdict.SAME),
+        (109, Verdict.SAME),
+        (111, Verdict.MORE),
+        (91, Verdict.SAME),
+        (80, Verdict.LESS),
+    ],
+)
+def test_a_count_may_stray_by_ten_percent(now: float, verdict: Verdict) -> None:
+    assert verdicts({CALLS: 100}, {CALLS: now}) == {CALLS: verdict}
+
+
+def test_eleven_percent_more_fails_and_names_the_count() -> None:
+    lines = compare({CALLS: 100, FLUSHES: 3}, {CALLS: 111, FLUSHES: 3})
+    assert not passes(lines)
+    grown = next(line for line in report(lines).splitlines() if line.startswith(CALLS))
+    assert grown.split()[-4:] == ["100", "111", "1.11", "MORE"]
+
+
+def test_twenty_percent_less_passes_and_asks_for_a_rewrite() -> None:
+    lines = compare({CALLS: 100}, {CALLS: 80})
+    assert passes(lines)
+    assert "--write" in report(lines)
+
+
+def test_within_the_tolerance_there_is_nothing_to_do() -> None:
+    assert "--write" not in report(compare({CALLS: 100}, {CALLS: 105}))
+
+
+def test_something_where_there_was_nothing_fails() -> None:
+    assert verdicts({FLUSHES: 0}, {FLUSHES: 0.001}) == {FLUSHES: Verdict.MORE}
+    assert verdicts({FLUSHES: 0}, {FLUSHES: 0}) == {FLUSHES: Verdict.SAME}
+
+
+def test_a_count_that_is_missing_on_either_side_fails() -> None:
+    assert verdicts({}, {CALLS: 1}) == {CALLS: Verdict.NEW}
+    assert verdicts({CALLS: 1}, {FLUSHES: 1}) == {CALLS: Verdict.GONE, FLUSHES: Verdict.NEW}
+    assert not passes(compare({CALLS: 1}, {}))
+    assert not passes(compare({}, {CALLS: 1}))
+
+
+def test_where_flushes_cannot_be_counted_the_rest_is_compared() -> None:
+    lines = compare({CALLS: 100, FLUSHES: 3}, {CALLS: 100})
+    assert passes(lines)
+    assert "not counted here" in report(lines)
+    assert not passes(compare({CALLS: 100, FLUSHES: 3}, {CALLS: 120}))
+
+
+def test_the_smallest_of_the_rounds_counts() -> None:
+    assert smallest([{CALLS: 3, FLUSHES: 1}, {CALLS: 2, FLUSHES: 4}]) == {CALLS: 2, FLUSHES: 1}
+
+
+def test_the_committed_counts_are_those_of_the_workloads() -> None:
+    committed = json.loads(counts.COMMITTED.read_text("utf-8"))
+    kinds = (counts.TRANSACTIONS, counts.FLUSHES, counts.CALLS)
+    assert set(committed) == {f"{name}: {kind}" for name in counts.WORKLOADS for kind in kinds}
+    assert all(value > 0 for value in committed.values())
+
+
+def test_a_check_stops_at_the_first_good_round_and_fails_after_three_bad_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "counts.json").write_text(json.dumps({CALLS: 100}))
+    monkeypatch.setattr(counts, "COMMITTED", tmp_path / "counts.json")
+    measured = iter([150.0, 104.0, 150.0, 150.0, 150.0])
+    monkeypatch.setattr(counts, "measure", lambda: ({CALLS: next(measured)}, {}))
+    assert counts.main(["--check"]) == 0
+    assert counts.main(["--check"]) == 1
+    assert list(measured) == []
+
+
+# --- counting
+
+
+def test_every_flush_of_sqlite_is_seen(tmp_path: Path) -> None:
+    counter = SyncCounter()
+    try:
+        counter.__enter__()
+    except CannotCount as error:
+        pytest.skip(str(error))
+    try:
+        full, normal = (_flushes(counter, tmp_path / mode, mode) for mode in ("full", "normal"))
+    finally:
+        counter.__exit__(None, None, None)
+    assert full == 20  # the log, once per commit
+    assert normal == 0
+
+
+def _flushes(counter: SyncCounter, path: Path, synchronous: str) -> int:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("CREATE TABLE t (x)")
+    before = counter.count
+    for number in range(20):
+        connection.execute("INSERT INTO t VALUES (?)", (number,))
+    flushes = counter.count - before
+    connection.close()
+    return flushes
+
+
+def test_counts_of_a_lone_task(tmp_path: Path) -> None:
+    meter = counts.Meter()
+    counts.wait_for_each(f"sqlite:///{tmp_path / 'counts.db'}", 3, meter)
+    assert meter.totals[counts.TRANSACTIONS] >= 9  # submit, claim, settle
+    assert any("Settler.change_for" in name for name in meter.functions)
+    assert sys.getprofile() is None
+
+
+# --- measuring
+
+
+def test_memory_is_measured_in_this_process() -> None:
+    here = [each for each in measure.MEASUREMENTS if each.run is not measure.idle_cpu and not each.needs]
+    assert len(here) == 5
+    for measurement in here:
+        figures = measurement.run("memory://", TINY)
+        assert figures.keys() == measurement.figures.keys()
+        assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.slow
+def test_a_quick_bench_prints_every_figure_of_every_store(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["--quick", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["fsync_p50_us"] > 0
+    assert found["stores"].keys() == TARGETS.keys()
+    assert found["stores"]["sqlite"].keys() == measure.UNITS.keys()
+    assert "drain 2×10, functions" not in found["stores"]["memory"]
+    assert all(figure["median"] > 0 for store in found["stores"].values() for figure in store.values())
+
+
+def test_the_table_shows_the_median_the_best_and_what_a_store_cannot_do() -> None:
+    machine = bench.describe_machine()
+    text = bench.as_text(machine, {"memory": {"submit, map": [1000.0, 3000.0, 2000.0], "idle runner, CPU": [2, 1, 3]}})
+    rows = {line.partition("  ")[0]: line.split() for line in text.splitlines()}
+    assert rows["submit, map"][-3:] == ["tasks/s", "2,000", "(3,000)"]
+    assert rows["idle runner, CPU"][-2:] == ["2.00", "(1.00)"]
+    assert rows["drain 2×10, functions"][-1] == "-"
+    assert "median of 3 (best)" in text
+
+
+def test_a_drain_is_counted_from_five_percent_on() -> None:
+    ends = [0.0] * 4 + [10.0] + [10.0 + tenth / 10 for tenth in range(1, 96)]  # a slow start, then ten per second
+    assert measure.rate(ends) == pytest.approx(10.0)
+
+
+def test_an_unknown_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--stores", "memory,oracle"])
+    assert "no store 'oracle'" in capsys.readouterr().err
