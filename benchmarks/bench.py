@@ -1,7 +1,8 @@
 """``make bench``: rates, latencies and the idle cost on this machine, for each store.
 
 Every figure is the median of three runs, the best in parentheses, each on a fresh store in a folder that is removed
-afterwards. Differences of less than about 1.5 times are noise on a machine that does other things too.
+afterwards. A run waits for a moment in which the machine does nothing else, though not for ever; differences of less
+than about 1.5 times are noise where others use it too.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import FULL, MEASUREMENTS, QUICK, UNITS, Sizes, better, percentile
+from benchmarks.quiet import Quiet
 from benchmarks.table import table
 from benchmarks.targets import TARGETS, Target
 
 Values = dict[str, list[float]]  # by figure: one value per round
 _SYNCS = 200
+_PATIENCE_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     machine = describe_machine()
     say = _progress if sys.stderr.isatty() else _silence
-    sizes = QUICK if options.quick else FULL
-    results = {target.name: measure(target, sizes, say) for target in options.stores}
+    sizes, quiet = (QUICK, Quiet(0.0)) if options.quick else (FULL, Quiet(_PATIENCE_SECONDS))
+    results = {target.name: measure(target, sizes, quiet, say) for target in options.stores}
     say("")
+    if quiet.foreign_cores:
+        machine["foreign_cores"] = round(statistics.median(quiet.foreign_cores), 2)
     print(as_json(machine, results) if options.json else as_text(machine, results))
 
 
@@ -62,7 +67,7 @@ def _progress(text: str) -> None:
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def measure(target: Target, sizes: Sizes, say: Callable[[str], None] = _silence) -> Values:
+def measure(target: Target, sizes: Sizes, quiet: Quiet, say: Callable[[str], None] = _silence) -> Values:
     """Every figure of one store, as often as `sizes` says. What the store cannot do is left out."""
     values: Values = {}
     for measurement in MEASUREMENTS:
@@ -71,6 +76,7 @@ def measure(target: Target, sizes: Sizes, say: Callable[[str], None] = _silence)
                 if measurement.needs not in target.abilities(Path(folder)):
                     continue
                 say(f"{target.name}: {', '.join(measurement.figures)}")
+                quiet.wait()
                 for name, value in measurement.run(target.url(Path(folder)), sizes).items():
                     values.setdefault(name, []).append(value)
     return values
@@ -84,7 +90,7 @@ def describe_machine() -> dict[str, Any]:
         fsync = percentile(fsync_seconds(Path(folder) / "probe"), 50)
     return {
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
+        "foreign_cores": None,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "system": f"{platform.system()} {platform.machine()}",
@@ -106,9 +112,11 @@ def fsync_seconds(path: Path) -> list[float]:
 
 
 def as_text(machine: dict[str, Any], results: dict[str, Values]) -> str:
+    foreign = machine["foreign_cores"]
     about = (
-        f"{machine['cores']} cores (load {machine['load']}), {machine['system']}, Python {machine['python']}, "
-        f"SQLite {machine['sqlite']}, fsync p50 {machine['fsync_p50_us']} µs in {machine['folder']}"
+        f"{machine['cores']} cores{'' if foreign is None else f' ({foreign:g} used by others)'}, {machine['system']}, "
+        f"Python {machine['python']}, SQLite {machine['sqlite']}, "
+        f"fsync p50 {machine['fsync_p50_us']} µs in {machine['folder']}"
     )
     rows = [
         [name, unit, *(_cell(unit, values.get(name, [])) for values in results.values())]

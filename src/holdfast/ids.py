@@ -51,8 +51,8 @@ class Ids:
 
 
 def derived_id(*parts: str) -> str:
-    """The id that follows from `parts` and from nothing else."""
-    digest = hashlib.sha256("\0".join(parts).encode()).digest()
+    """The id that follows from `parts` and from nothing else. The lengths keep ("a", "b") and ("ab",) apart."""
+    digest = hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).digest()
     return _encode(int.from_bytes(digest[:16], "big"))
 
 

@@ -15,11 +15,11 @@ from holdfast.codec import Codec
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.runner import Runner
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import StoreReadOnly, StoreUnavailable
 from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
-from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, registered
 from holdfast.lifecycle.status import FINAL
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
@@ -502,3 +502,36 @@ def test_final_statuses_are_all_there_are_in_the_end() -> None:
         await life
 
     virtually(scenario)
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_a_runner_can_be_stopped_while_the_store_is_away(hurry: bool) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Flaky(clock)
+        harness = Harness(clock, store)
+        runner = harness.runner(nap)
+        life = await running(runner)
+        id = await harness.submit("nap", 5)
+        await asyncio.sleep(1)
+        store.failures = 1_000_000
+        await asyncio.sleep(10)  # the nap is over, but its end cannot be written
+        asked = clock.now()
+        runner.stop(hurry=hurry)
+        await life
+        assert clock.now() - asked < (3 if hurry else DRAIN + 15)
+        assert await harness.story(id) == ["registered", "pending", "running"]
+
+    run_virtual(main)
+
+
+def test_a_store_that_refuses_a_starting_runner_is_not_asked_for_ever() -> None:
+    class Refusing(MemoryStore):
+        async def enrol(self, runner: RunnerRecord) -> None:
+            raise StoreReadOnly("not with this user")
+
+    async def main(clock: VirtualClock) -> None:
+        harness = Harness(clock, Refusing(clock))
+        with pytest.raises(StoreReadOnly):
+            await harness.runner(add).run()
+
+    run_virtual(main)

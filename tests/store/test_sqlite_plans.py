@@ -151,6 +151,14 @@ def test_a_claim_does_not_pay_for_200_000_foreign_invocations_at_the_head(connec
     assert many == few
 
 
+def test_a_claim_does_not_pay_for_the_lanes_of_another_app(connection: sqlite3.Connection) -> None:
+    ours(connection)
+    alone = steps_of_a_claim(connection, wish("op", limit=20))
+    fill(connection, 500, lanes=500)
+    connection.execute(f"UPDATE {queries.TABLE} SET app = 'zoo' WHERE id LIKE 'f%'")
+    assert steps_of_a_claim(connection, wish("op", limit=20)) == alone
+
+
 @pytest.mark.slow
 def test_a_claim_does_not_pay_for_200_000_of_its_own_that_are_not_due(connection: sqlite3.Connection) -> None:
     ours(connection)

@@ -209,8 +209,8 @@ def hear(folder: Path, *, garbage: list[bytes], hints: list[Hint]) -> tuple[list
             if len(received) >= len(hints):
                 break
             await asyncio.sleep(0.001)
-        ours.close()
-        theirs.close()
+        await ours.close()
+        await theirs.close()
         assert sockets_in(folder) == []
 
     asyncio.run(scenario())
@@ -231,17 +231,17 @@ def test_a_hint_that_is_too_long_says_only_that_there_is_something(folder: Path)
 def test_hints_never_raise(folder: Path) -> None:
     missing = SocketHints(folder / "missing")
     missing.send([Hint(READY, ())])
-    missing.close()
+    asyncio.run(missing.close())
     (folder / "ready-1-dead.sock").write_text("no socket at all")
     odd = SocketHints(folder)
     odd.send([Hint(READY, ())])
-    odd.close()
+    asyncio.run(odd.close())
 
     async def too_long() -> None:
         deep = folder / ("d" * 90)
         deep.mkdir()
         channel = SocketHints(deep)
         channel.listen(READY, lambda hint: None)
-        channel.close()
+        await channel.close()
 
     asyncio.run(too_long())

@@ -15,7 +15,6 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.codec import Codec
 from holdfast.engine.definition import Place, TaskDefinition
-from holdfast.engine.patience import Patience
 from holdfast.engine.runner import MakePlaces, Runner
 from holdfast.engine.submit import Submitter
 from holdfast.engine.watch import Watcher
@@ -88,7 +87,7 @@ class Engine:
             store=self.store,
             hub=self.hub,
             ids=self.ids,
-            patience=Patience(self._rng),
+            rng=self._rng,
             codec=codec,
             definitions=known,
             make_places=make_places or places,

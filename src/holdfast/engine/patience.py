@@ -7,12 +7,13 @@ fleet does not come back in step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, StoreUnavailable
 
 log = logging.getLogger("holdfast.engine")
 
@@ -23,20 +24,41 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Patience:
+    """Without end, until somebody says `give_up_in`: a runner that was told to stop must be able to end."""
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._ends_at = float("inf")
+        self._given_up = asyncio.Event()
+
+    def give_up_in(self, seconds: float) -> None:
+        """From then on the store's error is passed on instead of another try."""
+        loop = asyncio.get_running_loop()
+        self._ends_at = min(self._ends_at, loop.time() + seconds)
+        loop.call_later(seconds, self._given_up.set)
+
+    async def until_reached(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
+        """As `until_answered`, but a store that answers with a refusal is not asked again: for starting up."""
+        return await self._ask(what, attempt, StoreUnavailable)
 
     async def until_answered(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """The answer of `attempt`, asked until there is one.
 
         It is told whether it was asked before: then an earlier try may have been carried out.
         """
+        return await self._ask(what, attempt, StoreError)
+
+    async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]], forgiven: type[StoreError]) -> T:
         pause, again = FIRST_PAUSE_SECONDS, False
         while True:
             try:
                 return await attempt(again)
-            except StoreError as error:
+            except forgiven as error:
+                if asyncio.get_running_loop().time() >= self._ends_at:
+                    raise
                 wait = pause * (0.5 + self._rng.random() / 2)
                 log.warning("%s: no answer from the store, next try in %.2f s: %s", what, wait, error)
-            await asyncio.sleep(wait)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._given_up.wait()
             pause, again = min(pause * 2, LONGEST_PAUSE_SECONDS), True

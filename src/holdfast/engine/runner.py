@@ -12,7 +12,9 @@ lost, and nothing it writes later can be mistaken for the work of the next owner
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -22,12 +24,13 @@ from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.patience import Patience
 from holdfast.engine.settle import Settler, fields
+from holdfast.errors import StoreError
 from holdfast.execution.call import INTERRUPTED, Call, Outcome, Unfit
 from holdfast.execution.places import Deliver, Execution
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import Hint, InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter, Store
 from holdfast.wakeup.hub import Hub
@@ -36,6 +39,7 @@ log = logging.getLogger("holdfast.runner")
 
 MakePlaces = Callable[[Place, Deliver], Execution]
 _PARKED_AT_ONCE = 500
+MANY = 1 << 30
 DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
 
 
@@ -57,7 +61,7 @@ class Runner:
         store: Store,
         hub: Hub,
         ids: Ids,
-        patience: Patience,
+        rng: random.Random,
         codec: Codec,
         definitions: Iterable[TaskDefinition],
         make_places: MakePlaces,
@@ -71,7 +75,6 @@ class Runner:
         self._store = store
         self._hub = hub
         self._ids = ids
-        self._patience = patience
         self._codec = codec
         self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
         self._serves = record.serves
@@ -80,12 +83,16 @@ class Runner:
         self._poll = poll_interval_seconds
         self._heartbeat = heartbeat_seconds
         self._drain = drain_timeout_seconds
-        self._settler = Settler(store, hub, ids, patience)
+        self._search = Patience(rng)
+        self._claimer = Claimer(store, ids, self._search, app=record.app, owner=self.owner)
+        self._patience = Patience(rng)
+        self._settler = Settler(store, hub, ids, self._patience)
         self._make_places = make_places
         self._places: dict[Place, Execution] = {}
         self._running: dict[str, InvocationRecord] = {}
         self._bell = Bell()
         self._look = True
+        self._expected = MANY  # how many invocations are waiting, as far as we were told
         self._next_due: float | None = None
         self._stopping = False
         self._hurry = asyncio.Event()
@@ -94,68 +101,82 @@ class Runner:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> Account:
         """Work until `stop`. Returns what was done; `ready` is called once the runner is on the roster."""
-        claimer = Claimer(self._store, self._ids, self._patience, app=self.record.app, owner=self.owner)
         unsubscribe = self._hub.on_ready(self._hinted)
-        await self._patience.until_answered("joining the roster", lambda again: self._store.enrol(self.record))
-        log.info("runner %s is ready: %d places, %d tasks", self.record.id, self.record.concurrency, len(self._tasks))
-        heart = asyncio.create_task(self._heartbeats())
         try:
-            await self._patience.until_answered("waking parked work", lambda again: self._wake_parked())
-            await self._discover()
-            ready()
-            while not self._stopping:
-                await self._fill(claimer)
-                if not await self._bell.wait(self._patience_for_news()):
-                    await self._look_around()
-            await self._finish()
+            await self._patience.until_reached("joining the roster", lambda again: self._store.enrol(self.record))
+            heart = asyncio.create_task(self._heartbeats())
+            try:
+                await self._work(ready)
+            finally:
+                heart.cancel()
         finally:
             unsubscribe()
-            heart.cancel()
             for places in self._places.values():
                 places.close()
-        await self._patience.until_answered(
-            "leaving the roster", lambda again: self._store.leave(self.record.app, self.record.id)
-        )
         return self.account
 
+    async def _work(self, ready: Callable[[], None]) -> None:
+        await self._patience.until_reached("waking parked work", lambda again: self._wake_parked())
+        await self._discover()
+        log.info("runner %s is ready: %d places, %d tasks", self.record.id, self.record.concurrency, len(self._tasks))
+        ready()
+        try:
+            while not self._stopping:
+                await self._fill()
+                if not await self._bell.wait(self._patience_for_news()):
+                    await self._look_around()
+        except StoreError:
+            if not self._stopping:
+                raise
+        await self._finish()
+
     def stop(self, *, hurry: bool = False) -> None:
-        """Take no more work and end when what runs is done; `hurry` ends it now."""
+        """Take no more work and end when what runs is done; `hurry` ends it now.
+
+        If the store is away, looking for work ends at once, and ends that cannot be written are given up some time
+        after the drain timeout: the invocations stay RUNNING with our name, and recovery takes them up.
+        """
         self._stopping = True
+        self._search.give_up_in(0)
+        self._patience.give_up_in(_GRACE_SECONDS + (0 if hurry else self._drain + _LAST_WORDS_SECONDS))
         if hurry:
             self._hurry.set()
         self._bell.ring()
 
     # --- claiming
 
-    def _hinted(self, lanes: tuple[str, ...]) -> None:
-        accepted = [lane for lane in lanes if self._serves.accepts(lane)]
+    def _hinted(self, hint: Hint) -> None:
+        accepted = [lane for lane in hint.subjects if self._serves.accepts(lane)]
         self._lanes.update(accepted)
-        if accepted or not lanes:
+        if accepted or not hint.subjects:
+            self._expected += hint.count if accepted else MANY
             self._look = True
             self._bell.ring()
 
     async def _look_around(self) -> None:
         """Nobody said anything for a while: look for work, and now and then for lanes that nobody told us of."""
-        self._look = True
+        self._look, self._expected = True, MANY
         if self._store.now() >= self._next_discovery:
             await self._discover()
 
     async def _discover(self) -> None:
-        found = await self._patience.until_answered(
-            "looking for lanes", lambda again: self._store.lanes(self.record.app)
-        )
+        found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self.record.app))
         self._lanes.update(lane for lane in found if self._serves.accepts(lane))
         self._next_discovery = self._store.now() + DISCOVERY_SECONDS
 
-    async def _fill(self, claimer: Claimer) -> None:
+    async def _fill(self) -> None:
         free = self.record.concurrency - len(self._running)
         if free <= 0 or not self._look:
             return
-        self._look = False
-        claimed = await claimer.claim(self._lanes, free)
-        self._next_due = claimed.next_due_at
-        if len(claimed.records) == free:
-            self._look = True  # there may be more; a place has to become free first
+        # What is heard while the claim is under way counts for the next one.
+        expected, self._expected, self._look = self._expected, 0, False
+        wanted = min(free, expected)
+        claimed = await self._claimer.claim(self._lanes, wanted)
+        if len(claimed.records) < wanted:
+            self._next_due = claimed.next_due_at
+        elif expected > wanted:
+            self._expected += expected - wanted
+            self._look = True  # there may be more; perhaps a place has to become free first
         self._begin(claimed.records)
 
     def _patience_for_news(self) -> float | None:
@@ -218,6 +239,10 @@ class Runner:
         self.account.interrupted += len(left)
         self._settler.settle(left)
         await self._settler.finish()
+        with contextlib.suppress(StoreError):
+            await self._patience.until_answered(
+                "leaving the roster", lambda again: self._store.leave(self.record.app, self.record.id)
+            )
 
     def _interrupt(self) -> None:
         for places in self._places.values():
@@ -270,7 +295,8 @@ class Runner:
             where = msgspec.structs.replace(where, before_id=parked[-1].id)
 
 
-_GRACE_SECONDS = 1.0
+_GRACE_SECONDS = 1.0  # for user code that was told to end
+_LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store
 
 
 class Bell:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from holdfast.engine.patience import Patience
+from holdfast.errors import StoreError
 from holdfast.execution.call import Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -64,8 +65,13 @@ class Settler:
     async def _write_groups(self) -> None:
         while self._gathered:
             group, self._gathered = self._gathered, []
-            verdicts = await self._persist([change for _, change in group])
-            self._announce(group, verdicts)
+            try:
+                verdicts = await self._persist([change for _, change in group])
+            except StoreError as error:
+                for record, change in group:
+                    log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
+            else:
+                self._announce(group, verdicts)
 
     async def _persist(self, group: list[Change]) -> Sequence[Verdict]:
         return await self._patience.until_answered(
@@ -73,17 +79,18 @@ class Settler:
         )
 
     def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
-        ended, ready = [], set()
+        ended, ready = list[str](), list[str]()
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if isinstance(verdict, Applied):
                 if change.target in FINAL_STATUSES:
                     ended.append(record.id)
                 elif change.target in AVAILABLE:
-                    ready.add(record.lane)
+                    ready.append(record.lane)
                 _log_end(record, change)
             else:
                 _log_lost(record, change, verdict)
-        hints = [Hint(kind, tuple(subjects)) for kind, subjects in ((FINAL, ended), (READY, ready)) if subjects]
+        told = ((FINAL, ended), (READY, ready))
+        hints = [Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in told if names]
         if hints:
             self._hub.send(*hints)
 

@@ -23,5 +23,5 @@ class Submitter:
         if not records:
             return []
         stored = await self._store.insert(records)
-        self._hub.send(Hint(READY, tuple({record.lane for record in records})))
+        self._hub.send(Hint(READY, tuple({record.lane for record in records}), len(records)))
         return stored

@@ -14,7 +14,7 @@ What became of a change is a value: `Applied`, `Lost` (somebody else came first)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -158,6 +158,19 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
 
 
 OPTIONAL = ("due_at", "result", "error", "fingerprint")
+
+
+def rounds(changes: Sequence[Change]) -> Iterator[list[tuple[int, Change]]]:
+    """The changes with their numbers, in as few rounds as possible so that none holds two of one invocation."""
+    waiting = list(enumerate(changes))
+    while waiting:
+        this_round: dict[tuple[str, str], tuple[int, Change]] = {}
+        later = []
+        for item in waiting:
+            if this_round.setdefault((item[1].app, item[1].id), item) is not item:
+                later.append(item)
+        yield list(this_round.values())
+        waiting = later
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

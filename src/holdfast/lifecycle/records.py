@@ -129,6 +129,13 @@ class Hint(msgspec.Struct, frozen=True):
 
     kind: str  # READY or FINAL
     subjects: tuple[str, ...]  # lanes that have work, or ids of invocations that ended; empty means: any
+    count: int = 1  # how many invocations it is about
+
+    def joined(self, other: Hint, most_subjects: int) -> Hint:
+        """Both hints as one. One that would name too many says: any."""
+        subjects = tuple(dict.fromkeys(self.subjects + other.subjects))
+        anything = not self.subjects or not other.subjects or len(subjects) > most_subjects
+        return Hint(self.kind, () if anything else subjects, self.count + other.count)
 
 
 READY = "ready"
@@ -138,15 +145,21 @@ FINAL = "final"
 class HintChannel(Protocol):
     """Carries hints between processes. It may lose every one of them: that costs latency, never work."""
 
+    alive: bool
+    """Whether hints arrive now. While they do, those who wait need not look so often by themselves."""
+
     def send(self, hints: Sequence[Hint]) -> None:
-        """Tell the other processes, at once, without waiting and without raising."""
+        """Tell the other processes, soon, without waiting and without raising."""
         ...
 
     def listen(self, kind: str, receive: Callable[[Hint], None]) -> None:
-        """From now on call `receive` on the running event loop for each hint of that kind from another process."""
+        """From now on call `receive` on the running event loop for each hint of that kind from another process.
+
+        When hints may have been lost, or stop coming, it is called with a hint that names no subject.
+        """
         ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 def registered(

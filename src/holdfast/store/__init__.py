@@ -22,6 +22,8 @@ GROUP = "holdfast.stores"
 _BUILT_IN = {
     "memory": "holdfast.store.memory:open_memory",
     "sqlite": "holdfast.store.sqlite:open_sqlite",
+    "mongodb": "holdfast.store.mongo:open_mongo",
+    "mongodb+srv": "holdfast.store.mongo:open_mongo",
 }
 _EXTRAS = {"pymongo": "mongo", "bson": "mongo"}
 

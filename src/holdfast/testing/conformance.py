@@ -128,6 +128,18 @@ class StoreConformance(ReadConformance):
 
         stage.play(scenario)
 
+    @pytest.mark.parametrize("narrowed", [False, True])
+    def test_a_small_claim_takes_the_first_in_order(self, stage: Stage, narrowed: bool) -> None:
+        async def scenario(store: Store) -> None:
+            facts = [("d", 1, 2), ("b", 0, 1), ("e", 1, 1), ("a", 0, 2), ("c", 0, 1), ("f", -1, 0)]
+            await store.insert([invocation(id, priority=p, due_at=START - 9 + due) for id, p, due in facts])
+            ids = ("a", "b", "c", "d", "e", "f") if narrowed else ()
+            for number, expected in enumerate(["e", "db", "c", "af"]):
+                got = await store.claim(wish(f"{number}", limit=len(expected), ids=ids))
+                assert ids_of(got.records) == [*expected]
+
+        stage.play(scenario)
+
     def test_a_claim_takes_what_is_due_and_tells_when_the_next_will_be(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([invocation("now"), invocation("soon", due_at=START + 0.25, priority=9)])
@@ -195,15 +207,15 @@ class StoreConformance(ReadConformance):
     @pytest.mark.parametrize("start", [True, False])
     def test_a_claim_whose_answer_was_lost_is_answered_again(self, stage: Stage, start: bool) -> None:
         async def scenario(store: Store) -> None:
-            await store.insert([invocation(id) for id in "abcde"])
+            await store.insert([invocation(id, priority=n) for n, id in enumerate("abcde")])
             claim = wish("op", limit=3, start=start)
             first = (await store.claim(claim)).records
             await store.apply([changes.killed(first[1], operation="kill", at=START, why="")])
-            await store.claim(wish("other", ids=("b",), owner="runner/2"))
+            await store.claim(wish("other", ids=("d",), owner="runner/2"))
             again = (await store.claim(replace(claim, again=True))).records
             assert again[:2] == (first[0], first[2])
-            assert ids_of(again) == ["a", "c", "d"]
-            assert ids_of((await store.claim(replace(claim, again=True))).records) == ["a", "c", "d"]
+            assert ids_of(again) == ["e", "c", "b"]
+            assert ids_of((await store.claim(replace(claim, again=True))).records) == ["e", "c", "b"]
 
         stage.play(scenario)
 

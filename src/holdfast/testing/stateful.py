@@ -216,6 +216,6 @@ def plain(answer: object) -> object:
 
 def oracle_test(open_store: Callable[[Clock], Store]) -> type[unittest.TestCase]:
     """A test case that drives the stores of `open_store`, each new and empty, side by side with memory."""
-    machine = type("Machine", (StoreMachine,), {"open_store": staticmethod(open_store)})
+    machine: Any = type("Machine", (StoreMachine,), {"open_store": staticmethod(open_store)})
     case: type[unittest.TestCase] = machine.TestCase
     return case

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from holdfast.lifecycle.records import FINAL, READY, Hint, HintChannel
 
-OnReady = Callable[[tuple[str, ...]], None]
+OnReady = Callable[[Hint], None]
 Wake = Callable[[], None]
 Unsubscribe = Callable[[], None]
 
@@ -29,8 +29,13 @@ class Hub:
         self._channel = channel
         self._listening.clear()
 
+    @property
+    def alive(self) -> bool:
+        """Whether hints from other processes arrive."""
+        return self._channel is not None and self._channel.alive
+
     def on_ready(self, heard: OnReady) -> Unsubscribe:
-        """Call `heard` with the lanes that got work; no lanes means: any. Returns what ends the subscription."""
+        """Call `heard` with each hint that lanes got work. Returns what ends the subscription."""
         self._listen(READY)
         self._ready.append(heard)
         return lambda: self._ready.remove(heard)
@@ -63,7 +68,7 @@ class Hub:
     def _receive(self, hint: Hint) -> None:
         if hint.kind == READY:
             for heard in tuple(self._ready):
-                heard(hint.subjects)
+                heard(hint)
         elif hint.kind == FINAL and self._final:
             for id in hint.subjects or tuple(self._final):
                 for wake in tuple(self._final.get(id, ())):

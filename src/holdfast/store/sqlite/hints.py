@@ -27,6 +27,8 @@ _SUFFIX = ".sock"
 class SocketHints:
     """See `holdfast.lifecycle.records.HintChannel`."""
 
+    alive = False  # sockets say nothing when they stop working, and to look at a SQLite file is cheap
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sender: socket.socket | None = None
@@ -48,7 +50,7 @@ class SocketHints:
 
     def _datagram(self, hint: Hint) -> bytes:
         message = self._encoder.encode(hint)
-        return message if len(message) <= _LARGEST_DATAGRAM else self._encoder.encode(Hint(hint.kind, ()))
+        return message if len(message) <= _LARGEST_DATAGRAM else self._encoder.encode(Hint(hint.kind, (), hint.count))
 
     def _tell(self, message: bytes, targets: list[str]) -> None:
         if self._sender is None:
@@ -91,7 +93,7 @@ class SocketHints:
                 continue  # anybody who may write to the folder may write nonsense into the socket
             receive(hint)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for name, (ear, loop) in self._own.items():
             loop.remove_reader(ear)
             ear.close()

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from holdfast.errors import CorruptRecord, SchemaMismatch
@@ -47,7 +48,7 @@ def _version(connection: sqlite3.Connection) -> Finding:
 
 def _indexes(connection: sqlite3.Connection) -> Iterator[Finding]:
     """Compare the indexes with those that the migrations make, in a database of their own."""
-    expected = _index_definitions(_fresh())
+    expected = _expected_indexes()
     there = _index_definitions(connection)
     for name, definition in expected.items():
         if name not in there:
@@ -63,10 +64,10 @@ def _indexes(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding(subject="indexes", ok=True, detail=f"{len(expected)} of {len(expected)} are there")
 
 
-def _fresh() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    schema.prepare(connection)
-    return connection
+def _expected_indexes() -> dict[str, str]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        schema.prepare(fresh)
+        return _index_definitions(fresh)
 
 
 def _index_definitions(connection: sqlite3.Connection) -> dict[str, str]:

@@ -23,6 +23,7 @@ from holdfast.lifecycle.changes import (
     apply_to,
     claimed,
     entries,
+    rounds,
 )
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
@@ -137,16 +138,9 @@ def _next_due(connection: sqlite3.Connection, claim: Claim, heads: list[tuple[in
 def apply(connection: sqlite3.Connection, changes: Sequence[Change], set_aside: SetAside) -> list[Verdict]:
     """Verdicts in the order of the changes. Two changes of one invocation go into different rounds, in their order."""
     verdicts: dict[int, Verdict] = {}
-    waiting = list(enumerate(changes))
-    while waiting:
-        this_round: dict[tuple[str, str], tuple[int, Change]] = {}
-        later = []
-        for item in waiting:
-            if this_round.setdefault((item[1].app, item[1].id), item) is not item:
-                later.append(item)
-        for part in _parts(list(this_round.values()), queries.MOST_ROWS):
+    for this_round in rounds(changes):
+        for part in _parts(this_round, queries.MOST_ROWS):
             verdicts.update(_apply_part(connection, part, set_aside))
-        waiting = later
     return [verdicts[index] for index in range(len(changes))]
 
 

@@ -112,7 +112,7 @@ class SqliteStore:
             None,
         )
         if self._hints is not None:
-            self._hints.close()
+            await self._hints.close()
             self._hints = None
         for thread in (reader, writer):
             if thread is not None:

@@ -1,0 +1,40 @@
+"""The MongoDB store:
+
+``mongodb://host/database?replicaSet=rs0`` or ``mongodb+srv://…``. TLS, authentication and pool options in the URL
+pass through.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.clock import Clock
+from holdfast.store.contract import Observe
+from holdfast.store.mongo.connection import database_name
+from holdfast.store.mongo.retry import RetryPolicy
+from holdfast.store.mongo.store import MongoStore
+
+
+def open_mongo(url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> MongoStore:
+    """The store of a MongoDB URL. Options: those of `RetryPolicy`, and ``use_change_streams``."""
+    return MongoStore(
+        url,
+        where=f"{_hosts(url)}/{database_name(url)}",
+        process=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        clock=clock,
+        rng=options.get("rng") or random.Random(),
+        observe=observe,
+        retry=options.get("retry", RetryPolicy()),
+        use_change_streams=options.get("use_change_streams", True),
+    )
+
+
+def _hosts(url: str) -> str:
+    """The hosts of a URL, for messages: no user, no password, no options."""
+    return re.split(r"[/?]", url.partition("://")[2].rpartition("@")[2])[0]

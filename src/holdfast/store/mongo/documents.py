@@ -1,0 +1,217 @@
+"""Records as documents, changes as update pipelines.
+
+A document is an invocation, field by field. Two fields exist only to keep indexes small: `ready` is there while the
+invocation is available for a run, `owned` while somebody owns it; partial indexes hold those documents and no others.
+
+A change is an aggregation pipeline, so that the server computes versions, epochs and the history's new lines from
+what is in the document at that very moment. Strings from outside are wrapped in ``$literal``: in a pipeline, a plain
+``"$epoch"`` would be read as the field of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from bson import Binary
+from msgspec import UNSET
+
+from holdfast.codec import ErrorRecord
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.changes import OPTIONAL, Change
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
+from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
+
+Document = dict[str, Any]
+
+
+def key_of(app: str, id: str) -> str:
+    """The `_id`: one app's invocations lie beside each other, in the order of their ids."""
+    return f"{app}|{id}"
+
+
+# --- records
+
+
+def to_document(record: InvocationRecord) -> Document:
+    document: Document = {
+        "_id": key_of(record.app, record.id),
+        "app": record.app,
+        "id": record.id,
+        "task": record.task,
+        "queue": record.queue,
+        "tags": list(record.tags),
+        "lane": record.lane,
+        "rank": -record.priority,
+        "status": record.status.value,
+        "owner": record.owner,
+        "epoch": record.epoch,
+        "version": record.version,
+        "attempt": record.attempt,
+        "created_at": record.created_at,
+        "due_at": record.due_at,
+        "changed_at": record.changed_at,
+        "claim_token": record.claim_token,
+        "fingerprint": record.fingerprint,
+        "parent_id": record.parent_id,
+        "reason": record.reason,
+        "arguments": Binary(record.arguments),
+        "result": None if record.result is None else Binary(record.result),
+        "error": None if record.error is None else error_document(record.error),
+        "history": [entry_document(entry) for entry in record.history],
+    }
+    if record.status in AVAILABLE:
+        document["ready"] = True
+    if record.status in OWNED:
+        document["owned"] = True
+    return document
+
+
+def from_document(document: Mapping[str, Any]) -> InvocationRecord:
+    """The record of a document.
+
+    Raises `CorruptRecord` when the document cannot be one. Unknown fields are ignored here and survive in the store.
+    """
+    try:
+        return _decode(document)
+    except (KeyError, ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+        reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CorruptRecord(f"the stored invocation {document.get('_id')} cannot be read: {reason}") from error
+
+
+def _decode(document: Mapping[str, Any]) -> InvocationRecord:
+    history = tuple(msgspec.convert(document["history"], list[HistoryEntry]))
+    status = Status(document["status"])
+    if not history or history[-1].version != document["version"] or history[-1].status is not status:
+        raise ValueError(f"its history does not end in version {document['version']}, {status}")
+    error, result = document["error"], document["result"]
+    fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
+    return _checked(
+        InvocationRecord(
+            **fields,
+            tags=tuple(document["tags"]),
+            priority=-document["rank"],
+            status=status,
+            arguments=bytes(document["arguments"]),
+            result=None if result is None else bytes(result),
+            error=None if error is None else msgspec.convert(error, ErrorRecord),
+            history=history,
+        )
+    )
+
+
+_PLAIN = (
+    *("app", "id", "task", "queue", "owner", "epoch", "attempt", "created_at", "due_at", "changed_at"),
+    *("claim_token", "fingerprint", "parent_id", "reason"),
+)
+_TEXTS = ("app", "id", "task", "queue", "reason")
+_NUMBERS = ("epoch", "attempt", "created_at", "due_at", "changed_at")
+
+
+def _checked(record: InvocationRecord) -> InvocationRecord:
+    for name in _TEXTS:
+        if type(getattr(record, name)) is not str:
+            raise TypeError(f"{name} is {getattr(record, name)!r}")
+    for name in _NUMBERS:
+        if type(getattr(record, name)) not in (int, float):
+            raise TypeError(f"{name} is {getattr(record, name)!r}")
+    return record
+
+
+def entry_document(entry: HistoryEntry) -> Document:
+    return msgspec.to_builtins(entry)  # type: ignore[no-any-return]
+
+
+def error_document(error: ErrorRecord) -> Document:
+    document: Document = msgspec.to_builtins(error, builtin_types=(bytes,))
+    return document
+
+
+# --- changes
+
+
+def guard(change: Change) -> Document:
+    """What the invocation must still be for the change to apply:
+
+    id, legal source status, epoch. Nothing else is asked, and nothing else is trusted.
+    """
+    sources = sorted(change.sources)
+    wanted: Document = {
+        "_id": key_of(change.app, change.id),
+        "status": sources[0].value if len(sources) == 1 else {"$in": [status.value for status in sources]},
+        "history.op": {"$ne": change.operation},
+    }
+    if change.epoch is not None:
+        wanted["epoch"] = change.epoch
+    return wanted
+
+
+def pipeline(change: Change) -> list[Document]:
+    """The whole change as one stage: every edge's line in the history, and every field that changes with it."""
+    lines, owner, acquired = _lines(change)
+    target = change.target
+    fields: Document = {
+        "status": target.value,
+        "owner": owner,
+        "epoch": {"$add": ["$epoch", acquired]},
+        "version": {"$add": ["$version", len(lines)]},
+        "attempt": {"$add": ["$attempt", change.path.count(Status.RUNNING)]},
+        "changed_at": change.at,
+        "reason": {"$literal": change.why},
+        "history": {"$concatArrays": ["$history", lines]},
+        "ready": True if target in AVAILABLE else "$$REMOVE",
+        "owned": True if target in OWNED else "$$REMOVE",
+    }
+    if Status.PENDING in change.path:
+        fields["claim_token"] = {"$literal": change.operation}
+    for name in OPTIONAL:
+        value = getattr(change, name)
+        if value is not UNSET:
+            fields[name] = {"$literal": _stored(name, value)}
+    return [{"$set": fields}]
+
+
+def _lines(change: Change) -> tuple[list[Document], Any, int]:
+    """The history's new lines as expressions, the owner after the last of them, and how often the epoch grew."""
+    owner: Any = "$owner"
+    acquired, lines = 0, []
+    for step, status in enumerate(change.path, 1):
+        rule = TABLE[status]
+        if rule.acquires_ownership:
+            owner, acquired = {"$literal": change.actor}, acquired + 1
+        elif rule.releases_ownership:
+            owner = None
+        line: Document = {
+            "v": {"$add": ["$version", step]},
+            "s": status.value,
+            "t": change.at,
+            "op": {"$literal": change.operation},
+            "e": {"$add": ["$epoch", acquired]},
+        }
+        if owner is not None:
+            line["o"] = owner
+        if change.why and step == len(change.path):
+            line["w"] = {"$literal": change.why}
+        lines.append(line)
+    return lines, owner, acquired
+
+
+def _stored(name: str, value: Any) -> Any:
+    if name == "error" and value is not None:
+        return error_document(value)
+    if name == "result" and value is not None:
+        return Binary(value)
+    return value
+
+
+# --- runners
+
+
+def runner_document(runner: RunnerRecord) -> Document:
+    document: Document = msgspec.to_builtins(runner)
+    return {"_id": key_of(runner.app, runner.id), **document}
+
+
+def runner_of(document: Mapping[str, Any]) -> RunnerRecord:
+    return msgspec.convert({name: value for name, value in document.items() if name != "_id"}, RunnerRecord)

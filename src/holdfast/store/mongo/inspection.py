@@ -1,0 +1,149 @@
+"""What `holdfast store check` looks at in a MongoDB database. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import OperationFailure
+
+from holdfast.clock import Clock, format_duration
+from holdfast.errors import CorruptRecord, SchemaMismatch
+from holdfast.store.contract import Finding
+from holdfast.store.mongo import schema
+from holdfast.store.mongo.documents import Document, from_document
+
+_SKEW_SECONDS = 1.0
+_SHOWN = 5
+
+
+async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool) -> list[Finding]:
+    hello_before = clock.now()
+    hello = await database.command("hello")
+    findings = [
+        await _version(database),
+        *await _indexes(database),
+        _replica_set(hello),
+        _clock(hello, hello_before, clock.now()),
+        await _write_concern(database),
+        await _quarantine(database),
+    ]
+    return findings + (await _deep(database) if deep else [])
+
+
+async def _version(database: AsyncDatabase[Document]) -> Finding:
+    found = await database[schema.META].find_one({"_id": "schema"})
+    if found is None:
+        advice = "holdfast store prepare"
+        return Finding(subject="schema", ok=False, detail="Holdfast's collections are not there", advice=advice)
+    try:
+        schema.refuse_or_accept(found)
+    except SchemaMismatch as error:
+        return Finding(subject="schema", ok=False, detail=str(error))
+    detail = (
+        f"version {found['schema_version']}, readable from version {found['min_reader']}; "
+        f"this Holdfast knows {schema.SCHEMA_VERSION}"
+    )
+    return Finding(subject="schema", ok=True, detail=detail)
+
+
+async def _indexes(database: AsyncDatabase[Document]) -> list[Finding]:
+    there: dict[tuple[str, str], Any] = {}
+    for name in schema.COLLECTIONS:
+        for index, facts in (await database[name].index_information()).items():
+            if index != "_id_":
+                there[name, index] = facts
+    return list(_compared(there))
+
+
+def _compared(there: dict[tuple[str, str], Any]) -> Iterator[Finding]:
+    expected = {(index.collection, index.name): index for index in schema.INDEXES}
+    wrong = 0
+    for (collection, name), index in expected.items():
+        facts = there.get((collection, name))
+        subject = f"index {collection}.{name}"
+        if facts is None:
+            wrong += 1
+            yield Finding(
+                subject=subject, ok=False, detail=f"missing; it serves: {index.serves}", advice="holdfast store prepare"
+            )
+        elif list(facts["key"]) != list(index.keys) or any(
+            facts.get(option) != value for option, value in index.options.items()
+        ):
+            wrong += 1
+            yield Finding(
+                subject=subject, ok=False, detail="differs from ours", advice="drop it, then: holdfast store prepare"
+            )
+    for collection, name in sorted(there.keys() - expected.keys()):
+        yield Finding(subject=f"index {collection}.{name}", ok=True, detail="not ours; every write pays for it")
+    if not wrong:
+        yield Finding(subject="indexes", ok=True, detail=f"{len(expected)} of {len(expected)} are there")
+
+
+def _replica_set(hello: dict[str, Any]) -> Finding:
+    if "setName" not in hello:
+        return Finding(
+            subject="replica set",
+            ok=True,
+            detail="a standalone: no change streams (hints by polling), no transactions, no failover",
+            advice="for production run a replica set; one node is enough for change streams",
+        )
+    members = len(hello.get("hosts", []))
+    return Finding(
+        subject="replica set",
+        ok=bool(hello.get("isWritablePrimary")),
+        detail=f"{hello['setName']} with {members} members, primary {hello.get('primary', 'unknown')}",
+        advice="" if members != 2 else "with two members, the loss of either stops all writes; add a third",
+    )
+
+
+def _clock(hello: dict[str, Any], before: float, after: float) -> Finding:
+    difference = abs(hello["localTime"].timestamp() - (before + after) / 2)
+    ok = difference < _SKEW_SECONDS
+    return Finding(
+        subject="clock",
+        ok=ok,
+        detail=f"this host and the server differ by {format_duration(round(difference, 3))}",
+        advice="" if ok else "nothing breaks, since the server's time counts, but logs will confuse; run NTP",
+    )
+
+
+async def _write_concern(database: AsyncDatabase[Document]) -> Finding:
+    detail = "every state change is written with w: majority, j: true"
+    try:
+        found = await database.client.admin.command("getDefaultRWConcern")
+        default = found.get("defaultWriteConcern", {}).get("w", "not set")
+        detail += f"; the cluster's default for others is w: {default}"
+    except OperationFailure:
+        pass  # a standalone, or a user that may not ask
+    return Finding(subject="write concern", ok=True, detail=detail)
+
+
+async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
+    count = await database[schema.QUARANTINE].estimated_document_count()
+    shown = [f"{e['id']}: {e['why']}" async for e in database[schema.QUARANTINE].find().limit(_SHOWN)] if count else []
+    return Finding(
+        subject="quarantine",
+        ok=not count,
+        detail=f"{count} unreadable documents were set aside{': ' + '; '.join(shown) if shown else ''}",
+        advice=f"they are kept whole in {schema.QUARANTINE}" if count else "",
+    )
+
+
+async def _deep(database: AsyncDatabase[Document]) -> list[Finding]:
+    seen, bad = 0, []
+    async for document in database[schema.INVOCATIONS].find():
+        seen += 1
+        try:
+            from_document(document)
+        except CorruptRecord as error:
+            bad.append(str(error))
+    return [
+        Finding(
+            subject="records",
+            ok=not bad,
+            detail=f"{seen} read, {len(bad)} unreadable{': ' + '; '.join(bad[:_SHOWN]) if bad else ''}",
+            advice="an unreadable invocation is set aside when a runner meets it" if bad else "",
+        )
+    ]

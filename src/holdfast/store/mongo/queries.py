@@ -1,0 +1,122 @@
+"""Every read that the MongoDB store sends, by name, each with the index it runs on.
+
+They are whole: a cursor is read to its end inside the function, so that asking again repeats all of it. A claim has
+no ``$or``, no ``$ne`` and no null-or-missing: it is a merge of one range per lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pymongo import ASCENDING, DESCENDING
+from pymongo.asynchronous.collection import AsyncCollection
+
+from holdfast.lifecycle.changes import Claim
+from holdfast.store.contract import Filter
+from holdfast.store.mongo.documents import Document
+
+Invocations = AsyncCollection[Document]
+
+QUEUE_ORDER = [("rank", ASCENDING), ("due_at", ASCENDING), ("id", ASCENDING)]
+
+
+def ready(claim: Claim) -> Document:
+    """What a claim may take, on the index `ready`."""
+    wanted: Document = {
+        "app": claim.app,
+        "lane": {"$in": list(claim.lanes)},
+        "due_at": {"$lte": claim.at},
+        "ready": True,
+    }
+    if claim.ids:
+        wanted["id"] = {"$in": list(claim.ids)}
+    return wanted
+
+
+async def candidates(invocations: Invocations, claim: Claim, limit: int) -> list[Document]:
+    """The first `limit` of what a claim may take, in queue order. Index: ready."""
+    cursor = invocations.find(ready(claim), {"_id": True, "rank": True}, hint="ready").sort(QUEUE_ORDER).limit(limit)
+    return await cursor.to_list()
+
+
+async def taken(invocations: Invocations, claim: Claim, keys: list[str]) -> list[Document]:
+    """What this claim got of these. Index: _id."""
+    return await invocations.find({"_id": {"$in": keys}, "claim_token": claim.operation}).to_list()
+
+
+async def claimed_before(invocations: Invocations, claim: Claim) -> list[Document]:
+    """What an earlier try of this claim got. Index: owned."""
+    wanted = {
+        "app": claim.app,
+        "owner": claim.owner,
+        "claim_token": claim.operation,
+        "owned": True,
+        "status": claim.path[-1].value,
+    }
+    return await invocations.find(wanted, hint="owned").to_list()
+
+
+async def next_due(invocations: Invocations, claim: Claim) -> float | None:
+    """When the first of the claim's lanes falls due. Index: due."""
+    wanted = {"app": claim.app, "lane": {"$in": list(claim.lanes)}, "ready": True}
+    cursor = invocations.find(wanted, {"_id": False, "due_at": True}, hint="due").sort([("due_at", ASCENDING)]).limit(1)
+    found = await cursor.to_list()
+    return found[0]["due_at"] if found else None
+
+
+async def lanes(invocations: Invocations, app: str) -> list[str]:
+    """The distinct lanes of what is ready. Index: ready or due, jumping from lane to lane (no hint before 7.1)."""
+    return sorted(await invocations.distinct("lane", {"app": app, "ready": True}))
+
+
+async def by_key(invocations: Invocations, keys: Sequence[str]) -> list[Document]:
+    """Index: _id."""
+    return await invocations.find({"_id": {"$in": list(keys)}}).to_list()
+
+
+async def first_operations(invocations: Invocations, keys: Sequence[str]) -> dict[str, str]:
+    """The operation that stored each of these. Index: _id."""
+    cursor = invocations.find({"_id": {"$in": list(keys)}}, {"history": {"$slice": 1}})
+    return {found["_id"]: found["history"][0]["op"] for found in await cursor.to_list() if found.get("history")}
+
+
+def listing_filter(app: str, where: Filter) -> tuple[Document, str, list[tuple[str, int]]]:
+    """Filter, index and order of a listing."""
+    wanted: Document = {"app": app}
+    index = ""
+    for name, values in (("status", where.statuses), ("task", where.tasks), ("queue", where.queues)):
+        if values:
+            wanted[name] = {"$in": sorted(str(value) for value in values)}
+            index = index or name
+    if index:
+        if where.before_id is not None:
+            wanted["id"] = {"$lt": where.before_id}
+        return wanted, index, [("id", DESCENDING)]
+    # '}' is the character after '|', so this range is all of the app's keys.
+    wanted["_id"] = {"$gt": f"{app}|", "$lt": f"{app}" + "}" if where.before_id is None else f"{app}|{where.before_id}"}
+    return wanted, "_id_", [("_id", DESCENDING)]
+
+
+async def listing(invocations: Invocations, app: str, where: Filter, limit: int) -> list[Document]:
+    """Newest first. Index: status, else task, else queue, else _id."""
+    wanted, index, order = listing_filter(app, where)
+    return await invocations.find(wanted, hint=index).sort(order).limit(limit).to_list()
+
+
+async def counts(invocations: Invocations, app: str) -> dict[str, int]:
+    """How many of each status. Index: status, without reading a document."""
+    stages: list[dict[str, Any]] = [{"$match": {"app": app}}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
+    cursor = await invocations.aggregate(stages, hint="status")
+    return {found["_id"]: found["n"] for found in await cursor.to_list()}
+
+
+async def roster(runners: Invocations, app: str) -> list[Document]:
+    """Index: roster."""
+    order = [("started_at", ASCENDING), ("id", ASCENDING)]
+    return await runners.find({"app": app}, hint="roster").sort(order).to_list()
+
+
+async def quarantined(quarantine: Invocations, app: str) -> list[Document]:
+    """Index: app."""
+    return await quarantine.find({"app": app}, hint="app").sort([("at", ASCENDING)]).to_list()

@@ -1,0 +1,132 @@
+"""Every operation is asked again when MongoDB was away for a moment.
+
+An error is *transient* (a network failure, an election, a node that shuts down, a write whose majority did not answer
+in time: the outcome is unknown, and asking again with the same operation id finds out) or *final*. Between attempts
+the pauses double, spread by chance. `Retry.ask` is the only way from the store to the driver, and it takes whole
+units of work, cursors included, so nothing can bypass it; a test enumerates the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from pymongo.errors import (
+    BulkWriteError,
+    ConfigurationError,
+    ConnectionFailure,
+    CursorNotFound,
+    OperationFailure,
+    PyMongoError,
+    WaitQueueTimeoutError,
+)
+
+from holdfast.clock import Clock
+from holdfast.errors import StoreError, StoreReadOnly, StoreUnavailable
+from holdfast.store.contract import Observe
+
+T = TypeVar("T")
+
+# Server errors that pass by themselves, or after which the outcome is unknown.
+TRANSIENT_CODES = frozenset(
+    {
+        6,  # HostUnreachable
+        7,  # HostNotFound
+        43,  # CursorNotFound
+        50,  # MaxTimeMSExpired
+        64,  # WriteConcernFailed: the majority did not answer in time
+        89,  # NetworkTimeout
+        91,  # ShutdownInProgress
+        112,  # WriteConflict
+        133,  # FailedToSatisfyReadPreference
+        134,  # ReadConcernMajorityNotAvailableYet
+        150,  # StaleEpoch
+        189,  # PrimarySteppedDown
+        234,  # RetryChangeStream
+        262,  # ExceededTimeLimit
+        9001,  # SocketException
+        10107,  # NotWritablePrimary
+        11600,  # InterruptedAtShutdown
+        11602,  # InterruptedDueToReplStateChange
+        13435,  # NotPrimaryNoSecondaryOk
+        13436,  # NotPrimaryOrSecondary
+        16500,  # too many requests, on services that speak MongoDB's protocol
+    }
+)
+_UNAUTHORISED = frozenset({13, 18})
+_FULL = frozenset({14031})
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to go on asking. Delays are in seconds."""
+
+    max_retries: int = 5
+    base_delay: float = 0.1
+    max_delay: float = 60.0
+    max_time: float = 300.0
+    indefinitely: bool = False
+
+
+def is_transient(error: PyMongoError) -> bool:
+    if isinstance(error, BulkWriteError):
+        details = error.details or {}
+        codes = {item.get("code") for item in details.get("writeErrors", [])}
+        return bool(details.get("writeConcernErrors")) or (bool(codes) and codes <= TRANSIENT_CODES)
+    if isinstance(error, ConnectionFailure | CursorNotFound | WaitQueueTimeoutError):
+        return True
+    if isinstance(error, OperationFailure):
+        return error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
+    return False
+
+
+class Retry:
+    def __init__(self, policy: RetryPolicy, clock: Clock, rng: random.Random, observe: Observe, where: str) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._rng = rng
+        self._observe = observe
+        self._where = where
+
+    async def ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
+        """The answer of `attempt`.
+
+        It is told whether it was asked before: then an earlier try may have been carried out.
+        """
+        policy, began = self._policy, self._clock.monotonic()
+        delay, tries = policy.base_delay, 0
+        while True:
+            try:
+                return await attempt(tries > 0)
+            except PyMongoError as error:
+                if not is_transient(error):
+                    raise self._translated(what, error) from error
+                tries += 1
+                wait = delay * (0.5 + self._rng.random() / 2)
+                elapsed = self._clock.monotonic() - began
+                if not policy.indefinitely and (tries > policy.max_retries or elapsed + wait > policy.max_time):
+                    self._observe("gave_up", {"what": what, "tries": tries, "seconds": elapsed, "why": _text(error)})
+                    raise StoreUnavailable(
+                        f"MongoDB at {self._where} did not answer: {what} was tried {tries} times in {elapsed:.1f} s. "
+                        f"The last error: {_text(error)}. Is it running, and does this host reach it?"
+                    ) from error
+                self._observe("retry", {"what": what, "try": tries, "delay": wait, "why": _text(error)})
+            await asyncio.sleep(wait)
+            delay = min(delay * 2, policy.max_delay)
+
+    def _translated(self, what: str, error: PyMongoError) -> StoreError:
+        code = error.code if isinstance(error, OperationFailure) else None
+        message = f"MongoDB at {self._where} refused {what}: {_text(error)}"
+        if code in _UNAUTHORISED:
+            return StoreReadOnly(f"{message}. Check the user, its password and its roles.")
+        if isinstance(error, ConfigurationError):
+            return StoreUnavailable(f"{message}. Check the URL's options.")
+        return StoreError(message)
+
+
+def _text(error: PyMongoError) -> str:
+    """The error in one line, without the driver's description of the whole topology."""
+    text = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
+    return f"{type(error).__name__}: {text[:300]}"

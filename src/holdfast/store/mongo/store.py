@@ -1,0 +1,408 @@
+"""The MongoDB store: a fleet of runners on a replica set, or one process on a standalone.
+
+What is atomic: one document per write, guarded by status and epoch in the filter. What happens on a crash between any
+two commands: each command by itself is a whole change, a claim without its read-back is found again by its token or
+by recovery, and nobody was told otherwise. What it costs: submit is one insert, a lone claim one findOneAndUpdate, a
+batch of claims find + updateMany + find, a batch of ends one bulk write, a result one find.
+
+Every state change is written with ``w: majority, j: true``, claims included: a claim that was rolled back would hand
+out the same epoch twice. What leaves the process, and what decides an unknown outcome, is read with read concern
+majority; candidates are read locally, since the guard of the write decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from pymongo import ReturnDocument, UpdateOne, WriteConcern
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.read_concern import ReadConcern
+
+from holdfast.clock import Clock
+from holdfast.errors import CorruptRecord, StoreUnavailable
+from holdfast.lifecycle.changes import (
+    APPLIED,
+    APPLIED_AGAIN,
+    MISSING,
+    Change,
+    Claim,
+    Claimed,
+    Lost,
+    Verdict,
+    claimed,
+    rounds,
+    was_applied,
+)
+from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Ability, Filter, Finding, Observe
+from holdfast.store.mongo import connection, queries, schema
+from holdfast.store.mongo.documents import (
+    Document,
+    from_document,
+    guard,
+    key_of,
+    pipeline,
+    runner_document,
+    runner_of,
+    to_document,
+)
+from holdfast.store.mongo.hints import StreamHints
+from holdfast.store.mongo.inspection import inspect
+from holdfast.store.mongo.retry import Retry, RetryPolicy, is_transient
+
+T = TypeVar("T")
+
+_MAJORITY = WriteConcern(w="majority", j=True)
+_DUPLICATE = 11000
+_MOST_ROUNDS = 3
+_WIDER = 4  # how many batches a claimer looks at when others take what it wants
+
+
+class MongoStore:
+    """See `holdfast.store.contract.Store`."""
+
+    abilities = Ability.MULTI_PROCESS | Ability.DURABLE
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        where: str,
+        process: str,
+        clock: Clock,
+        rng: random.Random,
+        observe: Observe,
+        retry: RetryPolicy,
+        use_change_streams: bool,
+    ) -> None:
+        self._url = url
+        self._process = process
+        self._clock = clock
+        self._rng = rng
+        self._observe = observe
+        self._use_change_streams = use_change_streams
+        self._retry = Retry(retry, clock, rng, observe, where)
+        self._offset = 0.0  # the server's clock minus ours
+        self._crowded = False  # others took what the last claim wanted
+        self._database: AsyncDatabase[Document] | None = None
+        self._hints: StreamHints | None = None
+
+    def now(self) -> float:
+        return self._clock.now() + self._offset
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        if self._database is not None:
+            return
+        client = connection.acquire(self._url)
+        try:
+            database = client.get_database(connection.database_name(self._url), write_concern=_MAJORITY)
+            await self._retry.ask("opening", lambda again: self._prepare(database))
+        except BaseException:
+            await connection.release(self._url)
+            raise
+        self._database = database
+        self._hints = StreamHints(
+            database[schema.SIGNALS],
+            self._process,
+            use_change_streams=self._use_change_streams,
+            observe=self._observe,
+        )
+
+    async def _prepare(self, database: AsyncDatabase[Document]) -> None:
+        """Learn the server's time, check the version, create what is missing."""
+        await self._learn_time(database)
+        meta = database[schema.META]
+        found = await meta.find_one({"_id": "schema"})
+        schema.refuse_or_accept(found)
+        if found is not None and found["schema_version"] >= schema.SCHEMA_VERSION:
+            return
+        for name in schema.COLLECTIONS:
+            models = [index.model for index in schema.INDEXES if index.collection == name]
+            if models:
+                await database[name].create_indexes(models)
+        version = {"schema_version": schema.SCHEMA_VERSION, "min_reader": schema.MIN_READER}
+        try:
+            await meta.update_one({"_id": "schema"}, {"$max": version}, upsert=True)
+        except DuplicateKeyError:
+            return  # another process was faster, with the same
+
+    async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
+        before = self._clock.now()
+        hello = await database.command("hello")
+        self._learn_offset(hello["localTime"].timestamp(), before)
+
+    def _learn_offset(self, server: float, before: float) -> None:
+        self._offset = server - (before + self._clock.now()) / 2
+
+    async def close(self) -> None:
+        if self._hints is not None:
+            await self._hints.close()
+            self._hints = None
+        if self._database is not None:
+            self._database = None
+            await connection.release(self._url)
+
+    def hints(self) -> StreamHints | None:
+        return self._hints
+
+    def _collection(self, name: str, *, majority: bool = False) -> AsyncCollection[Document]:
+        if self._database is None:
+            raise StoreUnavailable("the MongoDB store is not open")
+        collection = self._database[name]
+        return collection.with_options(read_concern=ReadConcern("majority")) if majority else collection
+
+    async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
+        return await self._retry.ask(what, attempt)
+
+    # --- insert
+
+    async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
+        if not records:
+            return []
+        documents = [to_document(record) for record in records]
+        return await self._ask("insert", lambda again: self._insert(records, documents))
+
+    async def _insert(self, records: Sequence[InvocationRecord], documents: list[Document]) -> list[bool]:
+        invocations = self._collection(schema.INVOCATIONS)
+        try:
+            await invocations.insert_many(documents, ordered=False)
+            return [True] * len(records)
+        except BulkWriteError as error:
+            errors = error.details.get("writeErrors", [])
+            if error.details.get("writeConcernErrors") or any(item["code"] != _DUPLICATE for item in errors):
+                raise
+            taken = {item["index"] for item in errors}
+        ids = [documents[index]["_id"] for index in taken]
+        found = await queries.first_operations(self._collection(schema.INVOCATIONS, majority=True), ids)
+        return [
+            index not in taken or found.get(documents[index]["_id"]) == record.history[0].operation
+            for index, record in enumerate(records)
+        ]
+
+    # --- claim
+
+    async def lanes(self, app: str) -> Sequence[str]:
+        return await self._ask("lanes", lambda again: queries.lanes(self._collection(schema.INVOCATIONS), app))
+
+    async def claim(self, claim: Claim) -> Claimed:
+        return await self._ask("claim", lambda again: self._claim(claim, again or claim.again))
+
+    async def _claim(self, claim: Claim, again: bool) -> Claimed:
+        got = await self._claimed_before(claim) if again else []
+        if claim.lanes and len(got) < claim.limit:
+            got += await self._take(claim, claim.limit - len(got))
+        if len(got) >= claim.limit or claim.ids or not claim.lanes:
+            return Claimed(tuple(got))
+        return Claimed(tuple(got), await queries.next_due(self._collection(schema.INVOCATIONS), claim))
+
+    async def _claimed_before(self, claim: Claim) -> list[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        return await self._readable(await queries.claimed_before(invocations, claim))
+
+    async def _take(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
+        try:
+            if wanted == 1 and not claim.ids:
+                return await self._take_one(claim)
+            return await self._take_many(claim, wanted)
+        except OperationFailure as error:
+            if is_transient(error):
+                raise
+            # A document that the pipeline cannot digest stops an update of many: look at them one by one.
+            return await self._take_carefully(claim, wanted)
+
+    async def _take_one(self, claim: Claim) -> list[InvocationRecord]:
+        """The head of the queue, in one command."""
+        found = await self._collection(schema.INVOCATIONS).find_one_and_update(
+            queries.ready(claim),
+            _pipeline_of(claim),
+            sort=queries.QUEUE_ORDER,
+            hint="ready",
+            return_document=ReturnDocument.AFTER,
+        )
+        return [] if found is None else await self._readable([found])
+
+    async def _take_many(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
+        """Find candidates, take them with a token, read back what was taken. Repeated while others are faster."""
+        invocations = self._collection(schema.INVOCATIONS)
+        got: list[InvocationRecord] = []
+        for _ in range(_MOST_ROUNDS):
+            window = wanted * (_WIDER if self._crowded else 1)
+            candidates = await queries.candidates(invocations, claim, window)
+            chosen = self._choose(candidates, wanted)
+            if not chosen:
+                break
+            result = await invocations.update_many({"_id": {"$in": chosen}, "ready": True}, _pipeline_of(claim))
+            self._crowded = result.modified_count < len(chosen)
+            if result.modified_count:
+                taken = await queries.taken(invocations, claim, chosen)
+                got += await self._readable(taken)
+            wanted -= result.modified_count
+            if wanted <= 0 or len(candidates) < window:
+                break
+        return got
+
+    def _choose(self, candidates: list[Document], wanted: int) -> list[str]:
+        """Exact order while claimers do not collide. When they do: by chance among those of the same priority."""
+        if self._crowded and len(candidates) > wanted:
+            candidates = sorted(candidates, key=lambda found: (found["rank"], self._rng.random()))
+        return [found["_id"] for found in candidates[:wanted]]
+
+    async def _take_carefully(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS)
+        got: list[InvocationRecord] = []
+        for candidate in await queries.candidates(invocations, claim, wanted * _WIDER):
+            document = await invocations.find_one({"_id": candidate["_id"]})
+            if document is None or not await self._readable([document]):
+                continue
+            filter = {"_id": candidate["_id"], "ready": True}
+            found = await invocations.find_one_and_update(
+                filter, _pipeline_of(claim), return_document=ReturnDocument.AFTER
+            )
+            got += [] if found is None else await self._readable([found])
+            if len(got) == wanted:
+                break
+        return got
+
+    async def _readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
+        """The records of documents, in queue order. Those that cannot be read are set aside."""
+        records = []
+        for document in documents:
+            try:
+                records.append(from_document(document))
+            except CorruptRecord as error:
+                await self._set_aside(document, error)
+        return sorted(records, key=lambda record: (-record.priority, record.due_at, record.id))
+
+    async def _set_aside(self, document: Document, error: CorruptRecord) -> None:
+        """Move a document to quarantine:
+
+        first the copy, then the deletion, so that a crash in between loses nothing.
+        """
+        app, _, id = str(document["_id"]).rpartition("|")
+        entry = {"app": app, "id": id, "at": self.now(), "why": str(error), "raw": repr(document)}
+        await self._collection(schema.QUARANTINE).update_one({"_id": document["_id"]}, {"$set": entry}, upsert=True)
+        await self._collection(schema.INVOCATIONS).delete_one({"_id": document["_id"]})
+        self._observe("quarantine", {"id": id, "why": str(error)})
+
+    # --- apply
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        for this_round in rounds(changes):
+            verdicts.update(await self._ask("apply", lambda again: self._apply(this_round)))  # noqa: B023
+        return [verdicts[index] for index in range(len(changes))]
+
+    async def _apply(self, items: list[tuple[int, Change]]) -> dict[int, Verdict]:
+        """One unordered bulk of guarded updates. If fewer matched than were sent, one read decides each."""
+        updates = [UpdateOne(guard(change), pipeline(change)) for _, change in items]
+        try:
+            result = await self._collection(schema.INVOCATIONS).bulk_write(updates, ordered=False)
+            matched = result.matched_count
+        except BulkWriteError as error:
+            if is_transient(error):
+                raise
+            matched = error.details.get("nMatched", 0)
+        if matched == len(items):
+            return {index: APPLIED for index, _ in items}
+        return await self._decide(items, matched)
+
+    async def _decide(self, items: list[tuple[int, Change]], matched: int) -> dict[int, Verdict]:
+        ids = [key_of(change.app, change.id) for _, change in items]
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        found = {document["_id"]: document for document in await queries.by_key(invocations, ids)}
+        verdicts: dict[int, Verdict] = {}
+        for index, change in items:
+            document = found.get(key_of(change.app, change.id))
+            records = [] if document is None else await self._readable([document])
+            if not records:
+                verdicts[index] = MISSING
+            elif was_applied(change.operation, records[0].history):
+                verdicts[index] = APPLIED if matched else APPLIED_AGAIN
+            else:
+                verdicts[index] = Lost(records[0].status, records[0].owner, records[0].epoch)
+        return verdicts
+
+    # --- reading
+
+    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+        keys = [key_of(app, id) for id in ids]
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        documents = await self._ask("get", lambda again: queries.by_key(invocations, keys))
+        found = {document["_id"]: from_document(document) for document in documents}
+        return [found.get(key) for key in keys]
+
+    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        documents = await self._ask("find", lambda again: queries.listing(invocations, app, where, limit))
+        records = []
+        for document in documents:
+            try:
+                records.append(from_document(document))
+            except CorruptRecord as error:
+                self._observe("unreadable", {"id": document.get("id"), "why": str(error)})
+        return records
+
+    async def counts(self, app: str) -> Mapping[Status, int]:
+        found = await self._ask("counts", lambda again: queries.counts(self._collection(schema.INVOCATIONS), app))
+        return {Status(name): count for name, count in found.items() if name in _KNOWN}
+
+    # --- the roster
+
+    async def enrol(self, runner: RunnerRecord) -> None:
+        document = runner_document(runner)
+        runners = self._collection(schema.RUNNERS)
+        await self._ask("enrol", lambda again: runners.replace_one({"_id": document["_id"]}, document, upsert=True))
+
+    async def heartbeat(self, app: str, runner_id: str) -> bool:
+        return await self._ask("heartbeat", lambda again: self._beat(key_of(app, runner_id)))
+
+    async def _beat(self, key: str) -> bool:
+        """The server stamps the time, so a runner with a wrong clock neither looks dead nor lives for ever; its
+        answer tells us the difference.
+        """
+        before = self._clock.now()
+        found = await self._collection(schema.RUNNERS).find_one_and_update(
+            {"_id": key},
+            [{"$set": {"heartbeat_at": {"$divide": [{"$toLong": "$$NOW"}, 1000]}}}],
+            projection={"heartbeat_at": True},
+            return_document=ReturnDocument.AFTER,
+        )
+        if found is None:
+            return False
+        self._learn_offset(found["heartbeat_at"], before)
+        return True
+
+    async def leave(self, app: str, runner_id: str) -> None:
+        runners = self._collection(schema.RUNNERS)
+        await self._ask("leave", lambda again: runners.delete_one({"_id": key_of(app, runner_id)}))
+
+    async def roster(self, app: str) -> Sequence[RunnerRecord]:
+        runners = self._collection(schema.RUNNERS, majority=True)
+        return [runner_of(found) for found in await self._ask("roster", lambda again: queries.roster(runners, app))]
+
+    async def quarantined(self, app: str) -> Sequence[Quarantined]:
+        quarantine = self._collection(schema.QUARANTINE)
+        documents = await self._ask("quarantined", lambda again: queries.quarantined(quarantine, app))
+        return [Quarantined(**{name: found[name] for name in ("app", "id", "at", "why", "raw")}) for found in documents]
+
+    async def check(self, *, deep: bool = False) -> Sequence[Finding]:
+        if self._database is None:
+            raise StoreUnavailable("the MongoDB store is not open")
+        database, clock = self._database, self._clock
+        return await self._ask("check", lambda again: inspect(database, clock, deep=deep))
+
+
+_KNOWN = frozenset(status.value for status in Status)
+
+
+def _pipeline_of(claim: Claim) -> list[Document]:
+    """What a claim does to any invocation: it depends on none of them, so one pipeline serves a whole batch."""
+    nobody = InvocationRecord(id="*", app=claim.app, task="*", arguments=b"", created_at=0, due_at=0)
+    return pipeline(claimed(claim, nobody))
