@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.mongod import Mongod, fresh_database, given_url
 
 # Plain asserts of the shipped suite shall explain themselves here as they do in a test module.
 pytest.register_assert_rewrite("holdfast.testing")
@@ -13,3 +18,38 @@ pytest.register_assert_rewrite("holdfast.testing")
 settings.register_profile("ci", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def replica_set() -> Iterator[str]:
+    """The URL of a replica set of one node, one for each test process."""
+    if url := given_url():
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="hf-mongo-") as folder:
+        server = Mongod(Path(folder) / "rs", replica_set="rs0")
+        server.start()
+        try:
+            server.initiate()
+            yield server.url()
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def standalone() -> Iterator[str]:
+    """The URL of a server that is no replica set."""
+    with tempfile.TemporaryDirectory(prefix="hf-mongo-") as folder:
+        server = Mongod(Path(folder) / "alone")
+        server.start()
+        try:
+            yield server.url()
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def mongo_url(replica_set: str) -> Iterator[str]:
+    """The URL of a new database on the replica set."""
+    with fresh_database(replica_set) as url:
+        yield url

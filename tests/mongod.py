@@ -6,13 +6,16 @@ the development dependencies is used.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pymongo import MongoClient
@@ -118,3 +121,21 @@ class Mongod:
 
 def given_url() -> str | None:
     return os.environ.get("HOLDFAST_TEST_MONGODB_URL")
+
+
+def with_database(url: str, name: str) -> str:
+    """The same server, another database."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    return f"{scheme}://{place.partition('/')[0]}/{name}{'?' + query if query else ''}"
+
+
+@contextlib.contextmanager
+def fresh_database(url: str) -> Iterator[str]:
+    """The URL of a new database on that server, dropped afterwards."""
+    name = f"hf_{secrets.token_hex(6)}"
+    try:
+        yield with_database(url, name)
+    finally:
+        with MongoClient(url) as client:
+            client.drop_database(name)

@@ -1,4 +1,4 @@
-"""A short folder for each test (a socket's path is limited), and nothing left behind in the temporary folder."""
+"""For the SQLite tests: a short folder for each (a socket's path is limited), and nothing left behind in /tmp."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.testing.conformance import StoreConformance
+from tests.mongod import fresh_database
 
 
 class TestMemory(StoreConformance):
@@ -19,3 +21,18 @@ class TestSqlite(StoreConformance):
     @pytest.fixture
     def store_url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.mark.xdist_group("mongo")
+class TestMongo(StoreConformance):
+    @pytest.fixture
+    def store_url(self, mongo_url: str) -> str:
+        return mongo_url
+
+
+@pytest.mark.xdist_group("mongo")
+class TestMongoStandalone(StoreConformance):
+    @pytest.fixture
+    def store_url(self, standalone: str) -> Iterator[str]:
+        with fresh_database(standalone) as url:
+            yield url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import settings
 from holdfast.clock import Clock
 from holdfast.store.contract import Store, ignore
 from holdfast.store.memory import MemoryStore
+from holdfast.store.mongo import schema
+from holdfast.store.mongo.retry import RetryPolicy
+from holdfast.store.mongo.store import MongoStore
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.stateful import oracle_test
 
@@ -40,3 +44,43 @@ class TestMemoryAgreesWithItself(oracle_test(MemoryStore)):  # type: ignore[misc
     """Nothing may depend on chance or on the host, or the comparison would mean nothing."""
 
     settings = settings(stateful_step_count=20, max_examples=20)
+
+
+_replica_set: list[str] = []
+
+
+class EmptiedMongo(MongoStore):
+    """One database for all examples, emptied for each: making indexes anew would take most of the time."""
+
+    async def open(self) -> None:
+        await super().open()
+        for name in schema.COLLECTIONS:
+            if name != schema.META:
+                await self._collection(name).delete_many({})
+
+
+def _open_mongo(clock: Clock) -> Store:
+    return EmptiedMongo(
+        _replica_set[0],
+        where="the oracle",
+        process="p",
+        clock=clock,
+        rng=random.Random(1),
+        observe=ignore,
+        retry=RetryPolicy(),
+        use_change_streams=False,
+    )
+
+
+@pytest.fixture
+def _one_database(mongo_url: str) -> Iterator[None]:
+    _replica_set.append(mongo_url)
+    yield
+    _replica_set.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("mongo")
+@pytest.mark.usefixtures("_one_database")
+class TestMongoAgreesWithMemory(oracle_test(_open_mongo)):  # type: ignore[misc]
+    settings = settings(stateful_step_count=25, max_examples=25)

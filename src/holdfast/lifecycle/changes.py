@@ -58,7 +58,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class Applied(msgspec.Struct, frozen=True):
     """The change is in the store.
 
-    `again` tells that it was there already: the reply to an earlier try had been lost.
+    `again` tells that it was there already: the reply to an earlier try had been lost. A store that writes a batch in
+    one go may not be able to tell; then it says False.
     """
 
     again: bool = False

@@ -75,7 +75,7 @@ class MemoryStore:
             before = self._of(claim.app) if claim.again else []
             mine = [r for r in before if r.claim_token == claim.operation and r.status is claim.path[-1]]
             wanted = max(0, claim.limit - len(mine))
-            queues = [self._ready.get((claim.app, lane), []) for lane in claim.lanes]
+            queues = [self._ready.get((claim.app, lane), []) for lane in dict.fromkeys(claim.lanes)]
             due = (key for key in heapq.merge(*queues) if key[1] <= claim.at and (not claim.ids or key[2] in claim.ids))
             taken = [self._records[claim.app, id] for _, _, id in islice(due, wanted)]
             got = [self._put(apply_to(claimed(claim, record), record)) for record in taken]

@@ -161,11 +161,26 @@ class StoreConformance(ReadConformance):
             await store.insert([invocation("a"), invocation("b", queue="mail"), invocation("c", task="shop:x"), tagged])
             assert ids_of((await store.claim(wish("1", lanes=("default|nothing",)))).records) == []
             assert ids_of((await store.claim(wish("2", lanes=()))).records) == []
-            assert ids_of((await store.claim(wish("3"))).records) == ["a"]
+            assert ids_of((await store.claim(wish("3", lanes=(LANE, LANE)))).records) == ["a"]
             assert ids_of((await store.claim(wish("4", lanes=(lane_of("default", TASK, ("eu", "gpu")),)))).records) == [
                 "t"
             ]
             assert set((await store.counts("shop")).items()) == {(Status.RUNNING, 2), (Status.REGISTERED, 2)}
+
+        stage.play(scenario)
+
+    def test_lanes_tells_where_something_is_ready(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            assert list(await store.lanes("shop")) == []
+            await store.insert([invocation("a", queue="z"), invocation("b", queue="z", priority=9), invocation("c")])
+            await store.insert([invocation("d", tags=("gpu",), due_at=START + 999), invocation("e", app="other")])
+            ready = sorted([lane_of("z", TASK), LANE, lane_of("default", TASK, ("gpu",))])
+            assert list(await store.lanes("shop")) == ready
+            (taken,) = (await store.claim(wish("op"))).records
+            assert list(await store.lanes("shop")) == [lane for lane in ready if lane != LANE]
+            await store.apply([changes.killed(taken, operation="kill", at=START, why="")])
+            assert list(await store.lanes("shop")) == ready
+            assert list(await store.lanes("other")) == [LANE]
 
         stage.play(scenario)
 

@@ -100,6 +100,8 @@ def listing_filter(app: str, where: Filter) -> tuple[Document, str, list[tuple[s
 
 async def listing(invocations: Invocations, app: str, where: Filter, limit: int) -> list[Document]:
     """Newest first. Index: status, else task, else queue, else _id."""
+    if limit <= 0:
+        return []  # to MongoDB, a limit of 0 is none
     wanted, index, order = listing_filter(app, where)
     return await invocations.find(wanted, hint=index).sort(order).limit(limit).to_list()
 
