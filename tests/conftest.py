@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
 from tests.mongod import Mongod, fresh_database, given_url
 
 # Plain asserts of the shipped suite shall explain themselves here as they do in a test module.

@@ -16,7 +16,7 @@ LAYERS = [
     ["lifecycle"],
     ["store", "wakeup", "execution"],
     ["engine"],
-    ["app", "task", "workflow", "invocation", "settings", "_bridge"],
+    ["app", "task", "workflow", "invocation", "embedded", "settings", "_bridge"],
     ["cli", "monitor", "testing"],
 ]
 LAYER = {area: number for number, areas in enumerate(LAYERS) for area in areas}
@@ -29,7 +29,8 @@ SIDEWAYS = {
     "invocation": {"_bridge", "settings"},
     "task": {"_bridge", "settings", "invocation"},
     "workflow": {"_bridge", "settings", "invocation", "task"},
-    "app": {"_bridge", "settings", "invocation", "task", "workflow"},
+    "embedded": {"_bridge", "settings"},
+    "app": {"_bridge", "settings", "invocation", "task", "workflow", "embedded"},
 }
 FACE = 4  # modules of this layer may name each other's types
 

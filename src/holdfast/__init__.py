@@ -3,7 +3,8 @@
 import logging
 
 from holdfast._version import __version__
-from holdfast.app import App, EmbeddedRunner
+from holdfast.app import App
+from holdfast.embedded import EmbeddedRunner
 from holdfast.errors import (
     BlockingCall,
     HoldfastError,

@@ -13,6 +13,7 @@ import inspect
 import os
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -20,12 +21,11 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from holdfast._bridge import Bridge
-from holdfast._version import __version__
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec
+from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.core import Engine, log_store_event
 from holdfast.engine.definition import Place, TaskDefinition
-from holdfast.engine.runner import Account, Runner
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
 from holdfast.ids import Ids
 from holdfast.invocation import Invocation, outcome_of
@@ -61,9 +61,12 @@ class App:
         self._tasks: dict[str, Submittable[..., Any]] = {}
         self._codec = Codec()
         self._clock = SystemClock()
-        self._rng = random.Random()
+        self._rng = random.SystemRandom()  # from the kernel: a forked child must not repeat its parent's ids
         self._ids = Ids(self._clock, self._rng)
         self._inside: _Inside | None = None
+        self._runners: set[EmbeddedRunner] = set()  # those that run
+        self._opening = threading.Lock()  # the first use may come from many threads at once
+        _APPS.add(self)
 
     def __repr__(self) -> str:
         return f"<App {self.name!r} on {mask_url(self.url)}>"
@@ -108,8 +111,10 @@ class App:
             return lambda function: self.task(
                 function, name=name, aliases=aliases, queue=queue, tags=tags, priority=priority
             )
-        if not callable(function):
+        if not callable(function) or inspect.isclass(function):
             raise UsageError(f"a task is made of a function, not of {function!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(f"{_where(function)} is a generator; a task returns one result")
         definition = TaskDefinition(
             name=valid_name("task", name or import_name(function)),
             function=function,
@@ -124,7 +129,7 @@ class App:
 
     def _declare(self, definition: TaskDefinition) -> Submittable[..., Any]:
         for known in definition.names:
-            if known in self._tasks:
+            if known in self._tasks and not _is_redefined(self._tasks[known].definition, definition):
                 other = self._tasks[known].definition.function
                 raise DuplicateTask(
                     f"two tasks are named '{known}': {_where(other)} and "
@@ -208,6 +213,9 @@ class App:
         """The runners that are alive on this store."""
         return self._run(self._living())
 
+    async def arunners(self) -> list[RunnerRecord]:
+        return await self._arun(self._living())
+
     async def _living(self) -> list[RunnerRecord]:
         engine = await self._engine()
         return living(await engine.store.roster(self.name), engine.store.now(), self._dead_after)
@@ -241,9 +249,16 @@ class App:
         )
 
     def close(self) -> None:
-        """Let go of the store and of all threads. The app can be used again afterwards."""
-        inside, self._inside = self._inside, None
+        """End the runners in this process, let go of the store and of all threads. The app can be used again
+        afterwards.
+
+        A runner that still works is hurried: what it has not done goes back to the queue.
+        """
+        inside = self._inside
         if inside is not None and inside.pid == os.getpid():
+            for runner in list(self._runners):
+                runner.end()
+            self._inside = None
             inside.close()
 
     def __enter__(self) -> Self:
@@ -271,14 +286,24 @@ class App:
     def _opened(self) -> _Inside:
         # A forked child has the parent's objects but none of its threads: it builds its own and leaves the parent's
         # alone.
-        if self._inside is None or self._inside.pid != os.getpid():
-            self._inside = _Inside(self._make_engine)
-        return self._inside
+        inside = self._inside
+        if inside is not None and inside.pid == os.getpid():
+            return inside
+        with self._opening:
+            if self._inside is None or self._inside.pid != os.getpid():
+                self._inside = _Inside(self._make_engine)
+            return self._inside
 
     def _make_engine(self) -> Engine:
         options = {
             "synchronous": self.settings.sqlite_synchronous,
             "busy_timeout_seconds": self.settings.sqlite_busy_timeout_seconds,
+            "use_change_streams": self.settings.use_change_streams,
+            "max_retries": self.settings.max_retries,
+            "retry_base_delay": self.settings.retry_base_delay,
+            "retry_max_delay": self.settings.retry_max_delay,
+            "retry_max_time": self.settings.retry_max_time,
+            "retry_indefinitely": self.settings.retry_indefinitely,
         }
         store = open_store(self.url, clock=self._clock, observe=log_store_event, options=options)
         return Engine(
@@ -307,7 +332,6 @@ class _Inside:
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._opening: asyncio.Lock | None = None
-        _LIVING.add(self)
 
     async def engine(self) -> Engine:
         """The engine, opened on first use. A failed opening is not remembered: the next call tries again."""
@@ -321,125 +345,20 @@ class _Inside:
         return self._engine
 
     def close(self) -> None:
-        _LIVING.discard(self)
         engine, self._engine = self._engine, None
         if engine is not None:
             self.bridge.run(engine.close())
         self.bridge.close()
 
 
-_LIVING: weakref.WeakSet[_Inside] = weakref.WeakSet()
+_APPS: weakref.WeakSet[App] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """A store that is closed at exit needs no check at the next start."""
-    for inside in list(_LIVING):
-        if inside.pid == os.getpid():
-            inside.close()
-
-
-class EmbeddedRunner:
-    """A runner inside this process, for scripts, tests and small services.
-
-    Its heartbeat comes from the engine's thread: user code that holds the interpreter lock for longer than the
-    dead-after time makes the runner look dead. A runner of its own (`holdfast run`) does not have this weakness.
-    """
-
-    def __init__(
-        self,
-        app: App,
-        *,
-        concurrency: int,
-        queues: tuple[str, ...] | None,
-        tags: tuple[str, ...],
-        drain_timeout_seconds: float,
-    ) -> None:
-        if concurrency < 1:
-            raise UsageError(f"concurrency={concurrency}: a runner needs at least one place")
-        self._app = app
-        self._concurrency = concurrency
-        self._queues = queues
-        self._tags = tags
-        self._drain = drain_timeout_seconds
-        self._runner: Runner | None = None
-        self._done: asyncio.Task[Account] | None = None
-
-    @property
-    def id(self) -> str | None:
-        """The runner's id on the roster, while it runs."""
-        return None if self._runner is None else self._runner.record.id
-
-    def start(self) -> Self:
-        self._app._run(self._start())
-        return self
-
-    async def _start(self) -> None:
-        if self._done is not None:
-            raise UsageError("this runner is running already; app.runner() makes another one")
-        engine = await self._app._engine()
-        self._runner = engine.runner(
-            [task.definition for task in self._app.tasks.values()],
-            self._app._codec,
-            version=__version__,
-            concurrency=self._concurrency,
-            queues=self._queues,
-            tags=self._tags,
-            heartbeat_seconds=self._app.settings.runner_heartbeat_seconds,
-            drain_timeout_seconds=self._drain,
-        )
-        ready = asyncio.Event()
-        self._done = asyncio.create_task(self._runner.run(ready.set))
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({waiting, self._done}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._done.done():
-            self._done.result()
-
-    def request_stop(self, *, hurry: bool = False) -> None:
-        """Ask it to stop, from any thread or signal handler, without waiting."""
-        if self._runner is not None:
-            runner = self._runner
-            self._app._opened().bridge.call(lambda: runner.stop(hurry=hurry))
-
-    def stop(self) -> Account:
-        """Finish what runs within the drain timeout and end. Returns an account of what was done."""
-        return self._app._run(self._stop())
-
-    def wait(self) -> Account:
-        """Wait until somebody stops it."""
-        return self._app._run(self._wait())
-
-    async def _stop(self) -> Account:
-        if self._runner is not None:
-            self._runner.stop()
-        return await self._wait()
-
-    async def _wait(self) -> Account:
-        if self._done is None:
-            return Account()
-        try:
-            return await asyncio.shield(self._done)
-        finally:
-            if self._done.done():
-                self._done = self._runner = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await self._app._arun(self._start())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._app._arun(self._stop())
+    """What still runs goes back to the queue, and a store that is closed needs no check at the next start."""
+    for app in list(_APPS):
+        app.close()
 
 
 class _Decorator(Protocol):
@@ -479,6 +398,12 @@ def import_name(function: Callable[..., Any]) -> str:
         elif file is not None:
             module = Path(file).stem
     return f"{module}:{qualname.replace('<locals>.', '')}"
+
+
+def _is_redefined(old: TaskDefinition, new: TaskDefinition) -> bool:
+    """Whether a notebook or a prompt has run the same cell again: the new function then takes the old one's place."""
+    interactive = not hasattr(sys.modules["__main__"], "__file__") and new.function.__module__ == "__main__"
+    return interactive and old.function.__qualname__ == new.function.__qualname__
 
 
 def _where(function: Callable[..., Any]) -> str:

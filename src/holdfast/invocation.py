@@ -147,7 +147,7 @@ class Invocation(Generic[R]):
         record = await self._record()
         return (
             f"no result of {record.task} {self.id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
-            f"{await self._app._explain(record)} It goes on; ask again later."
+            f"{await self._app._explain(record)} It stays in the store; ask again later."
         )
 
 

@@ -54,9 +54,17 @@ class SettingRow(NamedTuple):
 
 
 def _setting(
-    default: object, doc: str, *, low: float = -math.inf, high: float = math.inf, choices: tuple[str, ...] = ()
+    default: object,
+    doc: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    choices: tuple[str, ...] = (),
+    seconds: bool = False,
 ) -> Any:
-    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+    """`seconds` is for a length of time whose name does not tell its unit."""
+    facts = {"doc": doc, "low": low, "high": high, "choices": choices, "seconds": seconds}
+    return field(default=default, metadata=facts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,6 +92,12 @@ class Settings:
     sqlite_busy_timeout_seconds: float = _setting(
         10.0, "how long to wait for another process that writes to the SQLite file", low=0.1, high=600
     )
+    use_change_streams: bool = _setting(True, "MongoDB: wake up by a change stream; else by polling")
+    max_retries: int = _setting(5, "MongoDB: how often an operation is tried again after a transient error", low=0)
+    retry_base_delay: float = _setting(0.1, "MongoDB: the first pause before trying again", low=0.001, seconds=True)
+    retry_max_delay: float = _setting(60.0, "MongoDB: the longest pause before trying again", low=0.001, seconds=True)
+    retry_max_time: float = _setting(300.0, "MongoDB: how long to try again altogether", low=0, seconds=True)
+    retry_indefinitely: bool = _setting(False, "MongoDB: try again without end, whatever the other limits")
     _sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -147,12 +161,14 @@ class _Spec:
     doc: str
     low: float
     high: float
-    choices: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    seconds: bool = False
 
     @property
     def unit(self) -> float | None:
         """Seconds in the unit of the name, or None for a setting that is no length of time."""
-        return next((seconds for suffix, seconds in _UNITS.items() if self.name.endswith(suffix)), None)
+        by_name = next((seconds for suffix, seconds in _UNITS.items() if self.name.endswith(suffix)), None)
+        return 1.0 if self.seconds else by_name
 
     def read(self, text: str, source: str) -> object:
         """The value that an environment variable spells. Durations are left to `check`: they are text anywhere."""

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.clock import Duration, parse_duration
 from holdfast.engine.definition import TaskDefinition
-from holdfast.errors import UsageError
+from holdfast.errors import StoreError, UsageError
 from holdfast.execution.call import bind
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY, InvocationRecord, registered
@@ -99,7 +99,11 @@ class Submittable(Generic[P, R]):
     async def _submit(self, calls: list[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> InvocationGroup[R]:
         engine = await self._app._engine()
         records = [self._record(args, dict(kwargs)) for args, kwargs in calls]
-        await engine.submitter.submit(records)
+        stored = await engine.submitter.submit(records)
+        if not all(stored):
+            raise StoreError(
+                f"{len(stored) - sum(stored)} of {len(stored)} new ids were taken already; nothing replaced them"
+            )
         return InvocationGroup(self._app, [Invocation(self._app, record.id) for record in records])
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvocationRecord:

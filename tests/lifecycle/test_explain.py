@@ -44,6 +44,12 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ({"tags": ("gpu",)}, [replace(RUNNER, tags=("gpu", "eu"))], "1 runner serves it"),
         ({}, [RUNNER, replace(RUNNER, id="r2")], "for a free place; 2 runners serve it"),
         ({"status": Status.RUNNING, "owner": "r1/0"}, [RUNNER], "its code is running on r1/0 for 1m"),
+        ({"status": Status.RUNNING, "owner": "gone/0"}, [RUNNER], "no longer on the roster"),
+        (
+            {"status": Status.RUNNING, "owner": "r1/0"},
+            [replace(RUNNER, heartbeat_at=NOW - 60)],
+            "silent for 1m and counts as dead: its work waits for recovery",
+        ),
         ({"status": Status.PARKED, "reason": "it no longer binds"}, [RUNNER], "it no longer binds"),
         ({"status": Status.PARKED, "reason": "x"}, [RUNNER], "holdfast wake i1"),
         ({"status": Status.FAILED, "reason": "ValueError: no"}, [RUNNER], "ended with an error: ValueError: no"),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.mongod import fresh_database
 
 from holdfast.testing.conformance import StoreConformance
-from tests.mongod import fresh_database
 
 
 class TestMemory(StoreConformance):

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast.app import EmbeddedRunner
 from holdfast.cli import logs
 from holdfast.cli.discovery import find_app, only_app
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import Output
 from holdfast.clock import parse_duration
+from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.runner import Account
 
 

@@ -99,7 +99,18 @@ class Engine:
 
 def log_store_event(event: str, facts: Mapping[str, Any]) -> None:
     """What a store reports, as log lines. Most of it interests nobody."""
-    if event == "quarantine":
-        log.error("a row that cannot be read was set aside: %s", facts["why"], extra={"invocation": facts["id"]})
-    elif event == "unreadable":
-        log.error("a row cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})
+    match event:
+        case "quarantine":
+            log.error("a record that cannot be read was set aside: %s", facts["why"], extra={"invocation": facts["id"]})
+        case "unreadable":
+            log.error("a record cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})
+        case "retry":
+            message = "%s: no answer, try %d failed, next in %.2f s: %s"
+            log.warning(message, facts["what"], facts["try"], facts["delay"], facts["why"])
+        case "gave_up":
+            message = "%s: given up after %d tries in %.1f s: %s"
+            log.error(message, facts["what"], facts["tries"], facts["seconds"], facts["why"])
+        case "change_stream_broken":
+            log.warning("hints stop coming, polling instead: %s", facts["why"])
+        case "no_change_streams":
+            log.info("no change streams here, polling instead: %s", facts["why"])

@@ -22,6 +22,7 @@ import msgspec
 from holdfast.codec import Codec
 from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.pace import Pace
 from holdfast.engine.patience import Patience
 from holdfast.engine.settle import Settler, fields
 from holdfast.errors import StoreError
@@ -80,7 +81,7 @@ class Runner:
         self._serves = record.serves
         self._lanes = {lane for d in self._tasks.values() for lane in d.lanes if self._serves.accepts(lane)}
         self._next_discovery = 0.0
-        self._poll = poll_interval_seconds
+        self._pace = Pace(poll_interval_seconds)
         self._heartbeat = heartbeat_seconds
         self._drain = drain_timeout_seconds
         self._search = Patience(rng)
@@ -177,6 +178,8 @@ class Runner:
         elif expected > wanted:
             self._expected += expected - wanted
             self._look = True  # there may be more; perhaps a place has to become free first
+        if claimed.records:
+            self._pace.quicken()
         self._begin(claimed.records)
 
     def _patience_for_news(self) -> float | None:
@@ -187,9 +190,10 @@ class Runner:
             return None
         if self._look:
             return 0.0
+        pause = self._pace.pause(trust=self._hub.trust)
         if self._next_due is None:
-            return self._poll
-        return min(self._poll, max(0.0, self._next_due - self._store.now()))
+            return pause
+        return min(pause, max(0.0, self._next_due - self._store.now()))
 
     # --- running
 
@@ -218,7 +222,9 @@ class Runner:
                 continue  # it was marked as killed already when the drain timeout was over
             fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
             settled.append((record, self._settler.change_for(record, outcome, fingerprint)))
-        self.account.ended += len(settled)
+        interrupted = sum(outcome is INTERRUPTED for _, outcome in outcomes)
+        self.account.interrupted += interrupted
+        self.account.ended += len(settled) - interrupted
         self._settler.settle(settled)
         self._bell.ring()
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from holdfast.codec import ErrorRecord
 from holdfast.engine.patience import Patience
 from holdfast.errors import StoreError
 from holdfast.execution.call import Interrupted, Outcome, Raised, Returned, Unfit
@@ -106,7 +107,9 @@ _LOUD: dict[str, Callable[..., None]] = {"failed": log.error, "parked": log.erro
 def _log_end(record: InvocationRecord, change: Change) -> None:
     write = _LOUD.get(change.name)
     if write is not None:
-        write("%s %s: %s", record.task, change.name, change.why, extra=fields(record))
+        traceback = change.error.traceback if isinstance(change.error, ErrorRecord) else ""
+        extra = fields(record) | ({"remote_traceback": traceback} if traceback else {})
+        write("%s %s: %s", record.task, change.name, change.why, extra=extra)
     elif log.isEnabledFor(logging.DEBUG):
         log.debug("%s %s", record.task, change.name, extra=fields(record))
 

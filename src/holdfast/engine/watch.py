@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from holdfast.engine.pace import Pace
 from holdfast.errors import InvocationNotFound
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL
@@ -21,7 +22,7 @@ class Watcher:
         self._store = store
         self._hub = hub
         self._app = app
-        self._poll = poll_interval_seconds
+        self._poll_interval = poll_interval_seconds
 
     async def ends(self, ids: Sequence[str], timeout: float | None) -> dict[str, InvocationRecord]:
         """The final records of `ids`.
@@ -33,6 +34,8 @@ class Watcher:
         ended: dict[str, InvocationRecord] = {}
         open_ids = set(ids)
         news = News(open_ids)
+        pace = Pace(self._poll_interval)
+        pace.quicken()
         subscriptions = [self._hub.on_final(id, news.about(id)) for id in open_ids]
         try:
             while open_ids:
@@ -43,7 +46,8 @@ class Watcher:
                     if record.status in FINAL:
                         ended[id] = record
                         open_ids.discard(id)
-                patience = self._poll if deadline is None else min(self._poll, deadline - loop.time())
+                pause = pace.pause(trust=self._hub.trust)
+                patience = pause if deadline is None else min(pause, deadline - loop.time())
                 if open_ids and patience <= 0:
                     break
                 if open_ids and not await news.wait(patience):

@@ -24,7 +24,7 @@ def explain(record: InvocationRecord, roster: Sequence[RunnerRecord], now: float
     if status in AVAILABLE:
         return _waiting(record, living(roster, now, dead_after_seconds), now, since)
     if status in OWNED:
-        return f"{TABLE[status].meaning} on {record.owner} for {since}."
+        return _owned(record, roster, now, dead_after_seconds, since)
     if status is Status.PARKED:
         return (
             f"parked for {since}: {record.reason}. "
@@ -38,7 +38,7 @@ def _waiting(record: InvocationRecord, alive: list[RunnerRecord], now: float, si
     if record.due_at > now:
         return f"not due for another {format_duration(record.due_at - now)}."
     if not alive:
-        return f"waiting for {since}: no runner is alive on this store. Start one with: holdfast run"
+        return f"waiting for {since}: no runner is alive on this store. Start one with `holdfast run`."
     knowing = [runner for runner in alive if record.task in runner.tasks]
     if not knowing:
         return (
@@ -52,3 +52,19 @@ def _waiting(record: InvocationRecord, alive: list[RunnerRecord], now: float, si
         return f"waiting for {since}: no live runner serves the queue '{record.queue}'{tags}."
     served_by = "1 runner serves" if len(serving) == 1 else f"{len(serving)} runners serve"
     return f"waiting for {since} for a free place; {served_by} it."
+
+
+def _owned(
+    record: InvocationRecord, roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float, since: str
+) -> str:
+    meaning = f"{TABLE[record.status].meaning} on {record.owner} for {since}"
+    runner_id = (record.owner or "").partition("/")[0]
+    entry = next((runner for runner in roster if runner.id == runner_id), None)
+    if entry is None:
+        return f"{meaning}, but that runner is no longer on the roster: its work waits for recovery."
+    if not living([entry], now, dead_after_seconds):
+        silence = format_duration(now - entry.heartbeat_at)
+        return (
+            f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
+        )
+    return f"{meaning}."

@@ -145,8 +145,8 @@ FINAL = "final"
 class HintChannel(Protocol):
     """Carries hints between processes. It may lose every one of them: that costs latency, never work."""
 
-    alive: bool
-    """Whether hints arrive now. While they do, those who wait need not look so often by themselves."""
+    trust: int
+    """For how many polling intervals those who wait may rely on hints alone; 0 while none arrive."""
 
     def send(self, hints: Sequence[Hint]) -> None:
         """Tell the other processes, soon, without waiting and without raising."""

@@ -30,9 +30,9 @@ class Hub:
         self._listening.clear()
 
     @property
-    def alive(self) -> bool:
-        """Whether hints from other processes arrive."""
-        return self._channel is not None and self._channel.alive
+    def trust(self) -> int:
+        """For how many polling intervals one may rely on hints alone. Without a channel, all of them are from here."""
+        return 1 if self._channel is None else self._channel.trust
 
     def on_ready(self, heard: OnReady) -> Unsubscribe:
         """Call `heard` with each hint that lanes got work. Returns what ends the subscription."""

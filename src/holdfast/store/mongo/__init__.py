@@ -28,9 +28,9 @@ def open_mongo(url: str, *, clock: Clock, observe: Observe, options: Mapping[str
         where=f"{_hosts(url)}/{database_name(url)}",
         process=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         clock=clock,
-        rng=options.get("rng") or random.Random(),
+        rng=random.SystemRandom(),
         observe=observe,
-        retry=options.get("retry", RetryPolicy()),
+        retry=RetryPolicy(**{name: options[name] for name in RetryPolicy.__struct_fields__ if name in options}),
         use_change_streams=options.get("use_change_streams", True),
     )
 

@@ -27,6 +27,7 @@ from holdfast.store.contract import Observe
 from holdfast.store.mongo.retry import is_transient
 
 _GATHER_SECONDS = 0.02
+_TRUST = 5  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
 _AWAIT_MILLISECONDS = 10_000
 _MOST_SUBJECTS = 500  # of one kind in one write; beyond that a hint says: anything
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
@@ -51,7 +52,7 @@ class StreamHints:
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._token: Any = None
-        self.alive = False
+        self.trust = 0
 
     # --- sending
 
@@ -102,7 +103,7 @@ class StreamHints:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     def _broken(self, error: PyMongoError) -> None:
-        self.alive = False
+        self.trust = 0
         self._observe("change_stream_broken", {"why": str(error)[:200]})
         self._everybody_looks()
 
@@ -110,7 +111,7 @@ class StreamHints:
         match = [{"$match": {"operationType": {"$in": ["insert", "replace"]}}}]
         stream = await self._signals.watch(match, resume_after=self._token, max_await_time_ms=_AWAIT_MILLISECONDS)
         async with stream:
-            self.alive = True
+            self.trust = _TRUST
             self._observe("change_stream_open", {})
             self._everybody_looks()  # something may have happened before it was open
             async for event in stream:
@@ -139,4 +140,4 @@ class StreamHints:
                 with contextlib.suppress(asyncio.CancelledError, PyMongoError):
                     await task
         self._listener = self._sender = None
-        self.alive = False
+        self.trust = 0

@@ -61,13 +61,13 @@ _FULL = frozenset({14031})
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to go on asking. Delays are in seconds."""
+    """How long to go on asking. Delays and times are in seconds."""
 
     max_retries: int = 5
-    base_delay: float = 0.1
-    max_delay: float = 60.0
-    max_time: float = 300.0
-    indefinitely: bool = False
+    retry_base_delay: float = 0.1
+    retry_max_delay: float = 60.0
+    retry_max_time: float = 300.0
+    retry_indefinitely: bool = False
 
 
 def is_transient(error: PyMongoError) -> bool:
@@ -96,7 +96,7 @@ class Retry:
         It is told whether it was asked before: then an earlier try may have been carried out.
         """
         policy, began = self._policy, self._clock.monotonic()
-        delay, tries = policy.base_delay, 0
+        delay, tries = policy.retry_base_delay, 0
         while True:
             try:
                 return await attempt(tries > 0)
@@ -106,7 +106,9 @@ class Retry:
                 tries += 1
                 wait = delay * (0.5 + self._rng.random() / 2)
                 elapsed = self._clock.monotonic() - began
-                if not policy.indefinitely and (tries > policy.max_retries or elapsed + wait > policy.max_time):
+                if not policy.retry_indefinitely and (
+                    tries > policy.max_retries or elapsed + wait > policy.retry_max_time
+                ):
                     self._observe("gave_up", {"what": what, "tries": tries, "seconds": elapsed, "why": _text(error)})
                     raise StoreUnavailable(
                         f"MongoDB at {self._where} did not answer: {what} was tried {tries} times in {elapsed:.1f} s. "
@@ -114,7 +116,7 @@ class Retry:
                     ) from error
                 self._observe("retry", {"what": what, "try": tries, "delay": wait, "why": _text(error)})
             await asyncio.sleep(wait)
-            delay = min(delay * 2, policy.max_delay)
+            delay = min(delay * 2, policy.retry_max_delay)
 
     def _translated(self, what: str, error: PyMongoError) -> StoreError:
         code = error.code if isinstance(error, OperationFailure) else None

@@ -27,7 +27,7 @@ _SUFFIX = ".sock"
 class SocketHints:
     """See `holdfast.lifecycle.records.HintChannel`."""
 
-    alive = False  # sockets say nothing when they stop working, and to look at a SQLite file is cheap
+    trust = 1  # a socket says nothing when it stops working, and to look at a SQLite file is cheap
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -54,6 +54,7 @@ class SqliteStore:
         self._reader: ConnectionThread | None = None
         self._turn: Turn | None = None
         self._presence = -1
+        self._file = (0, 0)  # device and inode
         self._hints: SocketHints | None = None
 
     def now(self) -> float:
@@ -66,6 +67,8 @@ class SqliteStore:
             return
         schema.refuse_network_file_system(self.path)
         schema.create_file(self.path)
+        there = os.stat(self.path)
+        self._file = (there.st_dev, there.st_ino)
         folder = side_folder(self.path)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -133,6 +136,18 @@ class SqliteStore:
             raise StoreUnavailable(f"the store {self.path} is not open")
         return await _do(self._reader, job)
 
+    def _refuse_replaced_file(self) -> None:
+        """A file that was deleted or replaced still works for those who have it open, and for nobody else."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._file:
+            raise StoreUnavailable(
+                f"{self.path} was removed or replaced while this process (pid {os.getpid()}) has it open. "
+                "Restart what uses it; work that was stored in the old file is lost with it."
+            )
+
     def hints(self) -> SocketHints | None:
         return self._hints
 
@@ -179,6 +194,7 @@ class SqliteStore:
         await self._write(lambda connection: connection.execute(queries.ENROL, runner_row(runner)))
 
     async def heartbeat(self, app: str, runner_id: str) -> bool:
+        self._refuse_replaced_file()
         values = (self.now(), app, runner_id)
         return await self._write(lambda connection: connection.execute(queries.HEARTBEAT, values).rowcount > 0)
 

@@ -1,0 +1,128 @@
+"""A runner inside the present process: what `app.runner()` gives."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from holdfast._version import __version__
+from holdfast.engine.runner import Account, Runner
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.app import App
+
+
+class EmbeddedRunner:
+    """A runner inside this process, for scripts, tests and small services.
+
+    Its heartbeat comes from the engine's thread: user code that holds the interpreter lock for longer than the
+    dead-after time makes the runner look dead. A runner of its own (`holdfast run`) does not have this weakness.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        concurrency: int,
+        queues: tuple[str, ...] | None,
+        tags: tuple[str, ...],
+        drain_timeout_seconds: float,
+    ) -> None:
+        if concurrency < 1:
+            raise UsageError(f"concurrency={concurrency}: a runner needs at least one place")
+        self._app = app
+        self._concurrency = concurrency
+        self._queues = queues
+        self._tags = tags
+        self._drain = drain_timeout_seconds
+        self._runner: Runner | None = None
+        self._done: asyncio.Task[Account] | None = None
+
+    @property
+    def id(self) -> str | None:
+        """The runner's id on the roster, while it runs."""
+        return None if self._runner is None else self._runner.record.id
+
+    def start(self) -> Self:
+        self._app._run(self._start())
+        return self
+
+    async def _start(self) -> None:
+        if self._done is not None:
+            raise UsageError("this runner is running already; app.runner() makes another one")
+        engine = await self._app._engine()
+        self._runner = engine.runner(
+            [task.definition for task in self._app.tasks.values()],
+            self._app._codec,
+            version=__version__,
+            concurrency=self._concurrency,
+            queues=self._queues,
+            tags=self._tags,
+            heartbeat_seconds=self._app.settings.runner_heartbeat_seconds,
+            drain_timeout_seconds=self._drain,
+        )
+        ready = asyncio.Event()
+        self._app._runners.add(self)
+        self._done = asyncio.create_task(self._runner.run(ready.set))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({waiting, self._done}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._done.done():
+            await self._wait()  # it could not start, and this says why
+
+    def request_stop(self, *, hurry: bool = False) -> None:
+        """Ask it to stop, from any thread or signal handler, without waiting."""
+        if self._runner is not None:
+            runner = self._runner
+            self._app._opened().bridge.call(lambda: runner.stop(hurry=hurry))
+
+    def stop(self) -> Account:
+        """Finish what runs within the drain timeout and end. Returns an account of what was done."""
+        return self._app._run(self._stop())
+
+    def end(self) -> Account:
+        """End now: what is not done goes back to the queue."""
+        self.request_stop(hurry=True)
+        return self.wait()
+
+    def wait(self) -> Account:
+        """Wait until somebody stops it."""
+        return self._app._run(self._wait())
+
+    async def _stop(self) -> Account:
+        if self._runner is not None:
+            self._runner.stop()
+        return await self._wait()
+
+    async def _wait(self) -> Account:
+        if self._done is None:
+            return Account()
+        try:
+            return await asyncio.shield(self._done)
+        finally:
+            if self._done.done():
+                self._done = self._runner = None
+                self._app._runners.discard(self)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        except KeyboardInterrupt:  # a second one: do not wait for what runs, but hand it back
+            self.end()
+            raise
+
+    async def __aenter__(self) -> Self:
+        await self._app._arun(self._start())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._app._arun(self._stop())

@@ -1,0 +1,156 @@
+"""Many threads, forks and the end of a process: nothing may be lost there, and nothing may hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast import App
+
+PROGRAM = """
+import os, sys, threading, time
+from holdfast import App
+
+app = App(sys.argv[1])
+
+@app.task(name="echo")
+def echo(x): return x
+
+@app.task(name="hang")
+def hang():
+    print("running", flush=True)
+    threading.Event().wait()
+"""
+
+
+def program(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    """A program of its own on tmp_path/shop.db, in a process session of its own."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM + body)
+    command = [sys.executable, str(script), f"sqlite:///{tmp_path}/shop.db"]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        pytest.fail("the program hangs")
+
+
+def statuses(tmp_path: Path) -> list[str]:
+    with App(f"sqlite:///{tmp_path}/shop.db") as app:
+        return [str(record.status) for record in app.invocations(limit=5000)]
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_the_first_use_may_come_from_many_threads_at_once(tmp_path: Path, attempt: int) -> None:
+    with App(f"sqlite:///{tmp_path}/shop.db") as app:
+        echo = app.task(name="echo")(lambda_free)
+        together = threading.Barrier(8)
+
+        def submit(number: int) -> str:
+            together.wait(timeout=10)
+            return echo.submit(number).id
+
+        with ThreadPoolExecutor(8) as pool:
+            ids = list(pool.map(submit, range(8), timeout=30))
+        assert len(set(ids)) == 8
+        assert len(app.invocations()) == 8
+
+
+def lambda_free(x: int) -> int:
+    return x
+
+
+FORKING = """
+echo.submit(-1) if sys.argv[1:] and "warm" == "{warmth}" else None
+children = []
+for child in range(6):
+    pid = os.fork()
+    if pid == 0:
+        ids = [echo.submit(f"{{child}}-{{n}}").id for n in range(40)]
+        os.write(1, ("\\n".join(ids) + "\\n").encode())
+        app.close()
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("warmth", ["warm", "cold"])
+@pytest.mark.slow
+def test_forked_children_never_share_an_id(tmp_path: Path, warmth: str) -> None:
+    out, err = finish(program(tmp_path, FORKING.format(warmth=warmth)))
+    ids = out.split()
+    assert len(ids) == len(set(ids)) == 240, err
+    with App(f"sqlite:///{tmp_path}/shop.db") as app:
+        assert set(ids) <= {record.id for record in app.invocations(limit=1000)}
+
+
+@pytest.mark.slow
+def test_the_end_of_a_program_hands_back_what_its_runner_was_doing(tmp_path: Path) -> None:
+    body = """
+app.runner().start()
+hang.submit()
+echo.submit(1).result(timeout=20)
+"""
+    _, err = finish(program(tmp_path, body))
+    assert err == ""
+    assert statuses(tmp_path) == ["success", "rerouted"]
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_hands_back_instead_of_waiting(tmp_path: Path) -> None:
+    body = """
+with app.runner():
+    hang.submit()
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print("first", flush=True)
+        raise
+"""
+    process = program(tmp_path, body)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "first\n"
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    assert statuses(tmp_path) == ["rerouted"]
+
+
+@pytest.mark.slow
+def test_a_runner_complains_when_its_file_is_removed(tmp_path: Path) -> None:
+    body = """
+import logging
+logging.basicConfig(level="WARNING")
+with app.runner():
+    os.unlink(sys.argv[1].removeprefix("sqlite:///"))
+    print("removed", flush=True)
+    threading.Event().wait()
+"""
+    os.environ["HOLDFAST_RUNNER_HEARTBEAT_SECONDS"] = "0.05"
+    try:
+        process = program(tmp_path, body)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "was removed or replaced" in line
+    finally:
+        del os.environ["HOLDFAST_RUNNER_HEARTBEAT_SECONDS"]
+        process.kill()
+        process.communicate()
