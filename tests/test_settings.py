@@ -35,6 +35,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert {row.name: row.value for row in settings.explain()} == {
         "url": "",
         "name": "",
+        "app": "",
         "concurrency": 10,
         "poll_interval_seconds": 1.0,
         "drain_timeout_seconds": 30.0,
@@ -53,6 +54,12 @@ def test_keyword_beats_environment_beats_pyproject_beats_default(tmp_path: Path)
     assert load(tmp_path).origin("concurrency") == Origin(2, f"pyproject.toml ({tmp_path})")
     assert load(tmp_path, environ).origin("concurrency") == Origin(3, "environment HOLDFAST_CONCURRENCY")
     assert load(tmp_path, environ, concurrency=4).origin("concurrency") == Origin(4, "keyword")
+
+
+def test_the_app_of_the_command_line_can_be_named(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, 'app = "shop:app"')
+    assert load(tmp_path).origin("app") == Origin("shop:app", f"pyproject.toml ({tmp_path})")
+    assert load(tmp_path, {"HOLDFAST_APP": "other:app"}).app == "other:app"
 
 
 def test_each_setting_is_merged_by_itself(tmp_path: Path) -> None:

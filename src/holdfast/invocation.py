@@ -33,11 +33,12 @@ R = TypeVar("R", covariant=True)
 class Invocation(Generic[R]):
     """One call of a task. Every blocking method has an async sister with an `a` in front."""
 
-    __slots__ = ("_app", "id")
+    __slots__ = ("_app", "_fresh", "id")
 
-    def __init__(self, app: App, id: str) -> None:
+    def __init__(self, app: App, id: str, *, fresh: bool = False) -> None:
         self._app = app
         self.id = id
+        self._fresh = fresh  # submitted here, and nobody has asked for the result yet
 
     def __repr__(self) -> str:
         return f"<Invocation {self.id}>"
@@ -138,7 +139,8 @@ class Invocation(Generic[R]):
 
     async def _result(self, timeout: float | None) -> R:
         engine = await self._app._engine()
-        ended = await engine.watcher.ends([self.id], timeout)
+        fresh, self._fresh = self._fresh, False
+        ended = await engine.watcher.ends([self.id], timeout, fresh=fresh)
         if self.id not in ended:
             raise ResultTimeout(await self._impatience(timeout))
         return cast(R, self._app._outcome(ended[self.id]))
@@ -190,7 +192,8 @@ class InvocationGroup(Sequence[Invocation[R]]):
 
     async def _results(self, timeout: float | None) -> list[R]:
         engine = await self._app._engine()
-        ended = await engine.watcher.ends([invocation.id for invocation in self], timeout)
+        fresh = bool(self._invocations) and all(invocation._fresh for invocation in self)
+        ended = await engine.watcher.ends([invocation.id for invocation in self], timeout, fresh=fresh)
         missing = [invocation for invocation in self if invocation.id not in ended]
         if missing:
             raise ResultTimeout(

@@ -104,7 +104,7 @@ class Submittable(Generic[P, R]):
             raise StoreError(
                 f"{len(stored) - sum(stored)} of {len(stored)} new ids were taken already; nothing replaced them"
             )
-        return InvocationGroup(self._app, [Invocation(self._app, record.id) for record in records])
+        return InvocationGroup(self._app, [Invocation(self._app, record.id, fresh=True) for record in records])
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, self._app._ids, self._app._now()

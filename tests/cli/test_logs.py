@@ -81,6 +81,29 @@ def test_json_lines_are_one_object_each(stderr: Stderr) -> None:
     assert json.loads(second).keys() == {"time", "level", "logger", "message"}
 
 
+def test_the_traceback_of_a_failed_task_follows_its_line(stderr: Stderr) -> None:
+    logs.configure(LogFormat.TEXT, LogLevel.INFO)
+    remote = "Traceback (most recent call last):\n  File \"x\"\x1b[2J\nValueError: at mongodb://bob:hunter2@host/db\n"
+    logging.getLogger("holdfast.test").warning("it failed", extra={"task": "a:b", "remote_traceback": remote})
+    first, *others = stderr().split("\n")[:-1]
+    assert first.endswith("it failed  [task=a:b]")
+    assert others == [
+        "    | Traceback (most recent call last):",
+        '    |   File "x"\\x1b[2J',
+        "    | ValueError: at mongodb://bob:***@host/db",
+    ]
+
+
+def test_the_traceback_of_a_failed_task_is_a_field_for_machines(stderr: Stderr) -> None:
+    logs.configure(LogFormat.JSON, LogLevel.INFO)
+    log = logging.getLogger("holdfast.test")
+    log.warning("it failed", extra={"remote_traceback": "Traceback:\nValueError: mongodb://bob:hunter2@host/db"})
+    log.warning("it failed", extra={"remote_traceback": ""})
+    first, second = map(json.loads, stderr().splitlines())
+    assert first["remote_traceback"] == "Traceback:\nValueError: mongodb://bob:***@host/db"
+    assert "remote_traceback" not in second
+
+
 @pytest.mark.parametrize("format", list(LogFormat))
 def test_passwords_of_urls_are_hidden(stderr: Stderr, format: LogFormat) -> None:
     logs.configure(format, LogLevel.INFO)

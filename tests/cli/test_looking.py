@@ -90,13 +90,16 @@ def test_a_wrong_submit_is_a_usage_error_and_stores_nothing(
     shop: Path, holdfast: Command, arguments: list[str], kind: str
 ) -> None:
     answer = holdfast("submit", "--json", *arguments)
-    assert (answer.code, answer.json["error"]["type"]) == (2, kind)
-    assert answer.err == f"error: {answer.json['error']['message']}\n"
+    assert (answer.code, answer.json["error"]["type"], answer.err) == (2, kind, "")
+    people = holdfast("submit", *arguments)
+    assert (people.code, people.out) == (2, "")
+    assert people.err == f"error: {answer.json['error']['message']}\n"
+    holdfast("store", "prepare")
     assert holdfast("ps", "--json").json == {"invocations": []}
 
 
 def test_a_short_name_must_be_unambiguous(folder: Path, holdfast: Command) -> None:
-    code = "from holdfast import App\napp = App('memory://')\n"
+    code = "from holdfast import App\napp = App('sqlite:///both.db')\n"
     code += "".join(f"@app.task(name='{place}:go')\ndef {place}(): ...\n" for place in ("east", "west"))
     (folder / "both.py").write_text(code)
     answer = holdfast("submit", "go")
@@ -106,7 +109,7 @@ def test_a_short_name_must_be_unambiguous(folder: Path, holdfast: Command) -> No
 
 def test_waiting_in_vain_tells_the_id_and_that_nobody_works(shop: Path, holdfast: Command) -> None:
     answer = holdfast("submit", "add", "1", "--wait", "--timeout", "10ms", "--json")
-    assert answer.code == 1
+    assert answer.code == 3
     assert len(answer.json["id"]) == LENGTH
     assert answer.json["error"]["type"] == "ResultTimeout"
     assert "no runner is alive" in answer.json["error"]["message"]
@@ -166,6 +169,10 @@ def test_show_says_why_arguments_cannot_be_read(shop: Path, app: App, holdfast: 
     assert answer.code == 0
     assert "its 2 bytes of arguments cannot be read here" in answer.out
     assert "unreadable" in holdfast("show", id, "--json").json["arguments"]
+    with sqlite3.connect("shop.db") as connection:
+        connection.execute("UPDATE holdfast_invocations SET arguments = ?", (b"\xc1",))
+    connection.close()
+    assert "its 1 byte of arguments cannot be read here" in holdfast("show", id).out
 
 
 def test_show_says_that_a_record_was_quarantined(shop: Path, app: App, holdfast: Command) -> None:
@@ -184,8 +191,9 @@ def test_show_says_that_a_record_was_quarantined(shop: Path, app: App, holdfast:
 
 @pytest.mark.parametrize("command", ["show", "history", "wake"])
 def test_an_unknown_id_is_one_clear_error(shop: Path, holdfast: Command, command: str) -> None:
+    holdfast("store", "prepare")
     answer = holdfast(command, UNKNOWN_ID, "--json")
-    assert (answer.code, answer.json["error"]["type"]) == (1, "InvocationNotFound")
+    assert (answer.code, answer.json["error"]["type"]) == (4, "InvocationNotFound")
 
 
 def test_history_tells_each_edge_with_time_and_delta(shop: Path, app: App, holdfast: Command) -> None:
@@ -249,6 +257,7 @@ def test_a_wake_that_comes_second_says_so(
 
 
 def test_runners_are_marked_alive_or_dead(shop: Path, app: App, holdfast: Command) -> None:
+    holdfast("store", "prepare")
     assert holdfast("runners").out == "no runners; start one with: holdfast run\n"
     now = app._now()
     for id, heartbeat_at in (("fresh", now), ("silent", now - 3600)):

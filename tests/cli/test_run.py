@@ -115,3 +115,16 @@ def test_run_refuses_what_it_cannot_do(shop: Path, holdfast: Command) -> None:
     assert holdfast("run", "--drain-timeout", "soon").code == 2
     assert holdfast("run", "--concurrency", "0").code == 2
     assert holdfast("run", "nowhere:app").code == 1
+    assert holdfast("run", "--queues", "a,,b").code == 2
+    assert holdfast("run", "--tags", "two words").code == 2
+
+
+@slow
+def test_a_runner_serves_the_queues_and_tags_it_is_given(start: Callable[..., Process], holdfast: Command) -> None:
+    runner = start("run", "--app", "shop:app", "--queues", "mail, bulk", "--queues", "slow", "--tags", "gpu")
+    runner.says("is ready")
+    (facts,) = holdfast("runners", "--json").json["runners"]
+    assert sorted(facts["queues"]) == ["bulk", "mail", "slow"]
+    assert facts["tags"] == ["gpu"]
+    runner.signal(signal.SIGTERM)
+    assert runner.ends().code == 0

@@ -67,7 +67,7 @@ def test_store_prepare_and_check(shop: Path, holdfast: Command) -> None:
 
 def test_a_store_that_cannot_be_opened_is_one_clear_error(folder: Path, holdfast: Command) -> None:
     (folder / "text.db").write_text("this is no database, but it is long enough to be taken for one " * 20)
-    answer = holdfast("store", "check", "--url", "sqlite:///text.db", "--json")
+    answer = holdfast("store", "check", "--url", "sqlite:///text.db")
     assert answer.code == 1
     assert answer.err.startswith("error: ")
     assert answer.err.count("\n") == 1
@@ -111,6 +111,7 @@ def test_an_unexpected_exception_keeps_its_traceback(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
+    holdfast("store", "prepare")
     monkeypatch.setattr("holdfast.app.App.invocations", broken)
     with pytest.raises(ZeroDivisionError):
         holdfast("ps")
@@ -128,6 +129,53 @@ def test_version_and_misuse(holdfast: Command) -> None:
     assert holdfast("--version").out == f"holdfast {__version__}\n"
     assert holdfast("nonsense").code == 2
     assert holdfast("ps", "--limit", "0").code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ps", "--limit", "abc"],
+        ["ps", "--nonsense"],
+        ["nonsense"],
+        ["show"],
+        ["ps", "--status", "nonsense"],
+        ["run", "--concurrency", "0"],
+    ],
+)
+def test_with_json_every_misuse_is_a_document_on_stdout_and_nowhere_else(
+    shop: Path, holdfast: Command, arguments: list[str]
+) -> None:
+    holdfast("store", "prepare")
+    answer = holdfast(*arguments, "--json")
+    assert (answer.code, answer.err) == (2, "")
+    assert answer.json["error"]["type"] == "UsageError"
+    assert answer.json["error"]["message"]
+    people = holdfast(*arguments)
+    assert (people.code, people.out) == (2, "")
+    assert "rror: " in people.err
+
+
+def test_a_task_s_own_json_flag_is_not_ours(shop: Path, holdfast: Command) -> None:
+    answer = holdfast("submit", "--nonsense", "--", "--json")
+    assert (answer.code, answer.out) == (2, "")
+
+
+def test_python_m_holdfast_is_the_same_program() -> None:
+    ended = subprocess.run([sys.executable, "-m", "holdfast", "--version"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"holdfast {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["ps"], ["ps", "--json"], ["--help"]])
+def test_a_reader_who_has_seen_enough_is_no_error(shop: Path, holdfast: Command, arguments: list[str]) -> None:
+    holdfast("store", "prepare")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", *arguments], cwd=shop, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert (process.stderr.read(), process.wait(15)) == (b"", 0)
 
 
 def test_help_loads_neither_rich_nor_a_store() -> None:

@@ -25,8 +25,8 @@ class Claimer:
         self._app = app
         self._owner = owner
 
-    async def claim(self, lanes: Iterable[str], limit: int) -> Claimed:
-        """Up to `limit` invocations, now RUNNING and ours. Waits while the store is away."""
+    async def claim(self, lanes: Iterable[str], limit: int, *, start: bool = True) -> Claimed:
+        """Up to `limit` invocations, ours and RUNNING (PENDING, without `start`). Waits while the store is away."""
         claim = Claim(
             app=self._app,
             lanes=tuple(lanes),
@@ -34,6 +34,7 @@ class Claimer:
             owner=self._owner,
             operation=self._ids.operation(),
             at=self._store.now(),
+            start=start,
         )
 
         async def attempt(again: bool) -> Claimed:

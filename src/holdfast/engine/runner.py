@@ -24,16 +24,17 @@ from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.pace import Pace
 from holdfast.engine.patience import Patience
+from holdfast.engine.reserve import Reserve
 from holdfast.engine.settle import Settler, fields
 from holdfast.errors import StoreError
 from holdfast.execution.call import INTERRUPTED, Call, Outcome, Unfit
 from holdfast.execution.places import Deliver, Execution
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.changes import Applied, Change
 from holdfast.lifecycle.records import Hint, InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Filter, Store
+from holdfast.store.contract import Ability, Filter, Store
 from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.runner")
@@ -87,10 +88,15 @@ class Runner:
         self._search = Patience(rng)
         self._claimer = Claimer(store, ids, self._search, app=record.app, owner=self.owner)
         self._patience = Patience(rng)
-        self._settler = Settler(store, hub, ids, self._patience)
+        self._settler = Settler(store, hub, ids, self._patience, self._started)
         self._make_places = make_places
         self._places: dict[Place, Execution] = {}
         self._running: dict[str, InvocationRecord] = {}
+        self._began: dict[str, float] = {}
+        self._reserve = Reserve(record.concurrency)
+        self._ahead = bool(store.abilities & Ability.COSTLY_CLAIMS)
+        self._prefetching: asyncio.Task[None] | None = None
+        self._starting = 0  # places of reserved work whose start is being written
         self._bell = Bell()
         self._look = True
         self._expected = MANY  # how many invocations are waiting, as far as we were told
@@ -166,13 +172,24 @@ class Runner:
         self._next_discovery = self._store.now() + DISCOVERY_SECONDS
 
     async def _fill(self) -> None:
-        free = self.record.concurrency - len(self._running)
-        if free <= 0 or not self._look:
+        """Give the free places something to do: what is in reserve first, then what a claim finds."""
+        self._hand_back(self._reserve.stale(self._loop_time()))
+        self._start(self._reserve.take(self._free()))
+        if not self._look or self._prefetching is not None:
             return
+        if self._ahead and self._expected > self.record.concurrency and self._reserve.room():
+            self._prefetching = asyncio.create_task(self._prefetch())
+        elif free := max(0, self._free()):
+            self._begin(await self._claim(free, start=True))
+
+    def _free(self) -> int:
+        return self.record.concurrency - len(self._running) - self._starting
+
+    async def _claim(self, most: int, *, start: bool) -> tuple[InvocationRecord, ...]:
         # What is heard while the claim is under way counts for the next one.
         expected, self._expected, self._look = self._expected, 0, False
-        wanted = min(free, expected)
-        claimed = await self._claimer.claim(self._lanes, wanted)
+        wanted = min(most, expected)
+        claimed = await self._claimer.claim(self._lanes, wanted, start=start)
         if len(claimed.records) < wanted:
             self._next_due = claimed.next_due_at
         elif expected > wanted:
@@ -180,14 +197,40 @@ class Runner:
             self._look = True  # there may be more; perhaps a place has to become free first
         if claimed.records:
             self._pace.quicken()
-        self._begin(claimed.records)
+        return claimed.records
+
+    async def _prefetch(self) -> None:
+        try:
+            self._reserve.add(await self._claim(self._reserve.room(), start=False), self._loop_time())
+        except StoreError as error:
+            log.debug("nothing was claimed ahead: %s", error)  # a stop; the next claim finds what this one got
+        finally:
+            self._prefetching = None
+            self._bell.ring()
+
+    def _start(self, reserved: list[InvocationRecord]) -> None:
+        """Write down that these are RUNNING; they begin when that is durable."""
+        self._starting += len(reserved)
+        self._settler.settle([(record, self._settler.start_of(record)) for record in reserved])
+
+    def _started(self, record: InvocationRecord, change: Change, ours: bool) -> None:
+        """The start of reserved work is written, or it is not ours any more."""
+        self._starting -= 1
+        if ours:
+            self._begin([changes.apply_to(change, record)])
+        self._bell.ring()
+
+    def _hand_back(self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long") -> None:
+        self._settler.settle([(record, self._settler.return_of(record, why)) for record in reserved])
+
+    @staticmethod
+    def _loop_time() -> float:
+        return asyncio.get_running_loop().time()
 
     def _patience_for_news(self) -> float | None:
-        """Seconds to sleep before looking unasked; None when there is no free place, since then only an outcome
-        matters.
-        """
-        if len(self._running) >= self.record.concurrency:
-            return None
+        """Seconds to sleep before looking unasked; None when no place is free, since then only an outcome matters."""
+        if self._free() <= 0 or self._prefetching is not None:
+            return self._reserve.patience(self._loop_time())
         if self._look:
             return 0.0
         pause = self._pace.pause(trust=self._hub.trust)
@@ -199,9 +242,11 @@ class Runner:
 
     def _begin(self, records: Sequence[InvocationRecord]) -> None:
         batches: dict[Place, list[Call]] = {}
+        now = self._loop_time()
         for record in records:
             task = self._tasks[record.task]
             self._running[record.id] = record
+            self._began[record.id] = now
             call = Call(record.id, task.function, task.signature, record.arguments, self._codec)
             batches.setdefault(task.place, []).append(call)
         self.account.started += len(records)
@@ -216,8 +261,10 @@ class Runner:
     def _ended(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
         """User code is done with these; called on the engine's loop."""
         settled = []
+        now = self._loop_time()
         for id, outcome in outcomes:
             record = self._running.pop(id, None)
+            self._reserve.learn(now - self._began.pop(id, now))
             if record is None:
                 continue  # it was marked as killed already when the drain timeout was over
             fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
@@ -226,6 +273,8 @@ class Runner:
         self.account.interrupted += interrupted
         self.account.ended += len(settled) - interrupted
         self._settler.settle(settled)
+        if not self._stopping:
+            self._start(self._reserve.take(self._free()))  # in the same write
         self._bell.ring()
 
     # --- ending
@@ -236,6 +285,9 @@ class Runner:
         """
         if self._running:
             log.info("runner %s waits up to %g s for %d invocations", self.record.id, self._drain, len(self._running))
+        if self._prefetching is not None:
+            await self._prefetching
+        self._hand_back(self._reserve.take(len(self._reserve)), "the runner stops")
         await self._drained(self._drain, unless=self._hurry)
         if self._running:
             self._interrupt()
@@ -258,7 +310,7 @@ class Runner:
         """Wait until nothing runs any more, for so long, unless somebody is in a hurry."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self._running and not (unless is not None and unless.is_set()):
+        while (self._running or self._starting) and not (unless is not None and unless.is_set()):
             left = deadline - loop.time()
             if left <= 0:
                 return

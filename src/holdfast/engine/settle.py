@@ -27,14 +27,18 @@ from holdfast.wakeup.hub import Hub
 log = logging.getLogger("holdfast.engine")
 
 
+OnStarted = Callable[[InvocationRecord, Change, bool], None]
+
+
 class Settler:
     """Writes the ends of invocations for one owner."""
 
-    def __init__(self, store: Store, hub: Hub, ids: Ids, patience: Patience) -> None:
+    def __init__(self, store: Store, hub: Hub, ids: Ids, patience: Patience, on_started: OnStarted) -> None:
         self._store = store
         self._hub = hub
         self._ids = ids
         self._patience = patience
+        self._on_started = on_started
         self._gathered: list[tuple[InvocationRecord, Change]] = []
         self._pump: asyncio.Task[None] | None = None
 
@@ -52,8 +56,18 @@ class Settler:
                 why = "the runner stopped before it was done"
                 return changes.killed(record, operation=operation, at=at, why=why)
 
+    def start_of(self, record: InvocationRecord) -> Change:
+        """Reserved work begins."""
+        return changes.started(record, operation=self._ids.operation(), at=self._store.now())
+
+    def return_of(self, record: InvocationRecord, why: str) -> Change:
+        """Reserved work goes back to the queue."""
+        return changes.handed_back(record, operation=self._ids.operation(), at=self._store.now(), why=why)
+
     def settle(self, settled: Sequence[tuple[InvocationRecord, Change]]) -> None:
         """Take these changes; they are written as soon as the write before them is done."""
+        if not settled:
+            return
         self._gathered += settled
         if self._pump is None or self._pump.done():
             self._pump = asyncio.get_running_loop().create_task(self._write_groups())
@@ -71,6 +85,8 @@ class Settler:
             except StoreError as error:
                 for record, change in group:
                     log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
+                    if change.name == "started":
+                        self._on_started(record, change, False)
             else:
                 self._announce(group, verdicts)
 
@@ -82,6 +98,8 @@ class Settler:
     def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
         ended, ready = list[str](), list[str]()
         for (record, change), verdict in zip(group, verdicts, strict=True):
+            if change.name == "started":
+                self._on_started(record, change, isinstance(verdict, Applied))
             if isinstance(verdict, Applied):
                 if change.target in FINAL_STATUSES:
                     ended.append(record.id)

@@ -17,6 +17,9 @@ from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
 
 
+FIRST_READ_SECONDS = 0.02
+
+
 class Watcher:
     def __init__(self, store: Store, hub: Hub, app: str, poll_interval_seconds: float) -> None:
         self._store = store
@@ -24,20 +27,26 @@ class Watcher:
         self._app = app
         self._poll_interval = poll_interval_seconds
 
-    async def ends(self, ids: Sequence[str], timeout: float | None) -> dict[str, InvocationRecord]:
+    async def ends(
+        self, ids: Sequence[str], timeout: float | None, *, fresh: bool = False
+    ) -> dict[str, InvocationRecord]:
         """The final records of `ids`.
 
         Those that have not ended after `timeout` seconds are missing from the answer. Raises `InvocationNotFound`.
         """
+        # `fresh`: they were submitted a moment ago, so the first read would most likely come too early.
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         ended: dict[str, InvocationRecord] = {}
         open_ids = set(ids)
-        news = News(open_ids)
+        heard = {id for id in open_ids if self._hub.has_ended(id)}
+        news = News(heard if fresh else open_ids)
         pace = Pace(self._poll_interval)
         pace.quicken()
         subscriptions = [self._hub.on_final(id, news.about(id)) for id in open_ids]
         try:
+            if fresh and not await news.wait(FIRST_READ_SECONDS):
+                news.add(open_ids)
             while open_ids:
                 asked = tuple(news.take() & open_ids)
                 for id, record in zip(asked, await self._store.get(self._app, asked), strict=True):

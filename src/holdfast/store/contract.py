@@ -32,6 +32,7 @@ class Ability(Flag):
     NONE = 0
     MULTI_PROCESS = auto()  # several processes may share it
     DURABLE = auto()  # it outlives the process
+    COSTLY_CLAIMS = auto()  # a claim takes several round trips, so it pays to claim ahead
     CHANGE_NOTIFICATIONS = auto()
     TRANSACTIONS = auto()
     TTL = auto()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from holdfast.lifecycle.records import FINAL, READY, Hint, HintChannel
 
+REMEMBERED = 4096
+
 OnReady = Callable[[Hint], None]
 Wake = Callable[[], None]
 Unsubscribe = Callable[[], None]
@@ -24,6 +26,7 @@ class Hub:
         self._listening: set[str] = set()
         self._ready: list[OnReady] = []
         self._final: dict[str, set[Wake]] = {}
+        self._ended: dict[str, None] = {}  # the last ids that ended, in that order
 
     def connect(self, channel: HintChannel | None) -> None:
         self._channel = channel
@@ -69,7 +72,18 @@ class Hub:
         if hint.kind == READY:
             for heard in tuple(self._ready):
                 heard(hint)
-        elif hint.kind == FINAL and self._final:
-            for id in hint.subjects or tuple(self._final):
-                for wake in tuple(self._final.get(id, ())):
-                    wake()
+        elif hint.kind == FINAL:
+            self._remember(hint.subjects)
+            if self._final:
+                for id in hint.subjects or tuple(self._final):
+                    for wake in tuple(self._final.get(id, ())):
+                        wake()
+
+    def _remember(self, ids: tuple[str, ...]) -> None:
+        self._ended.update(dict.fromkeys(ids))
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def has_ended(self, id: str) -> bool:
+        """Whether its end was heard of, not too long ago."""
+        return id in self._ended

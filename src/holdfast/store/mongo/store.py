@@ -66,7 +66,7 @@ _WIDER = 4  # how many batches a claimer looks at when others take what it wants
 class MongoStore:
     """See `holdfast.store.contract.Store`."""
 
-    abilities = Ability.MULTI_PROCESS | Ability.DURABLE
+    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS
 
     def __init__(
         self,

@@ -1,0 +1,59 @@
+"""Work that a runner has claimed ahead and not started: PENDING, with its name on it.
+
+Where a claim costs several round trips, taking work for ten places ten times over in one go is worth it. But nobody
+else can run what lies here, so the reserve holds only as much as is expected to start within a second, judged by how
+long calls have taken so far, and gives back what lay too long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from holdfast.lifecycle.records import InvocationRecord
+
+AHEAD_SECONDS = 1.0
+MOST_TIMES = 10  # as many times the places of the runner
+KEEP_SECONDS = 2.5  # half of the time after which a claim that does not start counts as lost
+_WEIGHT = 0.2  # of the newest call in the average
+
+
+class Reserve:
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._waiting: deque[tuple[float, InvocationRecord]] = deque()
+        self._average_seconds: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def learn(self, seconds: float) -> None:
+        """A call took so long, from its start to its outcome."""
+        before = self._average_seconds
+        self._average_seconds = seconds if before is None else before + _WEIGHT * (seconds - before)
+
+    def room(self) -> int:
+        """How many more may be claimed ahead. None before the first call has ended: nothing is known yet."""
+        if self._average_seconds is None:
+            return 0
+        soon = self._places * AHEAD_SECONDS / max(self._average_seconds, 0.001)
+        capacity = min(int(soon), self._places * MOST_TIMES)
+        room = capacity - len(self._waiting)
+        return room if room > self._places and room * 2 >= capacity else 0  # less would not be worth the round trips
+
+    def add(self, records: tuple[InvocationRecord, ...], now: float) -> None:
+        self._waiting.extend((now, record) for record in records)
+
+    def take(self, count: int) -> list[InvocationRecord]:
+        """The oldest ones, to be started."""
+        return [self._waiting.popleft()[1] for _ in range(min(count, len(self._waiting)))]
+
+    def stale(self, now: float) -> list[InvocationRecord]:
+        """What lay too long, to be given back."""
+        taken = []
+        while self._waiting and now - self._waiting[0][0] >= KEEP_SECONDS:
+            taken.append(self._waiting.popleft()[1])
+        return taken
+
+    def patience(self, now: float) -> float | None:
+        """Seconds until something has lain too long."""
+        return max(0.0, self._waiting[0][0] + KEEP_SECONDS - now) if self._waiting else None
