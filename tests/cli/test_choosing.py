@@ -107,9 +107,7 @@ def test_the_setting_names_the_app_where_there_are_several(
     assert holdfast("config", "--url", "sqlite:///x.db", "--json").json["app"]["url"] == "sqlite:///x.db"
 
 
-def test_the_setting_comes_before_scanning(
-    folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_setting_comes_before_scanning(folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder / "east.py", APP.format(name="east"))
     write(folder / "loud.py", "raise SystemExit('must not be imported')  # holdfast App(\n")
     monkeypatch.setenv("HOLDFAST_APP", "east")
@@ -127,9 +125,7 @@ def test_the_setting_of_a_project_counts_in_its_folders_too(
     assert holdfast("config", "--json").json["app"]["name"] == "east"
 
 
-def test_a_wrong_setting_says_where_it_stands(
-    folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_setting_says_where_it_stands(folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_APP", "nowhere:app")
     answer = holdfast("ps")
     assert answer.code == 1

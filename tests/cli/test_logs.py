@@ -83,7 +83,7 @@ def test_json_lines_are_one_object_each(stderr: Stderr) -> None:
 
 def test_the_traceback_of_a_failed_task_follows_its_line(stderr: Stderr) -> None:
     logs.configure(LogFormat.TEXT, LogLevel.INFO)
-    remote = "Traceback (most recent call last):\n  File \"x\"\x1b[2J\nValueError: at mongodb://bob:hunter2@host/db\n"
+    remote = 'Traceback (most recent call last):\n  File "x"\x1b[2J\nValueError: at mongodb://bob:hunter2@host/db\n'
     logging.getLogger("holdfast.test").warning("it failed", extra={"task": "a:b", "remote_traceback": remote})
     first, *others = stderr().split("\n")[:-1]
     assert first.endswith("it failed  [task=a:b]")

@@ -162,7 +162,9 @@ def test_a_task_is_found_by_its_aliases_and_their_short_names(typed: Path, holdf
     assert call_of(holdfast, name, "me") == "fresh:send('me')"
 
 
-@pytest.mark.parametrize(("given", "meant"), [("numbr", "typed:number"), ("pst", "old:post"), ("fresh:sen", "fresh:send")])
+@pytest.mark.parametrize(
+    ("given", "meant"), [("numbr", "typed:number"), ("pst", "old:post"), ("fresh:sen", "fresh:send")]
+)
 def test_a_misspelt_name_suggests_the_right_one(typed: Path, holdfast: Command, given: str, meant: str) -> None:
     holdfast("store", "prepare")
     for command in (["submit", given, "1"], ["ps", "--task", given]):
@@ -214,9 +216,7 @@ def ended(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Non
 
         def end_it(app: App, invocation: Any, *more: Any, **others: Any) -> object:
             record = invocation.record()
-            claim = Claim(
-                app=app.name, owner="r/0", lanes=(record.lane,), limit=1, operation="c", at=record.due_at
-            )
+            claim = Claim(app=app.name, owner="r/0", lanes=(record.lane,), limit=1, operation="c", at=record.due_at)
 
             async def job() -> None:
                 store = (await app._engine()).store
@@ -273,9 +273,7 @@ def test_a_wait_in_vain_ends_with_its_own_code(shop: Path, holdfast: Command) ->
     assert "within 10ms" in answer.err
 
 
-def test_who_waits_long_is_told_once_why(
-    shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_long_is_told_once_why(shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submitting, "EXPLAIN_AFTER_SECONDS", 0.01)
     answer = holdfast("submit", "add", "1", "--wait", "--timeout", "150ms")
     assert answer.code == 3
@@ -285,9 +283,7 @@ def test_who_waits_long_is_told_once_why(
     assert "within 150ms" in answer.err.splitlines()[-1]
 
 
-def test_an_interrupted_wait_still_tells_the_id(
-    shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_wait_still_tells_the_id(shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

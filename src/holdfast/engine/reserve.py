@@ -48,10 +48,15 @@ class Reserve:
         return [self._waiting.popleft()[1] for _ in range(min(count, len(self._waiting)))]
 
     def stale(self, now: float) -> list[InvocationRecord]:
-        """What lay too long, to be given back."""
+        """What lay too long, to be given back.
+
+        The guess was wrong, so nothing is claimed ahead until calls prove it.
+        """
         taken = []
         while self._waiting and now - self._waiting[0][0] >= KEEP_SECONDS:
             taken.append(self._waiting.popleft()[1])
+        if taken:
+            self._average_seconds = max(self._average_seconds or 0.0, KEEP_SECONDS)
         return taken
 
     def patience(self, now: float) -> float | None:
