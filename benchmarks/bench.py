@@ -1,7 +1,7 @@
 """``make bench``: rates, latencies and the idle cost on this machine, for each store.
 
-Every figure is the median of three runs, the best in parentheses, each on a fresh store in a folder that is removed
-afterwards. A run waits for a moment in which the machine does nothing else, though not for ever; differences of less
+Every figure is the median of three runs, the best in parentheses, each on a fresh store that is removed afterwards.
+MongoDB is a replica set of one node that the bench starts, majority and journaled; without a mongod it is left out. A run waits for a moment in which the machine does nothing else, though not for ever; differences of less
 than about 1.5 times are noise where others use it too.
 """
 
@@ -16,14 +16,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import FULL, MEASUREMENTS, QUICK, UNITS, Sizes, better, percentile
 from benchmarks.quiet import Quiet
 from benchmarks.table import table
-from benchmarks.targets import TARGETS, Target
+from benchmarks.targets import TARGETS, CannotServe, Target, abilities
 
 Values = dict[str, list[float]]  # by figure: one value per round
 _SYNCS = 200
@@ -35,11 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     machine = describe_machine()
     say = _progress if sys.stderr.isatty() else _silence
     sizes, quiet = (QUICK, Quiet(0.0)) if options.quick else (FULL, Quiet(_PATIENCE_SECONDS))
-    results = {target.name: measure(target, sizes, quiet, say) for target in options.stores}
+    results: dict[str, Values] = {}
+    skipped: dict[str, str] = {}
+    for target in options.stores:
+        try:
+            results[target.name] = measure(target, sizes, quiet, say)
+        except CannotServe as error:
+            skipped[target.name] = str(error)
     say("")
     if quiet.foreign_cores:
         machine["foreign_cores"] = round(statistics.median(quiet.foreign_cores), 2)
-    print(as_json(machine, results) if options.json else as_text(machine, results))
+    print(as_json(machine, results, skipped) if options.json else as_text(machine, results, skipped))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -70,15 +76,16 @@ def _progress(text: str) -> None:
 def measure(target: Target, sizes: Sizes, quiet: Quiet, say: Callable[[str], None] = _silence) -> Values:
     """Every figure of one store, as often as `sizes` says. What the store cannot do is left out."""
     values: Values = {}
-    for measurement in MEASUREMENTS:
-        for _ in range(sizes.rounds):
-            with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
-                if measurement.needs not in target.abilities(Path(folder)):
-                    continue
-                say(f"{target.name}: {', '.join(measurement.figures)}")
-                quiet.wait()
-                for name, value in measurement.run(target.url(Path(folder)), sizes).items():
-                    values.setdefault(name, []).append(value)
+    with target.served() as fresh:
+        for measurement in MEASUREMENTS:
+            for _ in range(sizes.rounds):
+                with fresh() as url:
+                    if measurement.needs not in abilities(url) or not url.startswith(measurement.only_for):
+                        break
+                    say(f"{target.name}: {', '.join(measurement.figures)}")
+                    quiet.wait()
+                    for name, value in measurement.run(url, sizes).items():
+                        values.setdefault(name, []).append(value)
     return values
 
 
@@ -111,7 +118,7 @@ def fsync_seconds(path: Path) -> list[float]:
     return taken
 
 
-def as_text(machine: dict[str, Any], results: dict[str, Values]) -> str:
+def as_text(machine: dict[str, Any], results: dict[str, Values], skipped: Mapping[str, str]) -> str:
     foreign = machine["foreign_cores"]
     about = (
         f"{machine['cores']} cores{'' if foreign is None else f' ({foreign:g} used by others)'}, {machine['system']}, "
@@ -124,7 +131,8 @@ def as_text(machine: dict[str, Any], results: dict[str, Values]) -> str:
     ]
     rounds = max((len(each) for values in results.values() for each in values.values()), default=0)
     note = f"median of {rounds} (best)" if rounds > 1 else "one run each"
-    return f"{about}\n\n{table(['', 'unit', *results], rows)}\n\n{note}"
+    missing = "".join(f"\n{store}: not measured: {why}" for store, why in skipped.items())
+    return f"{about}\n\n{table(['', 'unit', *results], rows)}\n\n{note}{missing}"
 
 
 def _cell(unit: str, values: list[float]) -> str:
@@ -138,7 +146,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def as_json(machine: dict[str, Any], results: dict[str, Values]) -> str:
+def as_json(machine: dict[str, Any], results: dict[str, Values], skipped: Mapping[str, str]) -> str:
     stores = {
         store: {
             name: {
@@ -151,7 +159,7 @@ def as_json(machine: dict[str, Any], results: dict[str, Values]) -> str:
         }
         for store, values in results.items()
     }
-    return json.dumps({"machine": machine, "stores": stores}, indent=2, ensure_ascii=False)
+    return json.dumps({"machine": machine, "stores": stores, "skipped": skipped}, indent=2, ensure_ascii=False)
 
 
 if __name__ == "__main__":

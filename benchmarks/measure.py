@@ -53,6 +53,7 @@ class Measurement:
     run: Callable[[str, Sizes], Figures]
     figures: Mapping[str, str]
     needs: Ability = Ability.NONE
+    only_for: str = ""  # what the URL begins with
 
 
 # --- submitting
@@ -183,6 +184,25 @@ def idle_cpu(url: str, sizes: Sizes) -> Figures:
         time.sleep(sizes.idle_seconds)
         used, passed = worker.cpu_seconds() - before, time.perf_counter() - began
         return {"idle runner, CPU": 100 * used / passed}
+
+
+# --- what MongoDB is asked
+
+
+def commands_alone(url: str, sizes: Sizes) -> Figures:
+    with workload.make(url).app as app, app.runner(concurrency=PLACES):
+        return {"commands, one submit → result": lone_commands(app, _settled(sizes), sizes.waits // 10).total() / (sizes.waits // 10)}
+
+
+def commands_in_drain(url: str, sizes: Sizes) -> Figures:
+    made = workload.make(url)
+    with made.app as app:
+        app.runners()  # opens the store
+        with counter() as counted:
+            made.function.map(range(sizes.drained))
+            with app.runner(concurrency=PLACES):
+                made_last = app
+        return {}
 
 
 RATE, TIME, SHARE = "tasks/s", "ms", "% of a core"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,23 +12,68 @@ from holdfast.clock import SystemClock
 from holdfast.store import open_store
 from holdfast.store.contract import Ability
 
+Fresh = Callable[[], AbstractContextManager[str]]  # the URL of an empty store, which is removed afterwards
+
+
+class CannotServe(Exception):
+    """What a store needs is not on this machine."""
+
 
 @dataclass(frozen=True)
 class Target:
-    """A store: what to call it, and the URL of an empty one, given an empty folder that is removed afterwards."""
+    """A store: what to call it, and what gives empty ones while it is entered. Entering may raise `CannotServe`."""
 
     name: str
-    url: Callable[[Path], str]
-
-    def abilities(self, folder: Path) -> Ability:
-        """What the store says of itself. Nothing is connected for it."""
-        return open_store(self.url(folder), clock=SystemClock()).abilities
+    served: Callable[[], AbstractContextManager[Fresh]]
 
 
-TARGETS = {
-    target.name: target
-    for target in [
-        Target("memory", lambda folder: "memory://"),
-        Target("sqlite", lambda folder: f"sqlite:///{folder / 'benchmark.db'}"),
-    ]
-}
+def abilities(url: str) -> Ability:
+    """What the store says of itself. Nothing is connected for it."""
+    return open_store(url, clock=SystemClock()).abilities
+
+
+@contextmanager
+def memory() -> Iterator[Fresh]:
+    @contextmanager
+    def fresh() -> Iterator[str]:
+        yield "memory://"
+
+    yield fresh
+
+
+@contextmanager
+def sqlite() -> Iterator[Fresh]:
+    @contextmanager
+    def fresh() -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
+            yield f"sqlite:///{folder}/benchmark.db"
+
+    yield fresh
+
+
+@contextmanager
+def mongo() -> Iterator[Fresh]:
+    """A replica set of one node, started for this (or the one of `HOLDFAST_TEST_MONGODB_URL`); a database for each."""
+    try:
+        # From the tests, which are beside the benchmarks in the checkout and are not installed.
+        from tests.mongod import Mongod, binary, fresh_database, given_url
+
+        given = given_url()
+        if given is None and not Path(binary()).exists():
+            raise CannotServe(f"no mongod: {binary()} does not exist")
+    except (ImportError, RuntimeError) as error:
+        raise CannotServe(f"no mongod, or no driver for it: {error}") from error
+    if given is not None:
+        yield lambda: fresh_database(given)
+        return
+    with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
+        server = Mongod(Path(folder) / "rs", replica_set="rs0")
+        try:
+            server.start()
+            server.initiate()
+            yield lambda: fresh_database(server.url())
+        finally:
+            server.stop()
+
+
+TARGETS = {target.name: target for target in [Target("memory", memory), Target("sqlite", sqlite), Target("mongo", mongo)]}

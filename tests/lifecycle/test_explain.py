@@ -38,6 +38,7 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ({"due_at": NOW + 90}, [RUNNER], "not due for another 1m30s"),
         ({}, [], "no runner is alive"),
         ({}, [replace(RUNNER, heartbeat_at=NOW - 60)], "no runner is alive"),
+        ({}, [replace(RUNNER, draining=True)], "no runner is alive"),
         ({}, [replace(RUNNER, tasks=("shop:other",))], "no runner knows the task 'shop:mail'"),
         ({"queue": "slow"}, [replace(RUNNER, queues=("default",))], "no live runner serves the queue 'slow'"),
         ({"tags": ("gpu",)}, [RUNNER], "with the tags gpu"),

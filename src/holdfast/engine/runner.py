@@ -285,6 +285,8 @@ class Runner:
         """
         if self._running:
             log.info("runner %s waits up to %g s for %d invocations", self.record.id, self._drain, len(self._running))
+        with contextlib.suppress(StoreError):
+            await self._store.enrol(msgspec.structs.replace(self.record, draining=True, heartbeat_at=self._store.now()))
         if self._prefetching is not None:
             await self._prefetching
         self._hand_back(self._reserve.take(len(self._reserve)), "the runner stops")

@@ -16,7 +16,6 @@ from holdfast.lifecycle.status import FINAL
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
 
-
 FIRST_READ_SECONDS = 0.02
 
 

@@ -22,7 +22,8 @@ def explain(record: InvocationRecord, roster: Sequence[RunnerRecord], now: float
     """A sentence or two about what the invocation is waiting for, or how it ended."""
     status, since = record.status, format_duration(max(0.0, now - record.changed_at))
     if status in AVAILABLE:
-        return _waiting(record, living(roster, now, dead_after_seconds), now, since)
+        taking = [runner for runner in living(roster, now, dead_after_seconds) if not runner.draining]
+        return _waiting(record, taking, now, since)
     if status in OWNED:
         return _owned(record, roster, now, dead_after_seconds, since)
     if status is Status.PARKED:

@@ -104,6 +104,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...]
     queues: tuple[str, ...] | None = None  # None: any
     tags: tuple[str, ...] = ()
+    draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
 
     @property
     def serves(self) -> Serves:

@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
 from pymongo import ReturnDocument, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -385,7 +386,13 @@ class MongoStore:
 
     async def roster(self, app: str) -> Sequence[RunnerRecord]:
         runners = self._collection(schema.RUNNERS, majority=True)
-        return [runner_of(found) for found in await self._ask("roster", lambda again: queries.roster(runners, app))]
+        found = []
+        for document in await self._ask("roster", lambda again: queries.roster(runners, app)):
+            try:
+                found.append(runner_of(document))
+            except msgspec.MsgspecError as error:
+                self._observe("unreadable", {"id": document["_id"], "why": f"roster entry: {error}"})
+        return found
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         quarantine = self._collection(schema.QUARANTINE)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
@@ -203,7 +205,13 @@ class SqliteStore:
 
     async def roster(self, app: str) -> Sequence[RunnerRecord]:
         rows = await self._read(lambda connection: connection.execute(queries.ROSTER, (app,)).fetchall())
-        return sorted(map(runner_of, rows), key=lambda runner: (runner.started_at, runner.id))
+        found = []
+        for row in rows:
+            try:
+                found.append(runner_of(row))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._observe("unreadable", {"id": row[1], "why": f"roster entry: {error}"})
+        return sorted(found, key=lambda runner: (runner.started_at, runner.id))
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())
