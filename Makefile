@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check format bench check-perf diagram clean
+.PHONY: help demo test quick check format bench bench-neighbour check-perf diagram clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -38,6 +38,9 @@ format: $(READY)  ## let ruff format and fix
 bench: $(READY)  ## measure this machine: rates, latencies, idle cost
 	$(BIN)/python -m benchmarks.bench
 
+bench-neighbour: $(READY)  ## pynenc on the same MongoDB in the same run, as a ratio (needs Python 3.12)
+	$(BIN)/python -m benchmarks.neighbour
+
 check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %
 	$(BIN)/python -m benchmarks.counts --check
 
@@ -46,4 +49,4 @@ diagram: $(READY)  ## render the state machine into the docs
 	$(BIN)/holdfast status render --format mermaid --output docs/state-machine.mmd
 
 clean:  ## remove what was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-neighbour build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

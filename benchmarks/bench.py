@@ -1,8 +1,9 @@
 """``make bench``: rates, latencies and the idle cost on this machine, for each store.
 
 Every figure is the median of three runs, the best in parentheses, each on a fresh store that is removed afterwards.
-MongoDB is a replica set of one node that the bench starts, majority and journaled; without a mongod it is left out. A run waits for a moment in which the machine does nothing else, though not for ever; differences of less
-than about 1.5 times are noise where others use it too.
+MongoDB is a replica set of one node that the bench starts; without a mongod it is left out. A run waits for a moment
+in which the machine does nothing else, though not for ever; differences of less than about 1.5 times are noise where
+others use it too.
 """
 
 from __future__ import annotations

@@ -1,77 +1,78 @@
-"""Counts the commands that this process sends to MongoDB, by name.
+"""Counts the commands that MongoDB clients send.
 
-Commands that nobody asked for do not count: the driver's own (hello, ping, endSessions), and getMore, by which a change
-stream waits.
+The driver tells listeners only about clients that are made after they were registered, so this module is imported
+before the app is used. Counting is switched on by entering a `CommandCounter`, for one database.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pymongo import monitoring
 
-NOT_COUNTED = frozenset({"hello", "ismaster", "ping", "getmore", "endsessions"})
+Sent = tuple[str, str]  # command and collection
+Command = Mapping[str, Any]  # as it was sent
+
+# What is not part of a task's cost: the change stream, the driver's own, and a runner's signs of life.
+ASIDE = frozenset({"getMore", "hello", "ping", "endSessions", "killCursors"})
+HEARTBEAT: Sent = ("findAndModify", "holdfast_runners")
 
 
-class CommandCounter(monitoring.CommandListener):
-    """Counts while it is on, that is, between `on` and `off` or inside a ``with``.
+class CommandCounter:
+    """While it is entered, every command to `database` counts."""
 
-    It hears the clients that are made after `register`, or that are given it (``event_listeners=[counter]``). The
-    driver cannot forget a listener, so a process should register only one.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # clients call from the threads of their loops
-        self._counting = False
-        self._counts: Counter[str] = Counter()
-
-    def register(self) -> Self:
-        monitoring.register(self)
-        return self
-
-    def on(self) -> None:
-        """Count, from nothing."""
-        with self._lock:
-            self._counts = Counter()
-            self._counting = True
-
-    def off(self) -> None:
-        with self._lock:
-            self._counting = False
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._sent: list[tuple[Sent, Command]] = []  # appended to by the driver's loops; appending is atomic
 
     def __enter__(self) -> Self:
-        self.on()
+        _LISTENER.counters.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.off()
+        _LISTENER.counters.remove(self)
+
+    def hear(self, database: str, sent: Sent, command: Command) -> None:
+        if database == self._database:
+            self._sent.append((sent, command))
 
     @property
-    def counts(self) -> Counter[str]:
-        """By ``command collection``, as in ``insert holdfast_invocations``."""
-        with self._lock:
-            return self._counts.copy()
+    def commands(self) -> list[tuple[Sent, Command]]:
+        """One by one, in the order in which they were sent."""
+        return [item for item in self._sent if item[0][0] not in ASIDE]
 
     @property
-    def total(self) -> int:
-        return self.counts.total()
+    def all(self) -> Counter[Sent]:
+        """Everything but what the driver needs for itself and for the change stream."""
+        return Counter(sent for sent, _ in self.commands)
+
+    @property
+    def for_tasks(self) -> Counter[Sent]:
+        """Heartbeats aside, which depend on time and not on work."""
+        counted = self.all
+        del counted[HEARTBEAT]
+        return counted
+
+
+class _Listener(monitoring.CommandListener):
+    def __init__(self) -> None:
+        self.counters: list[CommandCounter] = []
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        name = event.command_name
-        if name.lower() in NOT_COUNTED:
-            return
-        target = event.command.get(name)
-        with self._lock:
-            if self._counting:
-                self._counts[f"{name} {target}" if isinstance(target, str) else name] += 1
+        if self.counters:
+            sent = (event.command_name, str(event.command.get(event.command_name)))
+            for counter in tuple(self.counters):
+                counter.hear(event.database_name, sent, event.command)
 
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        pass
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
 
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        pass
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+
+_LISTENER = _Listener()
+monitoring.register(_LISTENER)

@@ -1,7 +1,9 @@
 """``make check-perf``: what a task costs, in things that can be counted and are the same on every machine.
 
-Write transactions, flushes to disk and calls of Python functions per task, on SQLite, compared with the committed
-`counts.json`: 10 % more fails, so that a slow change is noticed where no stopwatch could.
+Write transactions, flushes to disk and calls of Python functions per task, on SQLite, and commands per task, on
+MongoDB, compared with the committed `counts.json`: 10 % more fails, so that a slow change is noticed where no
+stopwatch could. Without a mongod its counts are left out. Signals between processes are counted for a lone task only:
+how many of them share a command in a drain depends on the time it takes.
 
 Each workload runs on a fresh file, with n tasks and with none, and the difference divided by n is what counts: opening
 a store and starting a runner cancel out. The queue is filled before the runner starts, so that every claim is a full
@@ -25,10 +27,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from benchmarks import workload
+from benchmarks import targets, workload
 from benchmarks.calls import CallCounter
 from benchmarks.syncs import CannotCount, SyncCounter
 from benchmarks.table import table
+from benchmarks.targets import Fresh
 from benchmarks.workload import PLACES, Workload
 from holdfast.engine.core import Engine
 
@@ -37,9 +40,13 @@ TOLERANCE = 0.10
 ROUNDS = 3
 TASKS = 1000
 WAITS = 50
+LONE_COMMANDS = 20
 _LIMIT_SECONDS = 60.0
 
 TRANSACTIONS, FLUSHES, CALLS = "write transactions", "flushes to disk", "Python calls"
+MONGO_LONE = "MongoDB, one submit → result: commands"
+MONGO_DRAIN = "MongoDB, map and drain: commands without signals"
+MONGO = (MONGO_LONE, MONGO_DRAIN)
 
 Counts = dict[str, float]
 
@@ -142,9 +149,11 @@ def wait_for_each(url: str, tasks: int, meter: Meter) -> None:
 
 
 def _make(url: str, called: Callable[[], None] = lambda: None) -> Workload:
-    # Heartbeats depend on how long a run takes, so there are none.
-    return workload.make(url, called=called, runner_heartbeat_seconds=3600, runner_considered_dead_after_minutes=1440)
+    return workload.make(url, called=called, **_NO_HEARTBEATS)
 
+
+# They depend on how long a run takes.
+_NO_HEARTBEATS = {"runner_heartbeat_seconds": 3600, "runner_considered_dead_after_minutes": 1440}
 
 WORKLOADS: Mapping[str, tuple[Run, int]] = {
     "map": (map_tasks, TASKS),
@@ -154,8 +163,8 @@ WORKLOADS: Mapping[str, tuple[Run, int]] = {
 }
 
 
-def measure() -> tuple[Counts, dict[str, Counter[str]]]:
-    """One round: the counts per task, and for each workload the calls of each function."""
+def measure(mongo: Fresh | None) -> tuple[Counts, dict[str, Counter[str]]]:
+    """One round: the counts per task, and for each workload on SQLite the calls of each function."""
     counts: Counts = {}
     functions: dict[str, Counter[str]] = {}
     for name, (run, tasks) in WORKLOADS.items():
@@ -164,7 +173,7 @@ def measure() -> tuple[Counts, dict[str, Counter[str]]]:
             counts[f"{name}: {what}"] = round((total - empty.totals[what]) / tasks, 4)
         functions[name] = full.functions
         functions[name].subtract(empty.functions)
-    return counts, functions
+    return counts if mongo is None else counts | measure_commands(mongo), functions
 
 
 def _metered(run: Run, tasks: int) -> Meter:
@@ -172,6 +181,16 @@ def _metered(run: Run, tasks: int) -> Meter:
     with tempfile.TemporaryDirectory(prefix="hf-counts-") as folder:
         run(f"sqlite:///{folder}/counts.db", tasks, meter)
     return meter
+
+
+def measure_commands(fresh: Fresh) -> Counts:
+    from benchmarks import mongo  # late: the driver may not be there
+
+    with fresh() as url:
+        lone = mongo.lone(url, LONE_COMMANDS, **_NO_HEARTBEATS)
+    with fresh() as url:
+        drain = mongo.without_signals(mongo.drain(url, TASKS, **_NO_HEARTBEATS))
+    return {MONGO_LONE: round(lone.total() / LONE_COMMANDS, 4), MONGO_DRAIN: round(drain.total() / TASKS, 4)}
 
 
 def smallest(rounds: Sequence[Counts]) -> Counts:
@@ -188,8 +207,10 @@ class Verdict(StrEnum):
     NEW = "NOT COMMITTED"
     GONE = "NOT COUNTED"
     SKIPPED = "cannot be counted here"
+    NO_MONGOD = "no mongod here"
 
 
+_CAN_BE_MISSING = (Verdict.SKIPPED, Verdict.NO_MONGOD)
 FAILING = frozenset({Verdict.MORE, Verdict.NEW, Verdict.GONE})
 
 
@@ -215,16 +236,21 @@ def _shown(value: float | None) -> str:
 def compare(committed: Counts, now: Counts) -> list[Line]:
     """All that is committed or counted, in the order of the counting."""
     names = [*now, *(name for name in committed if name not in now)]
-    blind = not any(name.endswith(FLUSHES) for name in now)
-    return [
-        Line(name, committed.get(name), now.get(name), _verdict(name, committed.get(name), now.get(name), blind=blind))
-        for name in names
-    ]
+    blind = {kind for kind in _CAN_BE_MISSING if not any(_kind(name) is kind for name in now)}
+    return [Line(name, committed.get(name), now.get(name), _verdict(name, committed, now, blind)) for name in names]
 
 
-def _verdict(name: str, committed: float | None, now: float | None, *, blind: bool) -> Verdict:
+def _kind(name: str) -> Verdict | None:
+    """With what verdict a count may be missing, if it may."""
+    if name in MONGO:
+        return Verdict.NO_MONGOD
+    return Verdict.SKIPPED if name.endswith(FLUSHES) else None
+
+
+def _verdict(name: str, all_committed: Counts, all_now: Counts, blind: set[Verdict]) -> Verdict:
+    committed, now, kind = all_committed.get(name), all_now.get(name), _kind(name)
     if now is None:
-        return Verdict.SKIPPED if blind and name.endswith(FLUSHES) else Verdict.GONE
+        return kind if kind in blind else Verdict.GONE
     if committed is None:
         return Verdict.NEW
     if now > committed * (1 + TOLERANCE):
@@ -239,7 +265,9 @@ def passes(lines: Sequence[Line]) -> bool:
 def report(lines: Sequence[Line]) -> str:
     """The table, and what to do about it."""
     found = {line.verdict for line in lines}
-    shown = table(["per task, on SQLite", "committed", "now", "ratio", ""], [line.cells for line in lines])
+    shown = table(
+        ["per task, on SQLite if nothing else is said", "committed", "now", "ratio", ""], [line.cells for line in lines]
+    )
     advice = [text for verdict, text in _ADVICE.items() if verdict in found]
     return "\n".join([shown, *advice])
 
@@ -253,6 +281,7 @@ _ADVICE = {
     Verdict.NEW: "Something is counted that is not in counts.json: python -m benchmarks.counts --write.",
     Verdict.GONE: "Something in counts.json is not counted any more: python -m benchmarks.counts --write.",
     Verdict.SKIPPED: "Flushes to disk are not counted here: this Python's SQLite does not show its functions.",
+    Verdict.NO_MONGOD: "MongoDB's commands are not counted here.",
 }
 
 
@@ -264,11 +293,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     committed: Counts = json.loads(COMMITTED.read_text("utf-8")) if COMMITTED.exists() else {}
     rounds: list[Counts] = []
     functions: dict[str, Counter[str]] = {}
-    while len(rounds) < (1 if options.hot else ROUNDS):
-        counts, functions = measure()
-        rounds.append(counts)
-        if options.check and passes(compare(committed, smallest(rounds))):
-            break
+    with ExitStack() as stack:
+        mongo = _served(stack)
+        while len(rounds) < (1 if options.hot else ROUNDS):
+            counts, functions = measure(mongo)
+            rounds.append(counts)
+            if options.check and passes(compare(committed, smallest(rounds))):
+                break
     lines = compare(committed, smallest(rounds))
     print(report(lines))
     if options.hot:
@@ -276,6 +307,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         return _write(smallest(rounds))
     return 0 if passes(lines) or not options.check else 1
+
+
+def _served(stack: ExitStack) -> Fresh | None:
+    try:
+        return stack.enter_context(targets.mongo())
+    except targets.CannotServe as error:
+        print(f"MongoDB's commands are left out: {error}", file=sys.stderr)
+        return None
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -288,9 +327,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _write(counts: Counts) -> int:
-    if not any(name.endswith(FLUSHES) for name in counts):
-        print("Not written: flushes cannot be counted here, and would be missing from the committed numbers.")
-        return 1
+    for what, kind in {"flushes": Verdict.SKIPPED, "MongoDB's commands": Verdict.NO_MONGOD}.items():
+        if not any(_kind(name) is kind for name in counts):
+            print(f"Not written: {what} cannot be counted here, and would be missing from the committed numbers.")
+            return 1
     COMMITTED.write_text(json.dumps(counts, indent=2, ensure_ascii=False) + "\n", "utf-8")
     print(f"written to {COMMITTED}")
     return 0

@@ -25,7 +25,7 @@ from holdfast.task import Submittable
 
 _WARM_UP_SHARE = 0.05
 _LOOK_SECONDS = 0.02
-_LIMIT_SECONDS = 300.0
+_LIMIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,24 @@ def _drain_here(url: str, sizes: Sizes, choose: Callable[[Workload], Submittable
 
 
 def drain_two_processes(url: str, sizes: Sizes) -> Figures:
+    return {"drain 2×10, functions": _drain_elsewhere(url, sizes, 2)}
+
+
+def drain_one_process(url: str, sizes: Sizes) -> Figures:
+    """Not part of the bench: what a neighbour is compared with."""
+    return {"drain 1×10, functions, other process": _drain_elsewhere(url, sizes, 1)}
+
+
+def _drain_elsewhere(url: str, sizes: Sizes, processes: int) -> float:
     with ExitStack() as stack:
         app = stack.enter_context(workload.make(url).app)
         _function(app).map(range(sizes.drained))
-        workers = [stack.enter_context(Worker(url)) for _ in range(2)]
+        workers = [stack.enter_context(Worker(url)) for _ in range(processes)]
         for worker in workers:
             worker.loaded()
         for worker in workers:
             worker.start()
-        return {"drain 2×10, functions": _drain_rate(app, sizes.drained)}
+        return _drain_rate(app, sizes.drained)
 
 
 def _drain_rate(app: App, tasks: int) -> float:
@@ -186,26 +195,31 @@ def idle_cpu(url: str, sizes: Sizes) -> Figures:
         return {"idle runner, CPU": 100 * used / passed}
 
 
-# --- what MongoDB is asked
+# --- what MongoDB is asked. The driver may not be there, so it is imported late.
 
 
 def commands_alone(url: str, sizes: Sizes) -> Figures:
-    with workload.make(url).app as app, app.runner(concurrency=PLACES):
-        return {"commands, one submit → result": lone_commands(app, _settled(sizes), sizes.waits // 10).total() / (sizes.waits // 10)}
+    from benchmarks import mongo
+
+    tasks = max(1, sizes.waits // 10)
+    return {"commands, submit → result": mongo.lone(url, tasks).total() / tasks}
 
 
 def commands_in_drain(url: str, sizes: Sizes) -> Figures:
-    made = workload.make(url)
-    with made.app as app:
-        app.runners()  # opens the store
-        with counter() as counted:
-            made.function.map(range(sizes.drained))
-            with app.runner(concurrency=PLACES):
-                made_last = app
-        return {}
+    from benchmarks import mongo
+
+    return {"commands, map and drain": mongo.drain(url, sizes.mapped // 5).total() / (sizes.mapped // 5)}
+
+
+def commands_when_idle(url: str, sizes: Sizes) -> Figures:
+    from benchmarks import mongo
+
+    return {"idle runner, commands": mongo.idle(url, sizes.idle_seconds * 2).total() / (sizes.idle_seconds * 2)}
 
 
 RATE, TIME, SHARE = "tasks/s", "ms", "% of a core"
+COMMANDS, COMMAND_RATE = "per task", "per s"
+_MONGO = "mongodb://"
 
 MEASUREMENTS: Sequence[Measurement] = [
     Measurement(submit_one_by_one, {"submit, one by one": RATE}),
@@ -218,6 +232,9 @@ MEASUREMENTS: Sequence[Measurement] = [
         latency_elsewhere, {f"submit → result, other process, p{p}": TIME for p in (50, 99)}, Ability.MULTI_PROCESS
     ),
     Measurement(idle_cpu, {"idle runner, CPU": SHARE}),
+    Measurement(commands_alone, {"commands, submit → result": COMMANDS}, only_for=_MONGO),
+    Measurement(commands_in_drain, {"commands, map and drain": COMMANDS}, only_for=_MONGO),
+    Measurement(commands_when_idle, {"idle runner, commands": COMMAND_RATE}, only_for=_MONGO),
 ]
 UNITS: Mapping[str, str] = {name: unit for each in MEASUREMENTS for name, unit in each.figures.items()}
 

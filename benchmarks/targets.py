@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.clock import SystemClock
 from holdfast.store import open_store
@@ -55,25 +57,26 @@ def sqlite() -> Iterator[Fresh]:
 def mongo() -> Iterator[Fresh]:
     """A replica set of one node, started for this (or the one of `HOLDFAST_TEST_MONGODB_URL`); a database for each."""
     try:
-        # From the tests, which are beside the benchmarks in the checkout and are not installed.
-        from tests.mongod import Mongod, binary, fresh_database, given_url
-
-        given = given_url()
-        if given is None and not Path(binary()).exists():
-            raise CannotServe(f"no mongod: {binary()} does not exist")
+        # In the tests, which lie beside the benchmarks and are neither installed nor checked for their types.
+        mongod: Any = importlib.import_module("tests.mongod")
+        given: str | None = mongod.given_url()
+        if given is None and not Path(mongod.binary()).exists():
+            raise CannotServe(f"no mongod: {mongod.binary()} does not exist")
     except (ImportError, RuntimeError) as error:
         raise CannotServe(f"no mongod, or no driver for it: {error}") from error
     if given is not None:
-        yield lambda: fresh_database(given)
+        yield lambda: mongod.fresh_database(given)
         return
     with tempfile.TemporaryDirectory(prefix="hf-bench-") as folder:
-        server = Mongod(Path(folder) / "rs", replica_set="rs0")
+        server = mongod.Mongod(Path(folder) / "rs", replica_set="rs0")
         try:
             server.start()
             server.initiate()
-            yield lambda: fresh_database(server.url())
+            yield lambda: mongod.fresh_database(server.url())
         finally:
             server.stop()
 
 
-TARGETS = {target.name: target for target in [Target("memory", memory), Target("sqlite", sqlite), Target("mongo", mongo)]}
+TARGETS = {
+    target.name: target for target in [Target("memory", memory), Target("sqlite", sqlite), Target("mongo", mongo)]
+}

@@ -11,10 +11,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
 
-from benchmarks import bench, counts, measure
+import tests.mongod
+from benchmarks import bench, counts, measure, mongo, neighbour
 from benchmarks.counts import Verdict, compare, passes, report, smallest
 from benchmarks.syncs import CannotCount, SyncCounter
 from benchmarks.targets import TARGETS
+
+from holdfast.store.contract import Ability
 
 TINY = measure.Sizes(submits=5, mapped=20, drained=40, waits=5, idle_seconds=0.1, rounds=3)
 CALLS, FLUSHES = "drain: Python calls", "drain: flushes to disk"
@@ -22,6 +25,15 @@ CALLS, FLUSHES = "drain: Python calls", "drain: flushes to disk"
 
 def verdicts(committed: counts.Counts, now: counts.Counts) -> dict[str, Verdict]:
     return {line.name: line.verdict for line in compare(committed, now)}
+
+
+@pytest.fixture
+def no_mongod(monkeypatch: pytest.MonkeyPatch) -> None:
+    def binary() -> str:
+        raise RuntimeError("there is none in this test")
+
+    monkeypatch.setattr(tests.mongod, "binary", binary)
+    monkeypatch.delenv("HOLDFAST_TEST_MONGODB_URL", raising=False)
 
 
 # --- comparing counts
@@ -77,6 +89,19 @@ def test_where_flushes_cannot_be_counted_the_rest_is_compared() -> None:
     assert not passes(compare({CALLS: 100, FLUSHES: 3}, {CALLS: 120}))
 
 
+def test_without_a_mongod_the_rest_is_compared() -> None:
+    committed = {CALLS: 100.0, FLUSHES: 3.0, counts.MONGO_LONE: 6.0, counts.MONGO_DRAIN: 0.2}
+    lines = compare(committed, {CALLS: 100, FLUSHES: 3})
+    assert passes(lines)
+    assert "MongoDB's commands are not counted here" in report(lines)
+    assert "Flushes" not in report(lines)
+    assert not passes(compare(committed, {CALLS: 100, FLUSHES: 3, counts.MONGO_LONE: 6}))  # one of two is an error
+
+
+def test_a_command_more_on_mongodb_fails() -> None:
+    assert not passes(compare({counts.MONGO_LONE: 6}, {counts.MONGO_LONE: 7}))
+
+
 def test_the_smallest_of_the_rounds_counts() -> None:
     assert smallest([{CALLS: 3, FLUSHES: 1}, {CALLS: 2, FLUSHES: 4}]) == {CALLS: 2, FLUSHES: 1}
 
@@ -84,17 +109,18 @@ def test_the_smallest_of_the_rounds_counts() -> None:
 def test_the_committed_counts_are_those_of_the_workloads() -> None:
     committed = json.loads(counts.COMMITTED.read_text("utf-8"))
     kinds = (counts.TRANSACTIONS, counts.FLUSHES, counts.CALLS)
-    assert set(committed) == {f"{name}: {kind}" for name in counts.WORKLOADS for kind in kinds}
+    on_sqlite = {f"{name}: {kind}" for name in counts.WORKLOADS for kind in kinds}
+    assert set(committed) == on_sqlite | set(counts.MONGO)
     assert all(value > 0 for value in committed.values())
 
 
 def test_a_check_stops_at_the_first_good_round_and_fails_after_three_bad_ones(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_mongod: None
 ) -> None:
     (tmp_path / "counts.json").write_text(json.dumps({CALLS: 100}))
     monkeypatch.setattr(counts, "COMMITTED", tmp_path / "counts.json")
     measured = iter([150.0, 104.0, 150.0, 150.0, 150.0])
-    monkeypatch.setattr(counts, "measure", lambda: ({CALLS: next(measured)}, {}))
+    monkeypatch.setattr(counts, "measure", lambda mongo: ({CALLS: next(measured)}, {}))
     assert counts.main(["--check"]) == 0
     assert counts.main(["--check"]) == 1
     assert list(measured) == []
@@ -138,11 +164,24 @@ def test_counts_of_a_lone_task(tmp_path: Path) -> None:
     assert sys.getprofile() is None
 
 
+@pytest.mark.slow
+def test_commands_of_a_lone_task_and_of_a_drain(mongo_url: str) -> None:
+    lone = mongo.lone(mongo_url, 3)
+    assert {sent: count for sent, count in mongo.without_signals(lone).items() if count >= 3} == {
+        ("insert", "holdfast_invocations"): 3,
+        ("findAndModify", "holdfast_invocations"): 3,
+        ("update", "holdfast_invocations"): 3,
+        ("find", "holdfast_invocations"): 3,
+    }
+    drained = mongo.drain(mongo_url, 100)
+    assert 0 < mongo.without_signals(drained).total() < drained.total() < 100
+
+
 # --- measuring
 
 
 def test_memory_is_measured_in_this_process() -> None:
-    here = [each for each in measure.MEASUREMENTS if each.run is not measure.idle_cpu and not each.needs]
+    here = [each for each in measure.MEASUREMENTS if each.run is not measure.idle_cpu and _everywhere(each)]
     assert len(here) == 5
     for measurement in here:
         figures = measurement.run("memory://", TINY)
@@ -150,20 +189,35 @@ def test_memory_is_measured_in_this_process() -> None:
         assert all(value > 0 for value in figures.values())
 
 
+def _everywhere(measurement: measure.Measurement) -> bool:
+    return measurement.needs is Ability.NONE and not measurement.only_for
+
+
 @pytest.mark.slow
 def test_a_quick_bench_prints_every_figure_of_every_store(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--quick", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["machine"]["fsync_p50_us"] > 0
-    assert found["stores"].keys() == TARGETS.keys()
-    assert found["stores"]["sqlite"].keys() == measure.UNITS.keys()
+    assert found["stores"].keys() | found["skipped"].keys() == TARGETS.keys() == {"memory", "sqlite", "mongo"}
+    on_mongo = {name for each in measure.MEASUREMENTS if each.only_for for name in each.figures}
+    assert found["stores"]["sqlite"].keys() == measure.UNITS.keys() - on_mongo
+    if "mongo" in found["stores"]:
+        assert found["stores"]["mongo"].keys() == measure.UNITS.keys()
     assert "drain 2×10, functions" not in found["stores"]["memory"]
-    assert all(figure["median"] > 0 for store in found["stores"].values() for figure in store.values())
+    medians = [(name, figure["median"]) for store in found["stores"].values() for name, figure in store.items()]
+    assert all(median > 0 for name, median in medians if name != "idle runner, commands")  # it may be that idle
+
+
+def test_without_a_mongod_the_bench_says_so(no_mongod: None, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["--quick", "--stores", "mongo"])
+    assert "mongo: not measured: no mongod, or no driver for it: there is none in" in capsys.readouterr().out
 
 
 def test_the_table_shows_the_median_the_best_and_what_a_store_cannot_do() -> None:
     machine = bench.describe_machine()
-    text = bench.as_text(machine, {"memory": {"submit, map": [1000.0, 3000.0, 2000.0], "idle runner, CPU": [2, 1, 3]}})
+    text = bench.as_text(
+        machine, {"memory": {"submit, map": [1000.0, 3000.0, 2000.0], "idle runner, CPU": [2, 1, 3]}}, {}
+    )
     rows = {line.partition("  ")[0]: line.split() for line in text.splitlines()}
     assert rows["submit, map"][-3:] == ["tasks/s", "2,000", "(3,000)"]
     assert rows["idle runner, CPU"][-2:] == ["2.00", "(1.00)"]
@@ -180,3 +234,24 @@ def test_an_unknown_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         bench.main(["--stores", "memory,oracle"])
     assert "no store 'oracle'" in capsys.readouterr().err
+
+
+# --- the neighbour
+
+
+def test_the_neighbour_is_compared_by_medians() -> None:
+    theirs = [{neighbour.DRAIN: 20.0, neighbour.LATENCY: 200.0}, {neighbour.DRAIN: 24.0, neighbour.LATENCY: 220.0}]
+    ours = [{neighbour.DRAIN: 1100.0, neighbour.LATENCY: 10.0}, {neighbour.DRAIN: 1100.0, neighbour.LATENCY: 11.0}]
+    drain, latency = neighbour.report({"pynenc": theirs, "Holdfast": ours}).splitlines()[2:]
+    assert drain.startswith(neighbour.DRAIN)
+    assert drain.endswith("50.0×")
+    assert latency.endswith("20.0×")
+
+
+def test_without_python_312_the_neighbour_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert neighbour.main([]) == 0
+    assert "needs Python 3.12" in capsys.readouterr().out

@@ -73,6 +73,7 @@ class Settings:
 
     url: str = _setting("", "where the store is; empty for holdfast.db beside pyproject.toml, or here")
     name: str = _setting("", "the app's name; empty to derive it")
+    app: str = _setting("", "module:attribute of the app, for the command line")
     concurrency: int = _setting(10, "places of a runner, per worker", low=1, high=10_000)
     poll_interval_seconds: float = _setting(
         1.0, "how long an idle runner or a waiting caller trusts hints before it looks by itself", low=0.01, high=60

@@ -138,7 +138,7 @@ def test_help_tells_how_the_app_is_found_and_what_the_exit_codes_mean(holdfast: 
     assert "HOLDFAST_APP" in told
     assert 'app = "shop:app"' in told
     for code in ("0", "1", "2", "3", "4", "130"):
-        assert f"\n  {code:<4} " in told
+        assert f"\n    {code:<4} " in told
     assert "timed out" in holdfast("submit", "--help").out
 
 

@@ -242,7 +242,6 @@ def ended(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Non
         ([1, "é"], '[1, "é"]'),
         ({"a": (1, 2)}, '{"a": [1, 2]}'),
         (["\x1b\u202e"], '["\\u001b\\u202e"]'),
-        ("\udcff", "\\udcff"),
     ],
 )
 def test_the_answer_of_a_wait_is_the_result_alone(
@@ -301,6 +300,6 @@ def test_a_signal_ends_the_wait_and_not_the_work(start: Callable[..., Process], 
     waiting.signal(signal.SIGINT)
     answer = waiting.ends()
     assert (answer.code, answer.out) == (130, "")
-    assert "Traceback" not in answer.err
     (stored,) = json.loads(holdfast("ps", "--json").out)["invocations"]
-    assert f"{stored['id']} stays in the store" in answer.err
+    id = stored["id"]
+    assert answer.err == f"submitted {id}\nerror: interrupted; {id} stays in the store\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,17 @@ def test_a_task_s_own_json_flag_is_not_ours(shop: Path, holdfast: Command) -> No
 def test_python_m_holdfast_is_the_same_program() -> None:
     ended = subprocess.run([sys.executable, "-m", "holdfast", "--version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"holdfast {__version__}\n", "")
+
+
+def test_a_terminal_that_lacks_a_character_gets_an_escape() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", "status", "render", "--format", "text"],
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert ended.stdout == render("text").encode("ascii", "backslashreplace")
 
 
 @pytest.mark.parametrize("arguments", [["ps"], ["ps", "--json"], ["--help"]])

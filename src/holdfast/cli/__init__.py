@@ -1,4 +1,4 @@
-"""The command line. `main` is the entry point ``holdfast``; ``python -m holdfast.cli`` is the same."""
+"""The command line. `main` is the entry point ``holdfast``; ``python -m holdfast`` is the same."""
 
 from holdfast.cli.program import main
 

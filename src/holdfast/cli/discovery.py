@@ -1,8 +1,9 @@
-"""Which app a command is about.
+"""Finding apps in code.
 
-Given, it is ``module:attribute`` or a module with one app in it. Not given, the current folder is looked through:
+Given, an app is ``module:attribute`` or a module with one app in it. Not given, the current folder is looked through:
 files are read before they are imported, and only one that speaks of Holdfast and makes an `App` is run at all. Exactly
-one app is an answer; two are a question back to the caller.
+one app is an answer; two are a question back to the caller. What modules print while they are imported goes to stderr:
+stdout is for the answer of the command.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import importlib
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from holdfast.app import App
-from holdfast.cli.output import Output
-from holdfast.errors import AppNotFound, UsageError
+from holdfast.cli.shown import told
+from holdfast.errors import AppNotFound, HoldfastError
 
 HOW = "Name it as module:attribute, for example shop:app."
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "build", "dist", "node_modules", "site-packages", "venv"})
@@ -30,21 +31,24 @@ class Found(NamedTuple):
     """Apps by reference (``shop:app``), each object once, and why some files could not be imported."""
 
     apps: dict[str, App]
-    broken: list[AppNotFound]
+    broken: list[HoldfastError]
 
 
-def find_app(reference: str) -> App:
-    """The app that ``module:attribute`` or ``module`` means. Raises `AppNotFound`."""
+def find_app(reference: str, folder: Path | None = None) -> App:
+    """The app that ``module:attribute`` or ``module`` means, seen from `folder`, else from here.
+
+    Raises `AppNotFound`, or what Holdfast itself raised while the module was imported.
+    """
     module_name, colon, attribute = reference.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         name = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise AppNotFound(f"'{reference}' is a file, and an app is named by its module: {name}:app")
     if not module_name or (colon and not attribute):
         raise AppNotFound(f"'{reference}' names no app. {HOW}")
-    module = import_module(module_name, Path.cwd())
+    module = import_module(module_name, folder or Path.cwd())
     there = apps_in(module)
     if not colon:
-        return _only(there, f"the module '{module_name}'")
+        return only_of(there, f"the module '{module_name}'")
     value: object = module
     for part in attribute.split("."):
         if not hasattr(value, part):
@@ -62,7 +66,7 @@ def discover(folder: Path) -> Found:
     for module_name in candidates(folder):
         try:
             module = import_module(module_name, folder)
-        except AppNotFound as error:
+        except HoldfastError as error:
             found.broken.append(error)
             continue
         for reference, app in apps_in(module).items():
@@ -71,65 +75,29 @@ def discover(folder: Path) -> Found:
     return found
 
 
-def only_app(out: Output) -> App:
-    """The one app of the current folder. Raises `AppNotFound` if there is none or more than one."""
-    found = discover(Path.cwd())
-    if not found.apps:
-        raise none_found(found)
-    return _told(out, found)
-
-
-@contextmanager
-def opened(out: Output, reference: str | None, url: str | None = None, name: str | None = None) -> Iterator[App]:
-    """The app for a command that needs a store but no tasks, closed afterwards.
-
-    In this order: the one that is named, the store that is named, the one in this folder, and if there is none, the
-    store that the settings name.
-    """
-    app = _chosen(out, reference, url, name)
-    try:
-        yield app
-    finally:
-        app.close()
-
-
-def _chosen(out: Output, reference: str | None, url: str | None, name: str | None) -> App:
-    if reference and (url or name):
-        raise UsageError("give either --app, which knows its store, or --url and --name")
-    if reference:
-        return find_app(reference)
-    if url or name:
-        return App(url, name=name)
-    found = discover(Path.cwd())
-    if found.apps:
-        return _told(out, found)
-    if found.broken:
-        # Its store may be another than the settings' one: to answer from there would be to answer wrongly.
-        raise none_found(found)
-    return App()
-
-
-def _told(out: Output, found: Found) -> App:
-    app = _only(found.apps, "this folder")
-    for error in found.broken:
-        out.note(f"{error} It was left out.")
-    return app
-
-
-def _only(apps: dict[str, App], place: str) -> App:
+def only_of(apps: dict[str, App], place: str) -> App:
+    """The one app there. Raises `AppNotFound` if there is none or more than one."""
     if len(apps) == 1:
         return next(iter(apps.values()))
     if not apps:
         raise AppNotFound(f"{place} has no App in it. {HOW}")
-    raise AppNotFound(f"{place} has {len(apps)} apps: {', '.join(apps)}. Say which one you mean.")
+    first = next(iter(apps))
+    raise AppNotFound(
+        f"{place} has {len(apps)} apps: {', '.join(apps)}. Say which one you mean: --app {first} "
+        f"(or holdfast run {first}), or set HOLDFAST_APP={first}."
+    )
 
 
-def none_found(found: Found) -> AppNotFound:
+def none_found(found: Found) -> HoldfastError:
+    """Why there is no app: an error of Holdfast in a module is that error, not a lack of apps."""
+    for error in found.broken:
+        if not isinstance(error, AppNotFound):
+            return error
     if found.broken:
-        return AppNotFound(f"no app was found in {Path.cwd()}. {' '.join(map(str, found.broken))}")
+        return AppNotFound(f"no app was found in {Path.cwd()}: {' And '.join(map(told, found.broken))}")
     return AppNotFound(
         f"no app was found in {Path.cwd()}: none of its modules makes an App at its top level. "
-        f"Go to the folder of your code, or name the app: module:attribute, for example shop:app."
+        "Go to the folder of your code, or name the app as module:attribute: --app shop:app, or HOLDFAST_APP=shop:app."
     )
 
 
@@ -185,12 +153,19 @@ def _may_make_app(path: Path) -> bool:
 
 
 def import_module(name: str, folder: Path) -> ModuleType:
-    """Import it as if the program had been started in `folder`. Raises `AppNotFound`, whatever went wrong."""
+    """Import it as if the program had been started in `folder`.
+
+    Raises `AppNotFound`, whatever went wrong; only an error of Holdfast stays what it is, with a note of the place.
+    """
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()  # the folder may have been looked at before the file was there
     try:
-        return importlib.import_module(name)
+        with redirect_stdout(sys.stderr):
+            return importlib.import_module(name)
+    except HoldfastError as error:
+        error.add_note(f"(raised in the module '{name}'{_place(error, ', {}, line {}')})")
+        raise
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise AppNotFound(f"there is no module '{name}', neither in {folder} nor installed.") from error
@@ -201,15 +176,15 @@ def import_module(name: str, folder: Path) -> ModuleType:
 
 def _not_imported(name: str, error: BaseException) -> AppNotFound:
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return AppNotFound(f"the module '{name}' cannot be imported: {reason}{_place(error)}.")
+    return AppNotFound(f"the module '{name}' cannot be imported: {reason}{_place(error, ' ({}, line {})')}.")
 
 
-def _place(error: BaseException) -> str:
+def _place(error: BaseException, form: str) -> str:
     """Where in the user's code it happened: the last line that is neither ours nor the import machinery's."""
     ours = str(Path(__file__).parent.parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((ours, "<frozen")) and "/importlib/" not in frame.filename:
-            return f" ({frame.filename}, line {frame.lineno})"
+            return form.format(frame.filename, frame.lineno)
     return ""
 
 

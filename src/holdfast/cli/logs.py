@@ -17,6 +17,7 @@ from holdfast.cli.output import indented
 from holdfast.cli.shown import as_json, moment, printable, without_secrets
 
 FIELDS = ("invocation", "task", "runner", "epoch")
+_REMOTE_MARGIN = "    | "  # further to the right than an exception of our own
 
 
 class LogFormat(StrEnum):
@@ -62,12 +63,13 @@ class TextLines(logging.Formatter):
         fields = " ".join(f"{name}={printable(value)}" for name, value in _fields(record).items())
         line = f"{stamp} {record.levelname:<5} {printable(record.name)}  {printable(_message(record))}"
         line += f"  [{fields}]" if fields else ""
-        failure = _failure(self, record)
-        return f"{line}\n{indented(failure)}" if failure else line
+        remote, failure = _remote_traceback(record), _failure(self, record)
+        parts = [line, indented(remote, _REMOTE_MARGIN) if remote else "", indented(failure) if failure else ""]
+        return "\n".join(part for part in parts if part)
 
 
 class JsonLines(logging.Formatter):
-    """One object per line: time, level, logger, message, the fields that are there, and an exception's text."""
+    """One object per line: time, level, logger, message, the fields that are there, and the texts of tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts: dict[str, object] = {
@@ -77,6 +79,8 @@ class JsonLines(logging.Formatter):
             "message": _message(record),
             **_fields(record),
         }
+        if remote := _remote_traceback(record):
+            facts["remote_traceback"] = without_secrets(remote)
         failure = _failure(self, record)
         return as_json(facts | {"exception": without_secrets(failure)} if failure else facts)
 
@@ -88,6 +92,12 @@ def _message(record: logging.LogRecord) -> str:
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     found = {name: getattr(record, name, None) for name in FIELDS}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _remote_traceback(record: logging.LogRecord) -> str:
+    """The traceback that the user's code left behind when a task failed, if the record carries one."""
+    text = getattr(record, "remote_traceback", None)
+    return text if isinstance(text, str) else ""
 
 
 def _failure(formatter: logging.Formatter, record: logging.LogRecord) -> str:

@@ -9,12 +9,14 @@ import msgspec
 import typer
 
 from holdfast.app import App
-from holdfast.cli.discovery import opened
+from holdfast.cli.choosing import looked_at
+from holdfast.cli.naming import stored_names
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
 from holdfast.cli.reach import codec_of, explained, with_store
-from holdfast.cli.shown import described, length, moment
-from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable
+from holdfast.cli.shown import counted, described, length, moment
+from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, UsageError
+from holdfast.ids import is_id
 from holdfast.lifecycle.explain import living
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import AVAILABLE, OWNED
@@ -26,7 +28,7 @@ _HISTORY_SHOWN = 8
 
 def ps(
     status: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only these, by whole or short name; may be repeated.")] = None,
     queue: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     before: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones: the last id of a page.")] = None,
@@ -36,10 +38,11 @@ def ps(
     json: AsJson = False,
 ) -> None:
     """List invocations, newest first."""
-    with Output(json=json) as out, opened(out, app, url, name) as chosen:
-        records = chosen.invocations(
-            status=status or (), task=task or (), queue=queue or (), limit=limit, before=before
-        )
+    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
+        if before is not None and not is_id(before):
+            raise UsageError(f"--before {before!r} is no id; give the last id of the page before")
+        tasks = stored_names(chosen, task or ())
+        records = chosen.invocations(status=status or (), task=tasks, queue=queue or (), limit=limit, before=before)
         if json:
             return out.document({"invocations": [_facts(record) for record in records]})
         now = _now(chosen)
@@ -55,7 +58,7 @@ def show(
     id: InvocationId, app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False
 ) -> None:
     """Tell everything about one invocation."""
-    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         record = _found(chosen, id)
         why, now = explained(chosen, record), _now(chosen)
         call, call_facts = _call(chosen, record)
@@ -93,7 +96,7 @@ def history(
     id: InvocationId, app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False
 ) -> None:
     """Tell every status that an invocation has had: when, by whom and why."""
-    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         record = _found(chosen, id)
         if json:
             return out.document({"id": record.id, "history": [_entry_facts(entry) for entry in record.history]})
@@ -102,7 +105,7 @@ def history(
 
 def runners(app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False) -> None:
     """List the runners on the roster, and which of them are alive."""
-    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         roster = with_store(chosen, lambda store: store.roster(chosen.name))
         now = _now(chosen)
         dead_after_seconds = chosen.settings.runner_considered_dead_after_minutes * 60
@@ -169,7 +172,7 @@ def _call(app: App, record: InvocationRecord) -> tuple[str, dict[str, Any]]:
     try:
         args, kwargs = codec_of(app).decode_call(record.arguments)
     except NotDecodable as error:
-        return f"its {len(record.arguments)} bytes of arguments cannot be read here: {error}", {
+        return f"its {counted(len(record.arguments), 'byte')} of arguments cannot be read here: {error}", {
             "unreadable": str(error)
         }
     parts = [described(value) for value in args] + [f"{name}={described(value)}" for name, value in kwargs.items()]
@@ -182,7 +185,7 @@ def _result(app: App, record: InvocationRecord) -> tuple[str, object]:
     try:
         value = codec_of(app).decode(record.result)
     except NotDecodable as error:
-        return f"{len(record.result)} bytes that cannot be read here: {error}", {"unreadable": str(error)}
+        return f"{counted(len(record.result), 'byte')} that cannot be read here: {error}", {"unreadable": str(error)}
     return described(value), {"value": value}
 
 

@@ -2,7 +2,8 @@
 
 `Output` is the frame around every command: inside it one answers with a table, with lines or with one JSON document;
 an error of Holdfast that leaves it becomes a message and an exit code. Anything else that leaves it is a mistake of
-ours and keeps its traceback.
+ours and keeps its traceback. An error is told in one place: on stderr for people, and with ``--json`` in the document
+on stdout, where a program looks for its answer anyway.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import typer
 
-from holdfast.cli.shown import as_json, printable, without_secrets
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.cli.shown import as_json, printable, told, value_line, without_secrets
+from holdfast.errors import HoldfastError, InvocationNotFound, ResultTimeout, UsageError
 
-FAILED, MISUSED = 1, 2
+DONE, FAILED, MISUSED, TIMED_OUT, NOT_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
+_CODES: dict[type[HoldfastError], int] = {
+    UsageError: MISUSED,
+    ResultTimeout: TIMED_OUT,
+    InvocationNotFound: NOT_FOUND,
+}
 _GAP = 3  # between the columns of a drawn table
 _NARROWEST_TEXT = 30
 
@@ -38,17 +44,22 @@ class Output:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, HoldfastError):
-            self.fail(type(error).__name__, str(error), code=MISUSED if isinstance(error, UsageError) else FAILED)
+            code = next((code for cls, code in _CODES.items() if isinstance(error, cls)), FAILED)
+            self.fail(type(error).__name__, told(error), code=code)
+        if isinstance(error, KeyboardInterrupt):
+            id = self.known.get("id")
+            self.fail("Interrupted", f"interrupted; {id} stays in the store" if id else "interrupted", code=INTERRUPTED)
 
-    def fail(self, kind: str, message: str, *, code: int = FAILED, detail: str = "") -> None:
+    def fail(self, kind: str, message: str, *, code: int = FAILED, detail: str = "") -> NoReturn:
         """Say what went wrong and end with that exit code. `detail`, a traceback, may have several lines."""
         message = without_secrets(message)
         if self.json:
             facts = {"type": kind, "message": message} | ({"traceback": detail} if detail else {})
             self.document(self.known | {"error": facts})
-        _say(f"error: {printable(message)}")
-        if detail and not self.json:
-            _say(indented(detail))
+        else:
+            _say(f"error: {printable(message)}")
+            if detail:
+                _say(indented(detail))
         raise typer.Exit(code) from None
 
     # --- answers
@@ -62,6 +73,13 @@ class Output:
     def block(self, text: str) -> None:
         """Text of several lines, moved to the right so that none of them looks like one of ours."""
         print(indented(text))
+
+    def value(self, value: object) -> None:
+        """A result: text as it is, but harmless on a terminal; anything else as JSON on one line."""
+        if not isinstance(value, str):
+            print(value_line(value))
+        else:
+            print("\n".join(map(printable, value.split("\n"))) if self._terminal else value)
 
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Labels and values, one pair per line, without those that are empty."""
@@ -86,9 +104,14 @@ class Output:
         """Something to know that is not part of the answer."""
         _say(f"note: {printable(without_secrets(text))}")
 
+    def aside(self, text: str) -> None:
+        """What people like to know at once, and programs get in the document."""
+        if not self.json:
+            _say(printable(text))
 
-def indented(text: str) -> str:
-    return "\n".join(f"  | {printable(line)}" for line in without_secrets(text).rstrip("\n").split("\n"))
+
+def indented(text: str, margin: str = "  | ") -> str:
+    return "\n".join(f"{margin}{printable(line)}" for line in without_secrets(text).rstrip("\n").split("\n"))
 
 
 def _say(text: str) -> None:

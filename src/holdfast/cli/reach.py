@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.app import App
 from holdfast.codec import Codec
+from holdfast.errors import HoldfastError
+from holdfast.invocation import Invocation
 from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.status import FINAL, OWNED
 from holdfast.store.contract import Store
 
 T = TypeVar("T")
@@ -24,6 +28,37 @@ def with_store(app: App, work: Callable[[Store], Awaitable[T]]) -> T:
 
 def explained(app: App, record: InvocationRecord) -> str:
     return app._run(app._explain(record))
+
+
+def awaited(
+    app: App,
+    invocation: Invocation[Any],
+    patience_seconds: float | None,
+    *,
+    explain_after_seconds: float,
+    explain: Callable[[str], None],
+) -> object:
+    """The result. If nobody has begun with it by then, `explain` is told once what it waits for."""
+
+    async def job() -> object:
+        waiting = asyncio.ensure_future(invocation._result(patience_seconds))
+        try:
+            done, _ = await asyncio.wait({waiting}, timeout=explain_after_seconds)
+            if not done and (why := await _held_up(app, invocation)):
+                explain(why)
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    return app._run(job())
+
+
+async def _held_up(app: App, invocation: Invocation[Any]) -> str:
+    try:
+        record = await invocation._record()
+        return "" if record.status in OWNED | FINAL else await app._explain(record)
+    except HoldfastError:  # whoever waits will be told by the wait itself
+        return ""
 
 
 def codec_of(app: App) -> Codec:

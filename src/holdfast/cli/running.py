@@ -9,18 +9,24 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import logs
-from holdfast.cli.discovery import find_app, only_app
+from holdfast.cli.choosing import app_for_work
 from holdfast.cli.logs import LogFormat, LogLevel
-from holdfast.cli.options import AsJson
+from holdfast.cli.options import AppOption, AsJson
 from holdfast.cli.output import Output
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.runner import Account
+from holdfast.errors import UsageError
 
 
 def run(
-    app: Annotated[
-        str | None, typer.Argument(metavar="APP", help="module:attribute; else the only app in this folder.")
+    app: Annotated[str | None, typer.Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app_option: AppOption = None,
+    queues: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Only these queues: a,b. May be repeated.")
+    ] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Take work that asks for these tags too: gpu,eu.")
     ] = None,
     concurrency: Annotated[int | None, typer.Option(help="How many invocations at a time.")] = None,
     drain_timeout: Annotated[
@@ -37,15 +43,26 @@ def run(
     logs.configure(log_format, log_level)
     with Output(json=json) as out:
         drain = None if drain_timeout is None else parse_duration(drain_timeout)
-        with find_app(app) if app else only_app(out) as chosen:
+        if app and app_option and app != app_option:
+            raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+        with app_for_work(out, app or app_option) as chosen:
             if not chosen.tasks:
                 out.note("this app declares no tasks, so there is nothing that this runner could do")
-            runner = chosen.runner(concurrency=concurrency, drain_timeout=drain)
+            runner = chosen.runner(
+                concurrency=concurrency,
+                queues=_names(queues) if queues else None,
+                tags=_names(tags or []),
+                drain_timeout=drain,
+            )
             id, account = _until_stopped(runner)
         if json:
             out.document({"runner": id, **_numbers(account)})
         else:
             out.line(f"runner {id}: " + ", ".join(f"{count} {what}" for what, count in _numbers(account).items()))
+
+
+def _names(given: list[str]) -> list[str]:
+    return [name.strip() for text in given for name in text.split(",")]
 
 
 def _numbers(account: Account) -> dict[str, int]:

@@ -75,6 +75,27 @@ def as_json(value: object, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), ensure_ascii=True, indent=indent)
 
 
+def value_line(value: object) -> str:
+    """JSON on one line, for people too: é stays é, but nothing in it acts on a terminal."""
+    text = json.dumps(plain(value), ensure_ascii=False)
+    return text if text.isprintable() else as_json(value)
+
+
+def told(error: BaseException) -> str:
+    """What an error says, and then what was noted about it on its way: where it happened."""
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def sentence(text: str) -> str:
+    """The text with a full stop, so that another sentence can follow."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def counted(number: int, what: str) -> str:
+    """``1 byte``, ``2 bytes``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def moment(at: float) -> str:
     """A time as ``2026-11-15T08:00:00.123Z``; a number that is no date stays a number."""
     try:

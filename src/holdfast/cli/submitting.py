@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import datetime as dt
-import json as json_text
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.app import App
-from holdfast.cli.discovery import find_app, only_app, opened
+from holdfast.cli.arguments import arguments as arguments_of
+from holdfast.cli.arguments import words
+from holdfast.cli.choosing import app_for_work, looked_at
+from holdfast.cli.naming import find_task
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
-from holdfast.cli.shown import described
+from holdfast.cli.reach import awaited
 from holdfast.clock import parse_duration
-from holdfast.errors import UnknownTask, UsageError
+from holdfast.errors import UsageError
 from holdfast.invocation import Invocation
 from holdfast.lifecycle.status import FINAL
-from holdfast.task import Submittable
+
+EXPLAIN_AFTER_SECONDS = 3.0  # of waiting for something that nobody has begun with
 
 
 def submit(
     task: Annotated[str, typer.Argument(help="Its name, shop:send_mail, or send_mail if there is only one.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS", help="JSON where it is JSON, else text. Put -- before one with a dash."),
+        typer.Argument(
+            metavar="ARGS", help="What the task's annotations say; else JSON, else text. Put -- before one with a dash."
+        ),
     ] = None,
     app: AppOption = None,
     kwargs: Annotated[str | None, typer.Option(metavar="JSON", help="Keyword arguments as a JSON object.")] = None,
@@ -37,75 +42,45 @@ def submit(
     at: Annotated[str | None, typer.Option(metavar="TIME", help="Not before then: 2026-11-15T08:00:00Z.")] = None,
     priority: Annotated[int | None, typer.Option(help="From -100 to 100; higher goes first.")] = None,
     queue: Annotated[str | None, typer.Option(help="Another queue than the task's own.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the result.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print only the result.")] = False,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long to wait.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Store a call of a task and print its id."""
+    """Store a call of a task and print its id.
+
+    With --wait the result is printed instead: text as it is, anything else as JSON; the id goes to stderr.
+    """
     with Output(json=json) as out:
         if timeout is not None and not wait:
             raise UsageError("--timeout says how long to --wait; without --wait nothing is waited for")
         patience = None if timeout is None else parse_duration(timeout)
-        with find_app(app) if app else only_app(out) as chosen:
+        given = words(arguments or [], kwargs, keyword or [])
+        with app_for_work(out, app, task) as chosen:
             wanted = find_task(chosen, task).options(
                 delay=delay, at=None if at is None else _moment(at), priority=priority, queue=queue
             )
-            invocation = wanted.submit(*map(parsed, arguments or []), **_keywords(kwargs, keyword or []))
+            args, keywords = arguments_of(wanted.definition, given)
+            invocation = wanted.submit(*args, **keywords)
             out.known = {"id": invocation.id, "task": wanted.name}
-            if not json:
-                out.line(invocation.id)
             if wait:
-                _await(out, invocation, patience)
+                out.aside(f"submitted {invocation.id}")
+                _await(out, chosen, invocation, patience)
             elif json:
                 out.document(out.known)
+            else:
+                out.line(invocation.id)
 
 
 def wake(
     id: InvocationId, app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False
 ) -> None:
     """Give a parked invocation another try."""
-    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         chosen.invocation(id).wake()
         if json:
             out.document({"id": id, "woken": True})
         else:
             out.line(f"{id} is back in the queue")
-
-
-def find_task(app: App, name: str) -> Submittable[..., Any]:
-    """The task of that name or alias, or the only one whose function is called so. Raises `UnknownTask`."""
-    matching = [known for known in app.tasks if known.partition(":")[2] == name]
-    if name in app.tasks or not matching:
-        return app.get_task(name)
-    if len(matching) > 1:
-        raise UnknownTask(f"'{name}' may be {' or '.join(sorted(matching))}; write the whole name")
-    return app.get_task(matching[0])
-
-
-def parsed(text: str) -> object:
-    """JSON where it is JSON, else the text itself: nobody wants to quote a word twice for the shell."""
-    try:
-        return json_text.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _keywords(whole: str | None, single: list[str]) -> dict[str, Any]:
-    keywords = {} if whole is None else parsed(whole)
-    if not isinstance(keywords, dict):
-        raise UsageError(f'--kwargs {whole!r} is no JSON object; write it like \'{{"body": "hi"}}\'')
-    for pair in single:
-        name, sign, text = pair.partition("=")
-        if not sign or not name:
-            raise UsageError(f"-k {pair!r} is not of the form name=value")
-        if name in keywords:
-            raise UsageError(f"the keyword argument '{name}' is given twice")
-        keywords[name] = parsed(text)
-    return keywords
 
 
 def _moment(text: str) -> dt.datetime:
@@ -115,9 +90,9 @@ def _moment(text: str) -> dt.datetime:
         raise UsageError(f"--at {text!r} is no time; write it like 2026-11-15T08:00:00Z") from None
 
 
-def _await(out: Output, invocation: Invocation[Any], patience: float | None) -> None:
+def _await(out: Output, app: App, invocation: Invocation[Any], patience: float | None) -> None:
     try:
-        result = invocation.result(patience)
+        result = awaited(app, invocation, patience, explain_after_seconds=EXPLAIN_AFTER_SECONDS, explain=out.note)
     except Exception:
         # What is raised may be any class that user code raised; the record tells that from an error of ours.
         record = invocation.record()
@@ -130,8 +105,7 @@ def _await(out: Output, invocation: Invocation[Any], patience: float | None) -> 
             f"{kind}: {why}" if error and why else why or kind
         )
         out.fail(kind, message, detail=error.traceback if error else "")
-        return
     if out.json:
         out.document(out.known | {"status": "success", "result": result})
     else:
-        out.line(described(result))
+        out.value(result)

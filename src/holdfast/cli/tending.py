@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from holdfast.cli.discovery import opened
+from holdfast.cli.choosing import looked_at, opened, shared
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import with_store
@@ -101,6 +101,7 @@ def _check(out: Output, paths: list[Path], format: DiagramFormat | None) -> None
 def prepare(app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False) -> None:
     """Create what is missing in the store. Safe to repeat."""
     with Output(json=json) as out, opened(out, app, url, name) as chosen:
+        shared(chosen)
         with_store(chosen, _nothing)  # opening it is what prepares it
         if json:
             return out.document({"url": mask_url(chosen.url), "prepared": True})
@@ -119,7 +120,7 @@ def check(
     json: AsJson = False,
 ) -> None:
     """Look the store over; fails if something is not well."""
-    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         findings = with_store(chosen, lambda store: store.check(deep=deep))
         well = all(finding.ok for finding in findings)
         if json:

@@ -27,7 +27,7 @@ from holdfast.store.contract import Observe
 from holdfast.store.mongo.retry import is_transient
 
 _GATHER_SECONDS = 0.02
-_TRUST = 5  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
+_TRUST = 8  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
 _AWAIT_MILLISECONDS = 10_000
 _MOST_SUBJECTS = 500  # of one kind in one write; beyond that a hint says: anything
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0

@@ -66,7 +66,7 @@ async def next_due(invocations: Invocations, claim: Claim) -> float | None:
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:
-    """The distinct lanes of what is ready. Index: ready or due, jumping from lane to lane (no hint before 7.1)."""
+    """The distinct lanes of what is ready. Index: due, jumping from lane to lane (no hint before 7.1)."""
     return sorted(await invocations.distinct("lane", {"app": app, "ready": True}))
 
 

@@ -1,0 +1,80 @@
+"""What a task costs in commands. Few round trips are the whole secret of a quick store, and they can be counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from benchmarks.commands import CommandCounter
+from tests.mongo.tools import database_of, until
+
+from holdfast import App
+from holdfast.store.mongo.hints import StreamHints
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
+
+def test_a_lone_task_takes_six_commands_from_submit_to_result(mongo_url: str) -> None:
+    rounds = []
+    with App(mongo_url) as app:
+        echo = app.task(name="echo")(echoed)
+        with app.runner():
+            echo.submit(0).result(timeout=10)
+            for number in range(7):
+                with CommandCounter(database_of(mongo_url)) as sent:
+                    assert echo.submit(number).result(timeout=10) == number
+                    until(lambda: all_hints_are_out(app), what="the last hint, which may come after the result")
+                rounds.append(sent.for_tasks)
+    cheapest = min(rounds, key=lambda sent: sent.total())
+    assert cheapest.total() <= 6, cheapest
+    # On a busy machine a caller reads once before there is a result; that is all that chance may add to most of them.
+    assert sorted(sent.total() for sent in rounds)[len(rounds) // 2] <= 7, rounds
+
+
+@pytest.mark.slow
+def test_a_thousand_mapped_tasks_take_less_than_half_a_command_each(mongo_url: str) -> None:
+    count, left, done = 1000, iter(range(999)), threading.Event()
+
+    with App(mongo_url) as app:
+
+        @app.task(name="count")
+        def count_down(number: int) -> None:
+            if next(left, None) is None:
+                done.set()
+
+        with CommandCounter(database_of(mongo_url)) as sent:
+            count_down.map(range(count))
+            with app.runner():
+                assert done.wait(30)
+        assert len(app.invocations(status="success", limit=count + 1)) == count
+    assert sent.for_tasks.total() < 0.5 * count, sent.for_tasks
+
+
+@pytest.mark.slow
+def test_an_idle_runner_sends_at_most_one_command_per_second(mongo_url: str) -> None:
+    seconds = 8.0  # one look, which hints make rare, and four heartbeats
+    with App(mongo_url) as app:
+        echo = app.task(name="echo")(echoed)
+        with app.runner():
+            echo.submit(1).result(timeout=10)
+            until(lambda: all_hints_are_out(app))
+            until(lambda: hints_of(app).trust, what="the change stream is open")
+            with CommandCounter(database_of(mongo_url)) as sent:
+                time.sleep(seconds)  # the measurement itself
+    assert sent.all.total() <= seconds, sent.all
+
+
+def hints_of(app: App) -> StreamHints:
+    engine = app._run(app._engine())
+    hints = engine.store.hints()
+    assert isinstance(hints, StreamHints)
+    return hints
+
+
+def all_hints_are_out(app: App) -> bool:
+    sender = hints_of(app)._sender
+    return sender is None or sender.done()
+
+
+def echoed(number: int) -> int:
+    return number

@@ -1,0 +1,279 @@
+"""Every query has an index: what the store sends is caught on its way and explained by the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from benchmarks.commands import Command, CommandCounter, Sent
+from pymongo.database import Database
+from tests.mongo.tools import database_of, opened, play
+
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.records import lane_of
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter
+from holdfast.store.mongo import schema
+from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.samples import LANE, START, TASK, ids_of, invocation, runner, wish
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
+
+Raw = Database[dict[str, Any]]
+Step = Callable[[MongoStore], Awaitable[object]]
+
+FEW_KEYS = 60
+TASKS = [f"shop:task{number}" for number in range(500)]
+MANY_LANES = tuple(lane_of("default", task) for task in TASKS)
+
+
+# --- explaining
+
+
+def explained(raw: Raw, command: Command) -> list[dict[str, Any]]:
+    """The server's explanations of a command that was sent to it, one for each update in it."""
+    kept = {
+        name: value
+        for name, value in command.items()
+        if name not in {"lsid", "txnNumber", "writeConcern", "readConcern", "ordered"} and not name.startswith("$")
+    }
+    singles = [kept | {"updates": [one]} for one in kept["updates"]] if "updates" in kept else [kept]
+    singles = [single | {"deletes": [one]} for single in singles for one in single.get("deletes", [None]) if one] or singles
+    return [raw.command("explain", single, verbosity="executionStats") for single in singles]
+
+
+def stages(plan: object) -> Iterator[str]:
+    """All stages of the winning plans in an explanation."""
+    if isinstance(plan, list):
+        for part in plan:
+            yield from stages(part)
+    if isinstance(plan, dict):
+        for name, value in plan.items():
+            if name == "stage" and isinstance(value, str):
+                yield value
+            elif name != "rejectedPlans":
+                yield from stages(value)
+
+
+def number(name: str, explanation: object) -> int:
+    """The largest value of that name in an explanation."""
+    if isinstance(explanation, list):
+        return max((number(name, part) for part in explanation), default=0)
+    if isinstance(explanation, dict):
+        here = explanation.get(name, 0)
+        return max([here if isinstance(here, int) else 0, *(number(name, part) for part in explanation.values())])
+    return 0
+
+
+def bad_plans(raw: Raw, commands: list[tuple[Sent, Command]]) -> list[tuple[Command, set[str]]]:
+    found = []
+    for _, command in commands:
+        for explanation in explained(raw, command):
+            used = set(stages(explanation))
+            assert used, explanation
+            if used & {"COLLSCAN", "SORT"}:
+                found.append((command, used))
+    return found
+
+
+def caught(url: str, step: Step) -> list[tuple[Sent, Command]]:
+    """The commands that a step sends, inserts aside: they search nothing."""
+
+    async def run() -> list[tuple[Sent, Command]]:
+        async with opened(url, use_change_streams=False) as store:
+            with CommandCounter(database_of(url)) as sent:
+                await step(store)
+            return [(key, command) for key, command in sent.commands if key[0] not in {"insert", "listIndexes"}]
+
+    return asyncio.run(run())
+
+
+# --- every operation
+
+
+async def stocked(store: MongoStore) -> None:
+    """Some of everything, so that the planner has a choice."""
+    for app in ("shop", "other"):
+        for task in (TASK, "shop:other"):
+            records = [
+                invocation(f"{task}{n:03}", app=app, task=task, queue=f"q{n % 3}", priority=n % 5, due_at=START + n % 7)
+                for n in range(60)
+            ]
+            await store.insert(records)
+        lanes = tuple(lane_of(f"q{n}", TASK) for n in range(3))
+        taken = await store.claim(wish(f"stock {app}", app=app, lanes=lanes, limit=30, at=START + 10))
+        await store.apply(
+            [changes.completed(r, result=b"\x01", operation=f"end {r.id}", at=START) for r in taken.records[:20]]
+        )
+        for n in range(3):
+            await store.enrol(runner(f"r{n}", app=app))
+
+
+async def apply_twice(store: MongoStore) -> None:
+    (record,) = (await store.claim(wish("one", lanes=(lane_of("q0", TASK),), limit=1, at=START + 10))).records
+    change = changes.completed(record, result=b"\x01", operation="end", at=START)
+    await store.apply([change])
+    await store.apply([change])
+
+
+LANES = tuple(lane_of(f"q{n}", TASK) for n in range(3))
+STEPS: dict[str, Step] = {
+    "claim one": lambda store: store.claim(wish("c1", lanes=LANES, limit=1, at=START + 10)),
+    "claim many": lambda store: store.claim(wish("c2", lanes=LANES, limit=10, at=START + 10)),
+    "claim ids": lambda store: store.claim(wish("c3", lanes=LANES, limit=2, ids=(f"{TASK}040", f"{TASK}041"))),
+    "claim nothing": lambda store: store.claim(wish("c4", lanes=("none|x",), limit=10)),
+    "claim one of nothing": lambda store: store.claim(wish("c5", lanes=("none|x",), limit=1)),
+    "claim again": lambda store: store.claim(wish("stock shop", lanes=LANES, limit=40, at=START + 10, again=True)),
+    "lanes": lambda store: store.lanes("shop"),
+    "apply": apply_twice,
+    "insert again": lambda store: store.insert([invocation(f"{TASK}000"), invocation("new")]),
+    "get": lambda store: store.get("shop", [f"{TASK}000", "none"]),
+    "find all": lambda store: store.find("shop", Filter(), 10),
+    "find next page": lambda store: store.find("shop", Filter(before_id=f"{TASK}040"), 10),
+    "find by status": lambda store: store.find("shop", Filter(statuses=frozenset({Status.SUCCESS, Status.RUNNING})), 10),
+    "find by task": lambda store: store.find("shop", Filter(tasks=frozenset({TASK, "shop:other"})), 10),
+    "find by queue": lambda store: store.find("shop", Filter(queues=frozenset({"q0", "q2"}), before_id="z"), 10),
+    "find by all": lambda store: store.find(
+        "shop",
+        Filter(statuses=frozenset({Status.REGISTERED}), tasks=frozenset({TASK}), queues=frozenset({"q1"})),
+        10,
+    ),
+    "find by many tasks": lambda store: store.find("shop", Filter(tasks=frozenset(TASKS)), 10),
+    "counts": lambda store: store.counts("shop"),
+    "enrol": lambda store: store.enrol(runner("new")),
+    "heartbeat": lambda store: store.heartbeat("shop", "r1"),
+    "leave": lambda store: store.leave("shop", "r1"),
+    "roster": lambda store: store.roster("shop"),
+    "quarantined": lambda store: store.quarantined("shop"),
+    "check": lambda store: store.check(),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_no_operation_scans_a_collection_or_sorts_in_memory(mongo_url: str, raw: Raw, name: str) -> None:
+    play(mongo_url, stocked)
+    commands = [item for item in caught(mongo_url, STEPS[name]) if item[0][0] not in {"count", "getDefaultRWConcern"}]
+    assert commands
+    assert bad_plans(raw, commands) == []
+
+
+def test_setting_aside_needs_no_scan(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, stocked)
+    raw.holdfast_invocations.update_many({"app": "shop", "ready": True}, {"$set": {"history": "?"}})
+    commands = caught(mongo_url, lambda store: store.claim(wish("c", lanes=LANES, limit=2, at=START + 10)))
+    assert ("delete", "holdfast_invocations") in dict(commands)
+    assert bad_plans(raw, commands) == []
+
+
+def test_counting_reads_no_document(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, stocked)
+    ((_, command),) = caught(mongo_url, STEPS["counts"])
+    (explanation,) = explained(raw, command)
+    assert number("totalDocsExamined", explanation) == 0
+
+
+def test_every_method_is_explained() -> None:
+    """A new method of the store has to be added above."""
+    public = {name for name in vars(MongoStore) if not name.startswith("_")}
+    tried = {name.split()[0] for name in STEPS} | {"insert"}
+    assert public - tried == {"abilities", "now", "open", "close", "hints"}
+
+
+# --- claims in a crowd
+
+
+CROWD = 200_000
+
+
+def gather_a_crowd(raw: Raw) -> None:
+    """Half are others' work at the head of the queue, half our own at a higher priority but not due for long."""
+    cases = [
+        ({"$lt": ["$n", CROWD // 2]}, "shop", "default|a:foreign"),
+        ({"$lt": ["$n", CROWD * 3 // 4]}, "shop", "default|z:foreign"),
+        ({"$lt": ["$n", CROWD]}, "another", LANE),
+    ]
+
+    def chosen(column: int, otherwise: object) -> dict[str, object]:
+        branches = [{"case": case[0], "then": case[column]} for case in cases]
+        return {"$switch": {"branches": branches, "default": otherwise}}
+
+    theirs = {"$lt": ["$n", CROWD]}
+    document = {
+        "_id": {"$concat": ["crowd", {"$toString": "$n"}]},
+        "id": {"$toString": "$n"},
+        "app": chosen(1, "shop"),
+        "lane": chosen(2, LANE),
+        "rank": {"$cond": [theirs, -100, -50]},
+        "due_at": {"$cond": [theirs, START - 1000, LATE]},
+        "status": "registered",
+        "ready": True,
+    }
+    numbers = [{"$documents": [{"n": {"$range": [0, 2 * CROWD]}}]}, {"$unwind": "$n"}]
+    raw.drop_collection("holdfast_invocations")
+    raw.aggregate([*numbers, {"$replaceWith": document}, {"$out": "holdfast_invocations"}])
+    # The others are built on every field of the crowd and take most of the time.
+    needed = [index.model for index in schema.INDEXES if index.name in {"ready", "due", "owned"}]
+    raw.holdfast_invocations.create_indexes(needed)
+
+
+LATE = START + 1e6
+
+
+@pytest.mark.slow
+def test_a_claim_looks_at_few_keys_in_a_crowd(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, stocked)  # makes the schema
+    gather_a_crowd(raw)
+    own = [invocation(f"own{n}", priority=n % 3) for n in range(30)]
+    sent: list[tuple[Sent, Command]] = []
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert(own)
+        with CommandCounter(database_of(mongo_url)) as counter:
+            ten = await store.claim(wish("ten", limit=10))
+            one = await store.claim(wish("one", limit=1))
+            rest = await store.claim(wish("rest", limit=100))
+            lanes = await store.lanes("shop")
+        assert [len(got.records) for got in (ten, one, rest)] == [10, 1, 19]
+        assert {record.priority for record in ten.records} == {2}
+        assert rest.next_due_at == LATE
+        assert lanes == sorted({"default|a:foreign", LANE, "default|z:foreign"})
+        sent.extend(counter.commands)
+
+    play(mongo_url, scenario)
+    raw.holdfast_invocations.delete_many({"_id": {"$in": [f"shop|{record.id}" for record in own]}})
+    play(mongo_url, lambda store: store.insert(own))  # so that what is explained has something to find
+    searches = [item for item in sent if item[0][0] in {"find", "findAndModify", "distinct"}]
+    assert len(searches) >= 6
+    assert bad_plans(raw, sent) == []
+    for key, command in searches:
+        assert number("totalKeysExamined", explained(raw, command)) < FEW_KEYS, (key, command)
+
+
+# --- more lanes than MongoDB merges
+
+
+@pytest.mark.parametrize("ready_lanes", [3, 500])
+@pytest.mark.parametrize("limit", [1, 10])
+def test_five_hundred_lanes_are_claimed_in_order_without_a_sort(
+    mongo_url: str, raw: Raw, limit: int, ready_lanes: int
+) -> None:
+    chosen = TASKS[:: len(TASKS) // ready_lanes][:ready_lanes]
+    records = [invocation(f"i{n:03}", task=task, priority=n % 7) for n, task in enumerate(chosen)]
+    late = invocation("later", task=TASKS[-1], due_at=START + 9)
+    expected = sorted(records, key=lambda record: (-record.priority, record.id))[:limit]
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([*records, late])
+        claimed = await store.claim(wish("first", lanes=MANY_LANES, limit=limit))
+        assert ids_of(claimed.records) == ids_of(expected)
+        everything = await store.claim(wish("rest", lanes=MANY_LANES, limit=1000))
+        assert len(everything.records) == len(records) - len(expected)
+        assert everything.next_due_at == START + 9
+        nothing = await store.claim(wish("none", lanes=MANY_LANES[:-1], limit=limit))
+        assert (nothing.records, nothing.next_due_at) == ((), None)
+
+    commands = caught(mongo_url, scenario)
+    play(mongo_url, lambda store: store.insert([invocation(f"n{n}", task=t) for n, t in enumerate(TASKS)]))
+    assert bad_plans(raw, commands) == []
