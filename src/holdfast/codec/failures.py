@@ -120,7 +120,7 @@ def _clip(produce: Callable[[], str]) -> str:
     """The text, valid in UTF-8 and of at most `MAX_ERROR_TEXT_BYTES`: its head and tail are kept."""
     try:
         raw = produce().encode("utf-8", "backslashreplace")
-    except Exception as error:  # what an exception says of itself is user code
+    except BaseException as error:  # what an exception says of itself is user code
         return f"<no text: making it raised {type(error).__name__}>"
     if len(raw) <= MAX_ERROR_TEXT_BYTES:
         return raw.decode()

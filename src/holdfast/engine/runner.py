@@ -247,7 +247,7 @@ class Runner:
             task = self._tasks[record.task]
             self._running[record.id] = record
             self._began[record.id] = now
-            call = Call(record.id, task.function, task.signature, record.arguments, self._codec)
+            call = Call(record.id, task.name, task.function, task.signature, record.arguments, self._codec)
             batches.setdefault(task.place, []).append(call)
         self.account.started += len(records)
         for place, calls in batches.items():

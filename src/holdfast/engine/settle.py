@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.codec import ErrorRecord
 from holdfast.engine.patience import Patience
-from holdfast.errors import StoreError
+from holdfast.errors import StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -27,6 +27,7 @@ from holdfast.wakeup.hub import Hub
 log = logging.getLogger("holdfast.engine")
 
 
+Settled = tuple[InvocationRecord, Change]
 OnStarted = Callable[[InvocationRecord, Change, bool], None]
 
 
@@ -41,6 +42,7 @@ class Settler:
         self._on_started = on_started
         self._gathered: list[tuple[InvocationRecord, Change]] = []
         self._pump: asyncio.Task[None] | None = None
+        self._stubborn: set[asyncio.Task[None]] = set()
 
     def change_for(self, record: InvocationRecord, outcome: Outcome, fingerprint: str | None) -> Change:
         """The named change that an outcome means."""
@@ -73,27 +75,65 @@ class Settler:
             self._pump = asyncio.get_running_loop().create_task(self._write_groups())
 
     async def finish(self) -> None:
-        """Wait until everything taken so far is written."""
-        while self._pump is not None and not self._pump.done():
-            await asyncio.shield(self._pump)
+        """Wait until everything taken so far is written, or given up."""
+        while (self._pump is not None and not self._pump.done()) or self._stubborn:
+            waiting = {task for task in (self._pump, *self._stubborn) if task is not None and not task.done()}
+            if waiting:
+                await asyncio.wait(waiting)
 
     async def _write_groups(self) -> None:
         while self._gathered:
             group, self._gathered = self._gathered, []
-            try:
-                verdicts = await self._persist([change for _, change in group])
-            except StoreError as error:
-                for record, change in group:
-                    log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
-                    if change.name == "started":
-                        self._on_started(record, change, False)
-            else:
-                self._announce(group, verdicts)
+            await self._write(group)
 
-    async def _persist(self, group: list[Change]) -> Sequence[Verdict]:
-        return await self._patience.until_answered(
-            f"writing the ends of {len(group)} invocations", lambda again: self._store.apply(group)
-        )
+    async def _write(self, group: list[Settled]) -> None:
+        """Write a group, waiting while the store is away. One that the store refuses must not hold up the others."""
+        try:
+            verdicts = await self._patience.until_reached(
+                f"writing the ends of {len(group)} invocations",
+                lambda again: self._store.apply([change for _, change in group]),
+            )
+        except Exception as error:
+            if len(group) > 1 and not isinstance(error, StoreUnavailable):
+                for settled in group:
+                    await self._write([settled])
+            else:
+                self._refused(group, error)
+        else:
+            self._announce(group, verdicts)
+
+    def _refused(self, group: list[Settled], error: Exception) -> None:
+        """The store said no to one change, or the runner stops and the store is away."""
+        for record, change in group:
+            log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
+            if change.name == "started":
+                self._on_started(record, change, False)
+            elif isinstance(error, StoreFull | StoreReadOnly):
+                self._try_on(record, change)
+            elif change.name == "completed" and not isinstance(error, StoreUnavailable):
+                self._try_on(record, self._unstorable(record, error))
+
+    def _try_on(self, record: InvocationRecord, change: Change) -> None:
+        """Beside the others, and without end: a full disk may be emptied."""
+
+        async def attempt() -> None:
+            try:
+                verdicts = await self._patience.until_answered(
+                    f"writing the end of {record.id}", lambda again: self._store.apply([change])
+                )
+                self._announce([(record, change)], verdicts)
+            except Exception as error:
+                log.error("'%s' of %s was given up: %s", change.name, record.task, error, extra=fields(record))
+
+        task = asyncio.get_running_loop().create_task(attempt())
+        self._stubborn.add(task)
+        task.add_done_callback(self._stubborn.discard)
+
+    def _unstorable(self, record: InvocationRecord, error: Exception) -> Change:
+        """What becomes of a result that the store will never take: FAILED, with the reason."""
+        text = f"the store refuses the result: {error}"
+        failure = ErrorRecord(type_name="holdfast.errors:StoreError", message=text, traceback="", data=None)
+        return changes.failed(record, error=failure, operation=self._ids.operation(), at=self._store.now(), why=text)
 
     def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
         ended, ready = list[str](), list[str]()

@@ -19,6 +19,7 @@ class Call(NamedTuple):
     """What to run. `key` is the caller's own name for it and comes back with the outcome."""
 
     key: str
+    task: str
     function: Callable[..., Any]
     signature: inspect.Signature
     arguments: bytes
@@ -61,37 +62,35 @@ def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def run(call: Call) -> Outcome:
-    """Call a plain function."""
-    arguments = _arguments(call)
-    if isinstance(arguments, Unfit):
-        return arguments
-    args, kwargs = arguments
+    """Call a plain function. Whatever happens is an outcome: nothing may escape and take the thread with it."""
     try:
-        value = call.function(*args, **kwargs)
+        arguments = _arguments(call)
+        if isinstance(arguments, Unfit):
+            return arguments
+        args, kwargs = arguments
+        return _returned(call, call.function(*args, **kwargs))
     except BaseException as error:
         return _raised(call, error)
-    return _returned(call, value)
 
 
 async def run_coroutine(call: Call) -> Outcome:
-    """Call a coroutine function. Being cancelled from outside is an `Interrupted`, whatever user code makes of it."""
-    arguments = _arguments(call)
-    if isinstance(arguments, Unfit):
-        return arguments
-    args, kwargs = arguments
+    """Call a coroutine function. Whatever happens is an outcome; its caller tells a cancellation from outside."""
     try:
+        arguments = _arguments(call)
+        if isinstance(arguments, Unfit):
+            return arguments
+        args, kwargs = arguments
         coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
-        value = await coroutine
+        return _returned(call, await coroutine)
     except BaseException as error:
         return _raised(call, error)
-    return _returned(call, value)
 
 
 def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
     try:
         args, kwargs = call.codec.decode_call(call.arguments)
         if args or kwargs or call.signature.parameters:
-            bind(call.signature, args, kwargs, call.function.__name__)
+            bind(call.signature, args, kwargs, call.task)
         return args, kwargs
     except (CodecError, ArgumentsDoNotBind) as error:
         return Unfit(f"the stored arguments do not fit this code: {error}")
@@ -105,5 +104,9 @@ def _returned(call: Call, value: object) -> Outcome:
 
 
 def _raised(call: Call, error: BaseException) -> Outcome:
-    record = call.codec.encode_error(error)
+    try:
+        record = call.codec.encode_error(error)
+    except BaseException as worse:  # an exception whose own methods raise
+        message = f"it cannot be described: describing it raised {type(worse).__name__}"
+        record = ErrorRecord(type_name=type(error).__name__, message=message, traceback="", data=None)
     return Raised(record, f"{record.type_name.rpartition(':')[2]}: {record.message}")

@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from holdfast.execution.call import INTERRUPTED, Call, Outcome, run, run_coroutine
-
-_CLEAN_UP_SECONDS = 1.0  # for coroutines that are still there when their loop ends
+from holdfast.execution.loop import LoopThread
 
 Deliver = Callable[[Sequence[tuple[str, Outcome]]], None]
 
@@ -139,23 +138,16 @@ class ThreadPlaces:
 
 
 class LoopPlaces:
-    """Coroutine functions, all on one loop of their own, so that a coroutine that blocks hurts its sisters but never
-    the engine.
+    """Coroutine functions, all on one loop of their own.
+
+    A coroutine that blocks hurts its sisters, but never the engine.
     """
 
     def __init__(self, deliver: Deliver) -> None:
         self._pile = _Pile(deliver)
-        self._loop = asyncio.new_event_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._thread = threading.Thread(target=self._main, name="holdfast-coroutines", daemon=True)
-        self._thread.start()
-
-    def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
+        self._thread = LoopThread("holdfast-coroutines")
+        self._loop = self._thread.loop
 
     def start(self, calls: Iterable[Call]) -> None:
         self._loop.call_soon_threadsafe(self._spawn, list(calls))
@@ -186,15 +178,7 @@ class LoopPlaces:
                 task.cancel()
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
-
-    async def _end(self) -> None:
-        left = list(self._tasks.values())
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=_CLEAN_UP_SECONDS)
-        self._loop.stop()
+        self._thread.end(wait=False)
 
 
 class InlinePlaces:

@@ -7,9 +7,12 @@ from time to time, so a hint may be lost, doubled or come too early.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from holdfast.lifecycle.records import FINAL, READY, Hint, HintChannel
+
+log = logging.getLogger("holdfast.engine")
 
 REMEMBERED = 4096
 
@@ -66,7 +69,10 @@ class Hub:
         for hint in hints:
             self._receive(hint)
         if self._channel is not None:
-            self._channel.send(hints)
+            try:
+                self._channel.send(hints)
+            except Exception as error:  # a hint is never worth an error: the write it tells of is done
+                log.warning("a hint could not be sent: %r", error)
 
     def _receive(self, hint: Hint) -> None:
         if hint.kind == READY:

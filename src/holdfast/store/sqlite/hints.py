@@ -9,6 +9,7 @@ away by the sender. Everything here may fail: a lost hint costs one polling inte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -61,7 +62,8 @@ class SocketHints:
             try:
                 self._sender.sendto(message, str(path))
             except (ConnectionRefusedError, FileNotFoundError):
-                path.unlink(missing_ok=True)  # its process is gone
+                with contextlib.suppress(OSError):
+                    path.unlink()  # its process is gone
             except OSError:
                 continue  # its buffer is full: it has hints enough to look
 

@@ -47,6 +47,8 @@ COLUMNS = [
 LIST = ", ".join(COLUMNS)
 PLACES = ", ".join("?" * len(COLUMNS))
 
+_LARGEST_NUMBER = 2**53
+
 _entry_encoder = msgspec.json.Encoder()
 _history_decoder = msgspec.json.Decoder(tuple[HistoryEntry, ...])
 _error_decoder = msgspec.json.Decoder(ErrorRecord)
@@ -112,7 +114,7 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         task,
         queue,
         tags,
-        _lane,
+        lane,
         rank,
         status,
         owner,
@@ -125,9 +127,11 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
     ) = row[:15]
     (claim_token, fingerprint, parent_id, reason, arguments, result, error, history) = row[15:]
     entries = history_of(history)
+    if max(abs(rank), epoch, version, attempt) > _LARGEST_NUMBER:
+        raise ValueError("a number in it is out of all proportion")
     if not entries or entries[-1].version != version or entries[-1].status != status:
         raise ValueError(f"its history does not end in version {version}, {status}")
-    return InvocationRecord(
+    record = InvocationRecord(
         app=app,
         id=id,
         task=task,
@@ -150,6 +154,9 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         error=None if error is None else _error_decoder.decode(error),
         history=entries,
     )
+    if record.lane != lane:
+        raise ValueError(f"its lane {lane!r} is not that of its task, queue and tags")
+    return record
 
 
 def raw_text(row: Sequence[object]) -> str:

@@ -1,0 +1,179 @@
+"""One bad document neither stops a loop nor is lost: it is set aside whole, and the others go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pymongo.database import Database
+from tests.mongo.tools import Events, opened, play
+
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Applied, Missing
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter
+from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
+
+Raw = Database[dict[str, Any]]
+
+DAMAGE: dict[str, dict[str, Any]] = {
+    "history is a text": {"$set": {"history": "gone"}},
+    "history is null": {"$set": {"history": None}},
+    "history is missing": {"$unset": {"history": ""}},
+    "history is empty": {"$set": {"history": []}},
+    "history has a strange line": {"$set": {"history": [{"v": 1, "s": "registered"}]}},
+    "epoch is a text": {"$set": {"epoch": "one"}},
+    "epoch is missing": {"$unset": {"epoch": ""}},
+    "version is true": {"$set": {"version": True}},
+    "attempt is a list": {"$set": {"attempt": [1]}},
+    "status is unknown": {"$set": {"status": "sleeping"}},
+    "status is missing": {"$unset": {"status": ""}},
+    "status is final": {"$set": {"status": "success"}},
+    "arguments are missing": {"$unset": {"arguments": ""}},
+    "rank is a text": {"$set": {"rank": "high"}},
+    "rank is missing": {"$unset": {"rank": ""}},
+    "task is a number": {"$set": {"task": 7}},
+}
+STOPS_A_PIPELINE = ("history is a text", "epoch is a text", "attempt is a list", "version is true")
+
+
+def damage(raw: Raw, id: str, how: str) -> None:
+    assert raw.holdfast_invocations.update_one({"_id": f"shop|{id}"}, DAMAGE[how]).modified_count == 1
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_bad_document_among_candidates_is_set_aside_and_the_others_are_claimed(
+    mongo_url: str, raw: Raw, how: str, limit: int
+) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abcde"])
+        damage(raw, "c", how)
+        got: list[str | None] = []
+        for turn in range(8):
+            claimed = await store.claim(wish(f"claim {turn}", limit=limit))
+            assert all(record.epoch == 1 and record.status is Status.RUNNING for record in claimed.records)
+            got += ids_of(claimed.records)
+        assert sorted(map(str, got)) == ["a", "b", "d", "e"]
+        assert claimed.next_due_at is None, "a runner would look for it again and again"
+
+        (aside,) = await store.quarantined("shop")
+        assert (aside.app, aside.id) == ("shop", "c")
+        assert "shop:send" in aside.raw or how == "task is a number"
+        assert ids_of(await store.get("shop", ["c"])) == [None]
+
+    play(mongo_url, scenario, events)
+    assert [facts["id"] for facts in events.named("quarantine")] == ["c"]
+
+
+@pytest.mark.parametrize("how", STOPS_A_PIPELINE)
+def test_what_an_update_took_before_it_met_a_bad_document_is_not_forgotten(
+    mongo_url: str, raw: Raw, how: str
+) -> None:
+    """An updateMany stops at the first error, and what it changed before stays changed."""
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abcdefgh"])
+        damage(raw, "e", how)
+        (claimed, again) = [await store.claim(wish("one claim", limit=20, again=again)) for again in (False, True)]
+        assert sorted(map(str, ids_of(claimed.records))) == list("abcdfgh")
+        assert ids_of(again.records) == ids_of(claimed.records)
+        running = await store.find("shop", Filter(statuses=frozenset({Status.RUNNING})), 20)
+        assert {record.version for record in running} == {3}, "each was claimed once"
+
+    play(mongo_url, scenario)
+
+
+def test_many_bad_documents_at_the_head_do_not_hide_the_good_ones(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(f"a{n:02}") for n in range(50)] + [invocation("z")])
+        raw.holdfast_invocations.update_many({"id": {"$regex": "^a"}}, {"$set": {"history": 1, "status": "odd"}})
+        got: list[str | None] = []
+        for turn in range(20):
+            got += ids_of((await store.claim(wish(f"claim {turn}", limit=10))).records)
+        assert got == ["z"]
+        assert len(await store.quarantined("shop")) == 50
+
+    play(mongo_url, scenario)
+
+
+def test_a_claimer_that_has_company_is_not_stopped_either(mongo_url: str, raw: Raw) -> None:
+    """Others took what it wanted, so it chooses among more: a rank that is no number must not break the choice."""
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(f"i{n}", priority=n % 3) for n in range(20)])
+        damage(raw, "i3", "rank is a text")
+        damage(raw, "i4", "rank is missing")
+        got = []
+        for turn in range(10):
+            store._crowded = True
+            got += ids_of((await store.claim(wish(f"claim {turn}", limit=3))).records)
+        assert len(got) == len(set(got)) == 18
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how not in {"status is final", "version is true"}])
+def test_a_change_to_a_bad_document_finds_nothing(mongo_url: str, raw: Raw, how: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        bad, good = await owned(store, "bad"), await owned(store, "good")
+        damage(raw, "bad", how)
+        ends = [changes.completed(r, result=b"\x01", operation=f"end {r.id}", at=START) for r in (bad, good)]
+        assert await store.apply(ends) in ([Missing(), Applied()], [Applied(), Applied()])
+        assert (await the(store, "good")).status is Status.SUCCESS
+        if ids_of([*await store.quarantined("shop")]) == []:  # type: ignore[list-item]
+            with pytest.raises(CorruptRecord):
+                await store.get("shop", ["bad"])
+
+    play(mongo_url, scenario)
+
+
+def test_a_bad_roster_entry_does_not_hide_the_others(mongo_url: str, raw: Raw) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        for id in "abc":
+            await store.enrol(runner(id))
+        raw.holdfast_runners.update_one({"id": "b"}, {"$set": {"concurrency": "many"}})
+        assert [entry.id for entry in await store.roster("shop")] == ["a", "c"]
+
+    play(mongo_url, scenario, events)
+    assert [facts["id"] for facts in events.named("unreadable")] == ["b"]
+
+
+def test_what_is_set_aside_keeps_its_values(mongo_url: str, raw: Raw) -> None:
+    """Also a large one: a text of it would be too large to store."""
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("large", arguments=b"\x00" * 6_000_000)])
+        raw.holdfast_invocations.update_one({"id": "large"}, {"$set": {"epoch": "one", "extra": {"kept": [1, 2.5]}}})
+        assert (await store.claim(wish())).records == ()
+        (aside,) = await store.quarantined("shop")
+        assert "'kept': [1, 2.5]" in aside.raw
+
+    play(mongo_url, scenario)
+    (kept,) = raw.holdfast_quarantine.find()
+    assert len(kept["document"]["arguments"]) == 6_000_000
+
+
+def test_a_foreign_document_in_the_collection_is_left_alone(mongo_url: str, raw: Raw) -> None:
+    raw.holdfast_invocations.insert_one({"hello": "world"})
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("a")])
+        assert ids_of((await store.claim(wish())).records) == ["a"]
+        assert await store.quarantined("shop") == []
+
+    async def deep() -> None:
+        async with opened(mongo_url) as store:
+            (finding,) = [found for found in await store.check(deep=True) if found.subject == "records"]
+            assert not finding.ok
+
+    play(mongo_url, scenario)
+    play(mongo_url, lambda store: deep())
