@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.measure import FULL, MEASUREMENTS, QUICK, UNITS, Sizes, better, percentile
 from benchmarks.quiet import Quiet
 from benchmarks.table import table
-from benchmarks.targets import TARGETS, CannotServe, Target, abilities
+from benchmarks.targets import TARGETS, CannotServe, Target, abilities, end_orderly
 
 Values = dict[str, list[float]]  # by figure: one value per round
 _SYNCS = 200
@@ -164,4 +164,5 @@ def as_json(machine: dict[str, Any], results: dict[str, Values], skipped: Mappin
 
 
 if __name__ == "__main__":
+    end_orderly()
     main()

@@ -31,7 +31,7 @@ from benchmarks import targets, workload
 from benchmarks.calls import CallCounter
 from benchmarks.syncs import CannotCount, SyncCounter
 from benchmarks.table import table
-from benchmarks.targets import Fresh
+from benchmarks.targets import Fresh, end_orderly
 from benchmarks.workload import PLACES, Workload
 from holdfast.engine.core import Engine
 
@@ -77,14 +77,14 @@ class Meter:
 
     def watch(self, made: Workload) -> None:
         """Hear what the app's store reports. To be called before the app is used."""
-        build: Callable[[], Engine] = made.app._make_engine
+        build: Callable[[], Engine] = made.app._engine_maker()
 
         def make_engine() -> Engine:
             engine = build()
             engine.store._observe = self._observe  # type: ignore[attr-defined]
             return engine
 
-        made.app._make_engine = make_engine  # type: ignore[method-assign]
+        made.app._engine_maker = lambda: make_engine  # type: ignore[method-assign]
 
     def _observe(self, event: str, facts: Mapping[str, Any]) -> None:
         if event == "commit" and facts["rows"]:
@@ -346,4 +346,5 @@ def _hot(functions: Mapping[str, Counter[str]], most: int) -> str:
 
 
 if __name__ == "__main__":
+    end_orderly()
     sys.exit(main())

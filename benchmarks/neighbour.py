@@ -25,7 +25,7 @@ from benchmarks import workload
 from benchmarks.measure import Sizes, drain_one_process, latency_elsewhere, percentile, rate
 from benchmarks.quiet import Quiet
 from benchmarks.table import table
-from benchmarks.targets import CannotServe, mongo
+from benchmarks.targets import CannotServe, end_orderly, mongo
 from benchmarks.worker import ROOT
 
 VENV = ROOT / ".venv-neighbour"
@@ -269,4 +269,5 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    end_orderly()
     sys.exit(main())

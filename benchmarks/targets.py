@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +29,11 @@ class Target:
 
     name: str
     served: Callable[[], AbstractContextManager[Fresh]]
+
+
+def end_orderly() -> None:
+    """When this process is told to end, let it stop the servers that it started."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def abilities(url: str) -> Ability:

@@ -43,6 +43,12 @@ def test_defaults(tmp_path: Path) -> None:
         "runner_considered_dead_after_minutes": 0.25,
         "sqlite_synchronous": "full",
         "sqlite_busy_timeout_seconds": 10.0,
+        "use_change_streams": True,
+        "max_retries": 5,
+        "retry_base_delay": 0.1,
+        "retry_max_delay": 60.0,
+        "retry_max_time": 300.0,
+        "retry_indefinitely": False,
     }
     assert {row.source for row in settings.explain()} == {"default"}
 

@@ -56,7 +56,7 @@ class App:
     def __init__(self, url: str | None = None, *, name: str | None = None, **settings: object) -> None:
         given = settings | {key: value for key, value in (("url", url), ("name", name)) if value is not None}
         self.settings = Settings.load(given, environ=os.environ, folder=Path.cwd())
-        self.url = self.settings.url or default_url(Path.cwd())
+        self.url = absolute_url(self.settings.url or default_url(Path.cwd()), Path.cwd())
         self.name = valid_name("app", self.settings.name or DEFAULT_NAME)
         self._tasks: dict[str, Submittable[..., Any]] = {}
         self._codec = Codec()
@@ -65,7 +65,7 @@ class App:
         self._ids = Ids(self._clock, self._rng)
         self._inside: _Inside | None = None
         self._runners: set[EmbeddedRunner] = set()  # those that run
-        self._opening = threading.Lock()  # the first use may come from many threads at once
+        self._opening = threading.RLock()  # the first use may come from many threads, and from a signal handler
         _APPS.add(self)
 
     def __repr__(self) -> str:
@@ -111,19 +111,19 @@ class App:
             return lambda function: self.task(
                 function, name=name, aliases=aliases, queue=queue, tags=tags, priority=priority
             )
-        if not callable(function) or inspect.isclass(function):
+        if not callable(function) or inspect.isclass(function) or isinstance(function, Submittable):
             raise UsageError(f"a task is made of a function, not of {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(f"{_where(function)} is a generator; a task returns one result")
         definition = TaskDefinition(
             name=valid_name("task", name or import_name(function)),
             function=function,
-            signature=inspect.signature(function),
+            signature=_signature(function),
             place=Place.LOOP if inspect.iscoroutinefunction(function) else Place.THREAD,
             queue=valid_name("queue", queue),
-            tags=tuple(sorted(valid_name("tag", tag) for tag in tags)),
+            tags=tuple(sorted(valid_name("tag", tag) for tag in _names(tags))),
             priority=valid_priority(priority),
-            aliases=tuple(valid_name("task", alias) for alias in aliases),
+            aliases=tuple(valid_name("task", alias) for alias in _names(aliases)),
         )
         return self._declare(definition)
 
@@ -200,6 +200,8 @@ class App:
         limit: int,
         before: str | None,
     ) -> list[InvocationRecord]:
+        if type(limit) is not int or not 0 <= limit <= 1_000_000:
+            raise UsageError(f"limit={limit!r}: expected a whole number from 0 to 1,000,000")
         engine = await self._engine()
         where = Filter(
             statuses=frozenset(_status(name) for name in _several(status)),
@@ -243,8 +245,8 @@ class App:
         return EmbeddedRunner(
             self,
             concurrency=self.settings.concurrency if concurrency is None else concurrency,
-            queues=None if queues is None else tuple(valid_name("queue", queue) for queue in queues),
-            tags=tuple(valid_name("tag", tag) for tag in tags),
+            queues=None if queues is None else tuple(valid_name("queue", queue) for queue in _names(queues)),
+            tags=tuple(valid_name("tag", tag) for tag in _names(tags)),
             drain_timeout_seconds=drain,
         )
 
@@ -271,8 +273,16 @@ class App:
 
     # --- inside
 
-    def _now(self) -> float:
-        return self._clock.now()
+    def _ready(self) -> Engine:
+        """The engine, opened."""
+        inside = self._opened()
+        opened = inside.opened
+        return inside.bridge.run(inside.engine()) if opened is None else opened
+
+    async def _aready(self) -> Engine:
+        inside = self._opened()
+        opened = inside.opened
+        return await inside.bridge.arun(inside.engine()) if opened is None else opened
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._opened().bridge.run(work)
@@ -291,29 +301,34 @@ class App:
             return inside
         with self._opening:
             if self._inside is None or self._inside.pid != os.getpid():
-                self._inside = _Inside(self._make_engine)
+                fresh = _Inside(self._engine_maker())
+                weakref.finalize(self, fresh.abandon).atexit = False
+                if self._inside is not None and self._inside.pid == os.getpid():
+                    fresh.abandon()  # a signal handler came in between and made one
+                else:
+                    self._inside = fresh
             return self._inside
 
-    def _make_engine(self) -> Engine:
+    def _engine_maker(self) -> Callable[[], Engine]:
+        """What builds the engine. It must not hold the app, or an app that was forgotten would never be let go."""
+        settings, url, name, clock, ids, rng = self.settings, self.url, self.name, self._clock, self._ids, self._rng
         options = {
-            "synchronous": self.settings.sqlite_synchronous,
-            "busy_timeout_seconds": self.settings.sqlite_busy_timeout_seconds,
-            "use_change_streams": self.settings.use_change_streams,
-            "max_retries": self.settings.max_retries,
-            "retry_base_delay": self.settings.retry_base_delay,
-            "retry_max_delay": self.settings.retry_max_delay,
-            "retry_max_time": self.settings.retry_max_time,
-            "retry_indefinitely": self.settings.retry_indefinitely,
+            "synchronous": settings.sqlite_synchronous,
+            "busy_timeout_seconds": settings.sqlite_busy_timeout_seconds,
+            "use_change_streams": settings.use_change_streams,
+            "max_retries": settings.max_retries,
+            "retry_base_delay": settings.retry_base_delay,
+            "retry_max_delay": settings.retry_max_delay,
+            "retry_max_time": settings.retry_max_time,
+            "retry_indefinitely": settings.retry_indefinitely,
         }
-        store = open_store(self.url, clock=self._clock, observe=log_store_event, options=options)
-        return Engine(
-            app=self.name,
-            store=store,
-            clock=self._clock,
-            ids=self._ids,
-            rng=self._rng,
-            poll_interval_seconds=self.settings.poll_interval_seconds,
-        )
+
+        def make() -> Engine:
+            store = open_store(url, clock=clock, observe=log_store_event, options=options)
+            poll = settings.poll_interval_seconds
+            return Engine(app=name, store=store, clock=clock, ids=ids, rng=rng, poll_interval_seconds=poll)
+
+        return make
 
     def _outcome(self, record: InvocationRecord) -> object:
         return outcome_of(record, self._codec.decode, self._codec.decode_error)
@@ -332,6 +347,11 @@ class _Inside:
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._opening: asyncio.Lock | None = None
+        self._closed = False
+
+    @property
+    def opened(self) -> Engine | None:
+        return self._engine
 
     async def engine(self) -> Engine:
         """The engine, opened on first use. A failed opening is not remembered: the next call tries again."""
@@ -344,7 +364,15 @@ class _Inside:
                     self._engine = engine
         return self._engine
 
+    def abandon(self) -> None:
+        """Close it without waiting: nobody is left who could use it."""
+        if self.pid == os.getpid():
+            threading.Thread(target=self.close, name="holdfast-close", daemon=True).start()
+
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         engine, self._engine = self._engine, None
         if engine is not None:
             self.bridge.run(engine.close())
@@ -382,12 +410,22 @@ def default_url(folder: Path) -> str:
     return f"sqlite:///{folder / DEFAULT_FILE}"
 
 
+def absolute_url(url: str, folder: Path) -> str:
+    """A relative SQLite path becomes absolute when the app is made: a later chdir must not lead to another file."""
+    path = url.removeprefix("sqlite:///")
+    if path == url or not path or path.startswith(("/", "~", ":")):
+        return url
+    return f"sqlite:///{folder / path}"
+
+
 def import_name(function: Callable[..., Any]) -> str:
     """How a task is called:
 
     ``module:function``. A module that is run as a program is called by the name under which others import it.
     """
-    module, qualname = function.__module__, function.__qualname__
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if module is None or qualname is None:
+        raise UsageError(f"{function!r} has no name to find it by again; give name='…'")
     if "<lambda>" in qualname:
         raise UsageError("a lambda has no name to find it by again; use a named function, or give name='…'")
     if module == "__main__":
@@ -400,15 +438,30 @@ def import_name(function: Callable[..., Any]) -> str:
     return f"{module}:{qualname.replace('<locals>.', '')}"
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        raise UsageError(f"{function!r} does not tell its parameters; wrap it in a function that does") from None
+
+
 def _is_redefined(old: TaskDefinition, new: TaskDefinition) -> bool:
     """Whether a notebook or a prompt has run the same cell again: the new function then takes the old one's place."""
-    interactive = not hasattr(sys.modules["__main__"], "__file__") and new.function.__module__ == "__main__"
-    return interactive and old.function.__qualname__ == new.function.__qualname__
+    interactive = not hasattr(sys.modules["__main__"], "__file__")
+    names = [(getattr(d.function, "__module__", None), getattr(d.function, "__qualname__", "")) for d in (old, new)]
+    return interactive and names[0] == names[1] and names[0][0] == "__main__"
 
 
 def _where(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _names(names: Iterable[str]) -> Iterable[str]:
+    """Names in a list. A lone string would be read as its letters."""
+    if isinstance(names, str):
+        raise UsageError(f"{names!r}: expected a list of names, such as [{names!r}]")
+    return names
 
 
 def _several(value: str | Iterable[str]) -> list[str]:

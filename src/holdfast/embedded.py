@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,15 @@ from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from holdfast.app import App
+
+
+log = logging.getLogger("holdfast.runner")
+
+
+def _complain(done: asyncio.Task[Account]) -> None:
+    """A runner that ends by an error must not do so in silence: perhaps nobody waits for it."""
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("the runner has ended by an error; nothing it served is run here any more", exc_info=error)
 
 
 class EmbeddedRunner:
@@ -30,8 +40,8 @@ class EmbeddedRunner:
         tags: tuple[str, ...],
         drain_timeout_seconds: float,
     ) -> None:
-        if concurrency < 1:
-            raise UsageError(f"concurrency={concurrency}: a runner needs at least one place")
+        if type(concurrency) is not int or not 1 <= concurrency <= 10_000:
+            raise UsageError(f"concurrency={concurrency!r}: a runner has from 1 to 10,000 places")
         self._app = app
         self._concurrency = concurrency
         self._queues = queues
@@ -66,6 +76,7 @@ class EmbeddedRunner:
         ready = asyncio.Event()
         self._app._runners.add(self)
         self._done = asyncio.create_task(self._runner.run(ready.set))
+        self._done.add_done_callback(_complain)
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait({waiting, self._done}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()

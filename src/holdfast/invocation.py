@@ -129,21 +129,25 @@ class Invocation(Generic[R]):
         goes on. Raises `BlockingCall` on a thread that runs an event loop.
         """
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
-        return self._app._run(self._result(timeout))
+        return self._outcome(self._app._run(self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:
-        return await self._app._arun(self._result(timeout))
+        return self._outcome(await self._app._arun(self._end(timeout)))
+
+    def _outcome(self, record: InvocationRecord) -> R:
+        # Decoded here, on the caller's thread: that may run user code, and take a while.
+        return cast(R, self._app._outcome(record))
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aresult().__await__()
 
-    async def _result(self, timeout: float | None) -> R:
+    async def _end(self, timeout: float | None) -> InvocationRecord:
         engine = await self._app._engine()
         fresh, self._fresh = self._fresh, False
         ended = await engine.watcher.ends([self.id], timeout, fresh=fresh)
         if self.id not in ended:
             raise ResultTimeout(await self._impatience(timeout))
-        return cast(R, self._app._outcome(ended[self.id]))
+        return ended[self.id]
 
     async def _impatience(self, timeout: float | None) -> str:
         record = await self._record()
@@ -182,15 +186,15 @@ class InvocationGroup(Sequence[Invocation[R]]):
         Raises what the first failed one raised, or `ResultTimeout`.
         """
         refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
-        return self._app._run(self._results(timeout))
+        return [invocation._outcome(record) for invocation, record in self._app._run(self._ends(timeout))]
 
     async def aresults(self, timeout: float | None = None) -> list[R]:
-        return await self._app._arun(self._results(timeout))
+        return [invocation._outcome(record) for invocation, record in await self._app._arun(self._ends(timeout))]
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresults().__await__()
 
-    async def _results(self, timeout: float | None) -> list[R]:
+    async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], InvocationRecord]]:
         engine = await self._app._engine()
         fresh = bool(self._invocations) and all(invocation._fresh for invocation in self)
         ended = await engine.watcher.ends([invocation.id for invocation in self], timeout, fresh=fresh)
@@ -199,7 +203,7 @@ class InvocationGroup(Sequence[Invocation[R]]):
             raise ResultTimeout(
                 f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(timeout)}"
             )
-        return [cast(R, self._app._outcome(ended[invocation.id])) for invocation in self]
+        return [(invocation, ended[invocation.id]) for invocation in self]
 
 
 def outcome_of(

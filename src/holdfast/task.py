@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
 from holdfast.clock import Duration, parse_duration
+from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.errors import StoreError, UsageError
 from holdfast.execution.call import bind
@@ -45,7 +46,7 @@ class Submittable(Generic[P, R]):
         self.definition = definition
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
-        functools.update_wrapper(cast(Any, self), definition.function)
+        functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
     @property
     def name(self) -> str:
@@ -80,34 +81,40 @@ class Submittable(Generic[P, R]):
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """Store a call of this task. Once this returns, the work survives the loss of every process."""
-        return self._app._run(self._submit([(args, kwargs)]))[0]
+        return self._store(self._app._ready(), [(args, kwargs)])[0]
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
-        return (await self._app._arun(self._submit([(args, kwargs)])))[0]
+        return (await self._astore(await self._app._aready(), [(args, kwargs)]))[0]
 
     def map(self, calls: Iterable[Any]) -> InvocationGroup[R]:
-        """Store a call for each item:
+        """Store a call for each item, all in one go.
 
-        a tuple is positional arguments, a dict keyword arguments, anything else the only argument. All or nothing is
-        checked before the first is stored.
+        A tuple is positional arguments, a dict keyword arguments, anything else the only argument. If one of them
+        cannot be stored, none is.
         """
-        return self._app._run(self._submit([_spread(call) for call in calls]))
+        return self._store(self._app._ready(), [_spread(call) for call in calls])
 
     async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
-        return await self._app._arun(self._submit([_spread(call) for call in calls]))
+        return await self._astore(await self._app._aready(), [_spread(call) for call in calls])
 
-    async def _submit(self, calls: list[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> InvocationGroup[R]:
-        engine = await self._app._engine()
-        records = [self._record(args, dict(kwargs)) for args, kwargs in calls]
-        stored = await engine.submitter.submit(records)
+    # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
+
+    def _store(self, engine: Engine, calls: list[CallArguments]) -> InvocationGroup[R]:
+        records = [self._record(engine, args, dict(kwargs)) for args, kwargs in calls]
+        return self._handles(records, self._app._run(engine.submitter.submit(records)))
+
+    async def _astore(self, engine: Engine, calls: list[CallArguments]) -> InvocationGroup[R]:
+        records = [self._record(engine, args, dict(kwargs)) for args, kwargs in calls]
+        return self._handles(records, await self._app._arun(engine.submitter.submit(records)))
+
+    def _handles(self, records: list[InvocationRecord], stored: Sequence[bool]) -> InvocationGroup[R]:
         if not all(stored):
-            raise StoreError(
-                f"{len(stored) - sum(stored)} of {len(stored)} new ids were taken already; nothing replaced them"
-            )
+            taken = len(stored) - sum(stored)
+            raise StoreError(f"{taken} of {len(stored)} new ids were taken already; what was there is untouched")
         return InvocationGroup(self._app, [Invocation(self._app, record.id, fresh=True) for record in records])
 
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvocationRecord:
-        task, options, ids, now = self.definition, self._options, self._app._ids, self._app._now()
+    def _record(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvocationRecord:
+        task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         bind(task.signature, args, kwargs, task.name)
         record = InvocationRecord(
             id=ids.new(),
@@ -121,6 +128,9 @@ class Submittable(Generic[P, R]):
             due_at=now + options.delay_seconds if options.at is None else options.at,
         )
         return registered(record, operation=ids.operation(), at=now)
+
+
+CallArguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Task(Submittable[P, R]):
@@ -147,12 +157,15 @@ def _spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (call,), {}
 
 
+_LATEST = 253_402_300_799.0  # the last second of the year 9999
+
+
 def _moment(at: object) -> float:
     if isinstance(at, dt.datetime):
         if at.tzinfo is None:
             raise UsageError(f"at={at!r} has no time zone, so the moment is ambiguous; use an aware datetime")
         return at.timestamp()
-    if isinstance(at, int | float) and not isinstance(at, bool):
+    if isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at <= _LATEST:
         return float(at)
     raise UsageError(f"at={at!r}: expected an aware datetime or seconds since the epoch")
 
@@ -174,7 +187,7 @@ def valid_name(what: str, name: str) -> str:
     """Queue, tag and task names end up in one string (the lane) and in file and log lines, so a few characters are
     kept out.
     """
-    if not isinstance(name, str) or not name or len(name) > 200 or _FORBIDDEN & set(name):
+    if not isinstance(name, str) or not name or len(name) > 200 or _FORBIDDEN & set(name) or not name.isprintable():
         raise UsageError(
             f"{name!r} is no name for a {what}: 1 to 200 characters, without spaces, commas and vertical bars"
         )

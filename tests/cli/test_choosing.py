@@ -104,7 +104,7 @@ def test_the_setting_names_the_app_where_there_are_several(
     assert holdfast("submit", "add", "1").code == 0
     assert (folder / "west.db").exists()
     assert holdfast("config", "--app", "east:app", "--json").json["app"]["name"] == "east"
-    assert holdfast("config", "--url", "sqlite:///x.db", "--json").json["app"]["url"] == "sqlite:///x.db"
+    assert holdfast("config", "--url", "sqlite:///x.db", "--json").json["app"]["url"] == f"sqlite:///{folder}/x.db"
 
 
 def test_the_setting_comes_before_scanning(folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def claimed(app: App, id: str) -> InvocationRecord:
 
 def park(app: App, id: str) -> None:
     change = changes.parked(
-        claimed(app, id), fingerprint="old", operation="p" + id, at=app._now(), why="odd\x1b[31m\ncode"
+        claimed(app, id), fingerprint="old", operation="p" + id, at=app._clock.now(), why="odd\x1b[31m\ncode"
     )
     assert with_store(app, lambda store: store.apply([change])) == [changes.APPLIED]
 
@@ -146,9 +146,11 @@ def test_stored_text_cannot_act_on_the_terminal(shop: Path, app: App, holdfast: 
 def test_show_tells_the_result_the_error_and_the_history(shop: Path, app: App, holdfast: Command) -> None:
     good, bad = submit(holdfast, "add", "1", "-k", "b=2"), submit(holdfast, "boom", "x")
     codec = app._codec
-    done = changes.completed(claimed(app, good), result=codec.encode(3), operation="d", at=app._now())
+    done = changes.completed(claimed(app, good), result=codec.encode(3), operation="d", at=app._clock.now())
     error = codec.encode_error(ValueError("it broke"))
-    failed = changes.failed(claimed(app, bad), error=error, operation="f", at=app._now(), why="ValueError: it broke")
+    failed = changes.failed(
+        claimed(app, bad), error=error, operation="f", at=app._clock.now(), why="ValueError: it broke"
+    )
     with_store(app, lambda store: store.apply([done, failed]))
     shown = holdfast("show", good).out
     assert "shop:add(1, b=2)" in shown
@@ -181,7 +183,7 @@ def test_show_says_that_a_record_was_quarantined(shop: Path, app: App, holdfast:
     with sqlite3.connect("shop.db") as connection:
         connection.execute("UPDATE holdfast_invocations SET history = 'nonsense,'")
     connection.close()
-    claim = Claim(app=app.name, owner="runner/0", lanes=(lane,), limit=1, operation="c", at=app._now() + 1)
+    claim = Claim(app=app.name, owner="runner/0", lanes=(lane,), limit=1, operation="c", at=app._clock.now() + 1)
     assert with_store(app, lambda store: store.claim(claim)).records == ()
     answer = holdfast("show", id)
     assert answer.code == 1
@@ -259,7 +261,7 @@ def test_a_wake_that_comes_second_says_so(
 def test_runners_are_marked_alive_or_dead(shop: Path, app: App, holdfast: Command) -> None:
     holdfast("store", "prepare")
     assert holdfast("runners").out == "no runners; start one with: holdfast run\n"
-    now = app._now()
+    now = app._clock.now()
     for id, heartbeat_at in (("fresh", now), ("silent", now - 3600)):
         runner = RunnerRecord(
             id=id,

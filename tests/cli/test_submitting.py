@@ -221,7 +221,7 @@ def ended(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Non
             async def job() -> None:
                 store = (await app._engine()).store
                 (claimed,) = (await store.claim(claim)).records
-                done = changes.completed(claimed, result=app._codec.encode(result), operation="d", at=app._now())
+                done = changes.completed(claimed, result=app._codec.encode(result), operation="d", at=app._clock.now())
                 await store.apply([done])
 
             app._run(job())

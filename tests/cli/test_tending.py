@@ -56,7 +56,7 @@ def test_the_rendered_documentation_is_fresh(holdfast: Command, monkeypatch: pyt
 
 
 def test_store_prepare_and_check(shop: Path, holdfast: Command) -> None:
-    assert holdfast("store", "prepare", "--json").json == {"url": "sqlite:///shop.db", "prepared": True}
+    assert holdfast("store", "prepare", "--json").json == {"url": f"sqlite:///{shop}/shop.db", "prepared": True}
     assert (shop / "shop.db").exists()
     checked = holdfast("store", "check", "--deep", "--json")
     assert (checked.code, checked.json["ok"]) == (0, True)

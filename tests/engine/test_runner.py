@@ -15,12 +15,12 @@ from holdfast.codec import Codec
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.runner import Runner
-from holdfast.errors import StoreReadOnly, StoreUnavailable
+from holdfast.errors import StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, registered
-from holdfast.lifecycle.status import FINAL
+from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
 
@@ -417,6 +417,88 @@ class Flaky(MemoryStore):
         if fails:
             raise StoreUnavailable("the reply was lost")
         return claimed
+
+
+class FlakyApply(MemoryStore):
+    """Fails only the ends: before the write, or after it."""
+
+    failures = 0
+    after_the_write = False
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+        fails, self.failures = self.failures > 0, max(0, self.failures - 1)
+        if fails and not self.after_the_write:
+            raise StoreUnavailable("away")
+        verdicts = await super().apply(changes)
+        if fails:
+            raise StoreUnavailable("the reply was lost")
+        return verdicts
+
+
+@pytest.mark.parametrize("failures", [1, 2, 5])
+@pytest.mark.parametrize("after_the_write", [False, True])
+def test_an_end_is_written_again_until_the_store_answers(failures: int, after_the_write: bool) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = FlakyApply(clock)
+        harness = Harness(clock, store)
+        runner = harness.runner(add)
+        life = await running(runner)
+        store.failures, store.after_the_write = failures, after_the_write
+        id = await harness.submit("add", 1, 2)
+        (record,) = await harness.end(id)
+        assert store.failures == 0
+        assert harness.codec.decode(record.result or b"") == 3
+        assert await harness.story(id) == ["registered", "pending", "running", "success"]
+        runner.stop()
+        await life
+
+    run_virtual(main)
+
+
+class Picky(MemoryStore):
+    """Refuses results over a size for good, as SQLite does above a gigabyte, and breaks on a result of b'bug'."""
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+        for change in changes:
+            if isinstance(change.result, bytes) and len(change.result) > 1000:
+                raise StoreError("string or blob too big")
+            if isinstance(change.result, bytes) and b"bug" in change.result:
+                raise RuntimeError("a bug in the store")
+        return await super().apply(changes)
+
+
+def test_a_result_that_the_store_never_takes_fails_its_invocation_and_no_other() -> None:
+    async def main(clock: VirtualClock) -> None:
+        harness = Harness(clock, Picky(clock))
+
+        def make(size: int) -> str:
+            return "x" * size if size else "bug"
+
+        ids = [await harness.submit("make", size) for size in (1, 5000, 2, 0, 3)]
+        runner = harness.runner(make)
+        life = await running(runner)
+        records = await harness.end(*ids)
+        assert [str(record.status) for record in records] == ["success", "failed", "success", "failed", "success"]
+        assert "string or blob too big" in records[1].reason
+        runner.stop()
+        await life
+
+    run_virtual(main)
+
+
+def test_a_lost_hint_of_the_end_costs_the_waiter_one_polling_interval() -> None:
+    async def scenario(harness: Harness) -> None:
+        id = await harness.submit("somebody_elses")
+        waiting = asyncio.create_task(harness.end(id))
+        await asyncio.sleep(10.1)
+        ended = harness.clock.now()
+        record = await harness.record(id)
+        entry = replace(record.history[-1], version=2, status=Status.SUCCESS)
+        harness.store._put(replace(record, status=Status.SUCCESS, result=b"x", history=(*record.history, entry)))
+        await waiting
+        assert harness.clock.now() - ended <= POLL + 0.01
+
+    virtually(scenario)
 
 
 @pytest.mark.parametrize("failures", [1, 2, 5])

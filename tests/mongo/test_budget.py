@@ -14,6 +14,7 @@ from holdfast.store.mongo.hints import StreamHints
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
+
 def test_a_lone_task_takes_six_commands_from_submit_to_result(mongo_url: str) -> None:
     rounds = []
     with App(mongo_url) as app:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from benchmarks.commands import Command, CommandCounter, Sent
+from pymongo import MongoClient
 from pymongo.database import Database
 from tests.mongo.tools import database_of, opened, play
 
@@ -40,7 +41,9 @@ def explained(raw: Raw, command: Command) -> list[dict[str, Any]]:
         if name not in {"lsid", "txnNumber", "writeConcern", "readConcern", "ordered"} and not name.startswith("$")
     }
     singles = [kept | {"updates": [one]} for one in kept["updates"]] if "updates" in kept else [kept]
-    singles = [single | {"deletes": [one]} for single in singles for one in single.get("deletes", [None]) if one] or singles
+    singles = [
+        single | {"deletes": [one]} for single in singles for one in single.get("deletes", [None]) if one
+    ] or singles
     return [raw.command("explain", single, verbosity="executionStats") for single in singles]
 
 
@@ -132,7 +135,9 @@ STEPS: dict[str, Step] = {
     "get": lambda store: store.get("shop", [f"{TASK}000", "none"]),
     "find all": lambda store: store.find("shop", Filter(), 10),
     "find next page": lambda store: store.find("shop", Filter(before_id=f"{TASK}040"), 10),
-    "find by status": lambda store: store.find("shop", Filter(statuses=frozenset({Status.SUCCESS, Status.RUNNING})), 10),
+    "find by status": lambda store: store.find(
+        "shop", Filter(statuses=frozenset({Status.SUCCESS, Status.RUNNING})), 10
+    ),
     "find by task": lambda store: store.find("shop", Filter(tasks=frozenset({TASK, "shop:other"})), 10),
     "find by queue": lambda store: store.find("shop", Filter(queues=frozenset({"q0", "q2"}), before_id="z"), 10),
     "find by all": lambda store: store.find(
@@ -171,6 +176,14 @@ def test_counting_reads_no_document(mongo_url: str, raw: Raw) -> None:
     play(mongo_url, stocked)
     ((_, command),) = caught(mongo_url, STEPS["counts"])
     (explanation,) = explained(raw, command)
+    assert number("totalDocsExamined", explanation) == 0
+
+
+def test_the_lanes_are_told_by_jumping_from_one_to_the_next(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, stocked)
+    ((_, command),) = caught(mongo_url, STEPS["lanes"])
+    (explanation,) = explained(raw, command)
+    assert "DISTINCT_SCAN" in set(stages(explanation["queryPlanner"]))
     assert number("totalDocsExamined", explanation) == 0
 
 
@@ -222,15 +235,16 @@ LATE = START + 1e6
 
 
 @pytest.mark.slow
-def test_a_claim_looks_at_few_keys_in_a_crowd(mongo_url: str, raw: Raw) -> None:
-    play(mongo_url, stocked)  # makes the schema
+def test_a_claim_looks_at_few_keys_in_a_crowd(new_url: str, client: MongoClient[dict[str, Any]]) -> None:
+    raw = client[database_of(new_url)]
+    play(new_url, stocked)  # makes the schema
     gather_a_crowd(raw)
     own = [invocation(f"own{n}", priority=n % 3) for n in range(30)]
     sent: list[tuple[Sent, Command]] = []
 
     async def scenario(store: MongoStore) -> None:
         await store.insert(own)
-        with CommandCounter(database_of(mongo_url)) as counter:
+        with CommandCounter(database_of(new_url)) as counter:
             ten = await store.claim(wish("ten", limit=10))
             one = await store.claim(wish("one", limit=1))
             rest = await store.claim(wish("rest", limit=100))
@@ -241,9 +255,9 @@ def test_a_claim_looks_at_few_keys_in_a_crowd(mongo_url: str, raw: Raw) -> None:
         assert lanes == sorted({"default|a:foreign", LANE, "default|z:foreign"})
         sent.extend(counter.commands)
 
-    play(mongo_url, scenario)
+    play(new_url, scenario)
     raw.holdfast_invocations.delete_many({"_id": {"$in": [f"shop|{record.id}" for record in own]}})
-    play(mongo_url, lambda store: store.insert(own))  # so that what is explained has something to find
+    play(new_url, lambda store: store.insert(own))  # so that what is explained has something to find
     searches = [item for item in sent if item[0][0] in {"find", "findAndModify", "distinct"}]
     assert len(searches) >= 6
     assert bad_plans(raw, sent) == []

@@ -46,7 +46,9 @@ async def opened(url: str, events: Events | None = None, **options: Any) -> Asyn
         await store.close()
 
 
-def play(url: str, scenario: Callable[[MongoStore], Awaitable[object]], events: Events | None = None, **more: Any) -> None:
+def play(
+    url: str, scenario: Callable[[MongoStore], Awaitable[object]], events: Events | None = None, **more: Any
+) -> None:
     """Run a scenario on an open store."""
 
     async def run() -> None:
@@ -58,7 +60,9 @@ def play(url: str, scenario: Callable[[MongoStore], Awaitable[object]], events: 
 
 def with_options(url: str, **options: object) -> str:
     """The URL with more options. True and False are spelled as URLs do."""
-    given = "&".join(f"{name}={str(value).lower() if value in (True, False) else value}" for name, value in options.items())
+    given = "&".join(
+        f"{name}={str(value).lower() if value in (True, False) else value}" for name, value in options.items()
+    )
     return f"{url}{'&' if '?' in url else '?'}{given}"
 
 

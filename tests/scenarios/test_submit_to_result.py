@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
+import functools
+import gc
 import os
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,6 +276,136 @@ def test_two_apps_share_a_store_without_seeing_each_other(tmp_path: Path) -> Non
         with two.runner():
             assert second.add.submit(5, 5).result(timeout=10) == 10
         assert mine.status == "registered"
+
+
+def test_a_coroutine_that_blocks_hurts_neither_the_engine_nor_plain_functions(app: App) -> None:
+    tasks = declare(app)
+    blocked, release = threading.Event(), threading.Event()
+
+    @app.task(name="block")
+    async def block() -> None:
+        blocked.set()
+        release.wait(20)
+
+    with app.runner():
+        stuck = block.submit()
+        assert blocked.wait(10)
+        assert tasks.add.submit(1, 2).result(timeout=10) == 3
+        assert stuck.status == "running"
+        release.set()
+        stuck.result(timeout=10)
+
+
+@pytest.mark.parametrize("how", ["exit in a child task", "exit", "stop the loop"])
+def test_no_coroutine_can_end_the_loop_of_the_others(app: App, how: str) -> None:
+    tasks = declare(app)
+
+    @app.task(name="vandal")
+    async def vandal() -> str:
+        if how == "exit":
+            sys.exit(3)
+        elif how == "stop the loop":
+            asyncio.get_running_loop().stop()
+        else:
+
+            async def leave() -> None:
+                sys.exit(3)
+
+            await asyncio.gather(leave(), return_exceptions=True)
+        return "done"
+
+    with app.runner():
+        with contextlib.suppress(TaskFailed):
+            vandal.submit().result(timeout=10)
+        assert tasks.aadd.submit(1, 2).result(timeout=10) == 3
+
+
+class Undescribable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+def test_odd_callables_and_odd_errors_do_not_cost_a_place(app: App) -> None:
+    odd = app.task(name="odd")(functools.partial(power, exponent=2))
+
+    @app.task(name="worse")
+    def worse() -> None:
+        raise Undescribable
+
+    with app.runner(concurrency=1):
+        assert odd.submit(5).result(timeout=10) == 25
+        with pytest.raises(TaskFailed, match="Undescribable"):
+            worse.submit().result(timeout=10)
+        assert odd.submit(3).result(timeout=10) == 9
+    with pytest.raises(UsageError, match="does not tell its parameters"):
+        app.task(name="opaque")(functools.partial(int, base=2))
+    with pytest.raises(UsageError, match="no name"):
+        app.task(functools.partial(power, exponent=2))
+
+
+def power(base: int, exponent: int) -> int:
+    return base**exponent
+
+
+def test_closing_an_app_frees_those_who_wait_on_it(app: App) -> None:
+    invocation = declare(app).add.submit(1, 2)
+    outcome: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            invocation.result()
+        except BaseException as error:
+            outcome.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not app._ready().hub._final:
+        pass
+    app.close()
+    waiter.join(timeout=10)
+    assert not waiter.is_alive()
+    assert "the app was closed" in str(outcome[0])
+
+
+def test_a_relative_path_means_the_folder_in_which_the_app_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with App("sqlite:///here.db") as app:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        declare(app).add.submit(1, 2)
+    assert (tmp_path / "here.db").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_an_app_that_was_forgotten_lets_go_of_its_threads(tmp_path: Path) -> None:
+    def engines() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast-engine")]
+
+    before = len(engines())
+    app = App(f"sqlite:///{tmp_path}/shop.db")
+    declare(app).add.submit(1, 2)
+    assert len(engines()) == before + 1
+    del app
+    deadline = time.monotonic() + 10
+    while len(engines()) > before and time.monotonic() < deadline:
+        gc.collect()
+    assert len(engines()) == before
+
+
+def test_a_task_of_a_task_is_refused(app: App) -> None:
+    tasks = declare(app)
+    with pytest.raises(UsageError, match="made of a function"):
+        app.task(name="again")(tasks.add)
+    with pytest.raises(UsageError, match="list of names"):
+        app.runner(queues="mail")
+    with pytest.raises(UsageError, match="places"):
+        app.runner(concurrency=1.5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="limit"):
+        app.invocations(limit=-1)
+    with pytest.raises(UsageError, match="seconds since the epoch"):
+        tasks.add.options(at=float("inf"))
 
 
 def test_a_closed_app_can_be_used_again(tmp_path: Path) -> None:

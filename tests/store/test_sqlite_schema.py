@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +365,10 @@ def test_what_was_written_before_a_crash_is_read_after_it(stage: Stage, path: Pa
         await store.close()
 
     asyncio.run(recover())
+
+
+@pytest.mark.parametrize(("setting", "pragma"), [("full", 2), ("normal", 1)])
+def test_the_setting_decides_what_a_power_cut_may_take(path: Path, setting: str, pragma: int) -> None:
+    with closing(schema.connect(path, synchronous=setting, busy_timeout_seconds=1.0)) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (pragma,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

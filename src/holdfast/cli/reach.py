@@ -40,8 +40,8 @@ def awaited(
 ) -> object:
     """The result. If nobody has begun with it by then, `explain` is told once what it waits for."""
 
-    async def job() -> object:
-        waiting = asyncio.ensure_future(invocation._result(patience_seconds))
+    async def job() -> InvocationRecord:
+        waiting = asyncio.ensure_future(invocation._end(patience_seconds))
         try:
             done, _ = await asyncio.wait({waiting}, timeout=explain_after_seconds)
             if not done and (why := await _held_up(app, invocation)):
@@ -50,7 +50,7 @@ def awaited(
         finally:
             waiting.cancel()
 
-    return app._run(job())
+    return invocation._outcome(app._run(job()))
 
 
 async def _held_up(app: App, invocation: Invocation[Any]) -> str:

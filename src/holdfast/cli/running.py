@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import sys
+import threading
 from types import FrameType
 from typing import Annotated
 
@@ -59,6 +63,21 @@ def run(
             out.document({"runner": id, **_numbers(account)})
         else:
             out.line(f"runner {id}: " + ", ".join(f"{count} {what}" for what, count in _numbers(account).items()))
+    _leave()
+
+
+def _leave() -> None:
+    """End this process even if user code left a thread behind.
+
+    Python would wait for the threads of `asyncio.to_thread` and of executors, perhaps for ever. The store is closed and
+    the account is given, so there is nothing left to wait for.
+    """
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if any(not thread.daemon for thread in others):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _names(given: list[str]) -> list[str]:

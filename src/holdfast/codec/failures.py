@@ -72,7 +72,7 @@ class KnownErrors:
             with contextlib.suppress(Exception):  # then only its text is kept
                 data = encode(_state_of(error))
         trace = _clip(lambda: "".join(traceback.format_exception(error)))
-        return ErrorRecord(type_name=name, message=_clip(lambda: str(error)), traceback=trace, data=data)
+        return ErrorRecord(type_name=_clip(lambda: name), message=_clip(lambda: str(error)), traceback=trace, data=data)
 
     def from_record(
         self, record: ErrorRecord, decode: Callable[[bytes], Any], invocation_id: str | None

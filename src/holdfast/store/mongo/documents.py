@@ -81,23 +81,22 @@ def from_document(document: Mapping[str, Any]) -> InvocationRecord:
 
 
 def _decode(document: Mapping[str, Any]) -> InvocationRecord:
+    _check_types(document)
     history = tuple(msgspec.convert(document["history"], list[HistoryEntry]))
     status = Status(document["status"])
     if not history or history[-1].version != document["version"] or history[-1].status is not status:
         raise ValueError(f"its history does not end in version {document['version']}, {status}")
     error, result = document["error"], document["result"]
     fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
-    return _checked(
-        InvocationRecord(
-            **fields,
-            tags=tuple(document["tags"]),
-            priority=-document["rank"],
-            status=status,
-            arguments=bytes(document["arguments"]),
-            result=None if result is None else bytes(result),
-            error=None if error is None else msgspec.convert(error, ErrorRecord),
-            history=history,
-        )
+    return InvocationRecord(
+        **fields,
+        tags=tuple(document["tags"]),
+        priority=-document["rank"],
+        status=status,
+        arguments=bytes(document["arguments"]),
+        result=None if result is None else bytes(result),
+        error=None if error is None else msgspec.convert(error, ErrorRecord),
+        history=history,
     )
 
 
@@ -105,18 +104,17 @@ _PLAIN = (
     *("app", "id", "task", "queue", "owner", "epoch", "attempt", "created_at", "due_at", "changed_at"),
     *("claim_token", "fingerprint", "parent_id", "reason"),
 )
-_TEXTS = ("app", "id", "task", "queue", "reason")
-_NUMBERS = ("epoch", "attempt", "created_at", "due_at", "changed_at")
+_TEXTS = ("app", "id", "task", "queue", "reason", "status")
+_NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
 
 
-def _checked(record: InvocationRecord) -> InvocationRecord:
+def _check_types(document: Mapping[str, Any]) -> None:
     for name in _TEXTS:
-        if type(getattr(record, name)) is not str:
-            raise TypeError(f"{name} is {getattr(record, name)!r}")
-    for name in _NUMBERS:
-        if type(getattr(record, name)) not in (int, float):
-            raise TypeError(f"{name} is {getattr(record, name)!r}")
-    return record
+        if not isinstance(document[name], str):
+            raise TypeError(f"{name} is {document[name]!r}")
+    for name in _NUMBERS:  # a number may be a double or a long, if somebody has edited it
+        if not isinstance(document[name], int | float) or isinstance(document[name], bool):
+            raise TypeError(f"{name} is {document[name]!r}")
 
 
 def entry_document(entry: HistoryEntry) -> Document:

@@ -1,14 +1,16 @@
 """Every read that the MongoDB store sends, by name, each with the index it runs on.
 
 They are whole: a cursor is read to its end inside the function, so that asking again repeats all of it. A claim has
-no ``$or``, no ``$ne`` and no null-or-missing: it is a merge of one range per lane.
+no ``$or``, no ``$ne`` and no null-or-missing: it is a merge of one range per lane. MongoDB merges at most 200 ranges
+in order; with more of them it would read everything and sort it, so a query for many goes out in portions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
@@ -21,11 +23,19 @@ Invocations = AsyncCollection[Document]
 QUEUE_ORDER = [("rank", ASCENDING), ("due_at", ASCENDING), ("id", ASCENDING)]
 
 
-def ready(claim: Claim) -> Document:
-    """What a claim may take, on the index `ready`."""
+MOST_RANGES = 100
+
+
+def _portions(values: Sequence[str]) -> Iterator[list[str]]:
+    for first in range(0, len(values), MOST_RANGES):
+        yield list(values[first : first + MOST_RANGES])
+
+
+def ready(claim: Claim, lanes: Sequence[str]) -> Document:
+    """What a claim may take of these lanes, on the index `ready`."""
     wanted: Document = {
         "app": claim.app,
-        "lane": {"$in": list(claim.lanes)},
+        "lane": {"$in": list(lanes)},
         "due_at": {"$lte": claim.at},
         "ready": True,
     }
@@ -36,8 +46,23 @@ def ready(claim: Claim) -> Document:
 
 async def candidates(invocations: Invocations, claim: Claim, limit: int) -> list[Document]:
     """The first `limit` of what a claim may take, in queue order. Index: ready."""
-    cursor = invocations.find(ready(claim), {"_id": True, "rank": True}, hint="ready").sort(QUEUE_ORDER).limit(limit)
-    return await cursor.to_list()
+    fields = {"_id": True, "rank": True, "due_at": True, "id": True, "status": True}
+    found: list[Document] = []
+    for lanes in _portions(claim.lanes):
+        cursor = invocations.find(ready(claim, lanes), fields, hint="ready").sort(QUEUE_ORDER).limit(limit)
+        found += await cursor.to_list()
+    return found if len(claim.lanes) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
+
+
+def _place_in_queue(found: Document) -> tuple[float, float, str]:
+    """What has no proper place comes first: somebody will look at it, and set it aside."""
+    rank, due_at = found.get("rank"), found.get("due_at")
+    first = float("-inf")
+    return (
+        rank if isinstance(rank, int | float) else first,
+        due_at if isinstance(due_at, int | float) else first,
+        str(found.get("id")),
+    )
 
 
 async def taken(invocations: Invocations, claim: Claim, keys: list[str]) -> list[Document]:
@@ -59,10 +84,12 @@ async def claimed_before(invocations: Invocations, claim: Claim) -> list[Documen
 
 async def next_due(invocations: Invocations, claim: Claim) -> float | None:
     """When the first of the claim's lanes falls due. Index: due."""
-    wanted = {"app": claim.app, "lane": {"$in": list(claim.lanes)}, "ready": True}
-    cursor = invocations.find(wanted, {"_id": False, "due_at": True}, hint="due").sort([("due_at", ASCENDING)]).limit(1)
-    found = await cursor.to_list()
-    return found[0]["due_at"] if found else None
+    times: list[float] = []
+    for lanes in _portions(claim.lanes):
+        wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": {"$gte": float("-inf")}}
+        cursor = invocations.find(wanted, {"_id": False, "due_at": True}, hint="due").sort([("due_at", ASCENDING)])
+        times += [found["due_at"] for found in await cursor.limit(1).to_list()]
+    return min(times, default=None)
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:
@@ -102,8 +129,21 @@ async def listing(invocations: Invocations, app: str, where: Filter, limit: int)
     """Newest first. Index: status, else task, else queue, else _id."""
     if limit <= 0:
         return []  # to MongoDB, a limit of 0 is none
-    wanted, index, order = listing_filter(app, where)
-    return await invocations.find(wanted, hint=index).sort(order).limit(limit).to_list()
+    found: list[Document] = []
+    parts = _listing_parts(where)
+    for part in parts:
+        wanted, index, order = listing_filter(app, part)
+        found += await invocations.find(wanted, hint=index).sort(order).limit(limit).to_list()
+    return found if len(parts) == 1 else sorted(found, key=lambda one: str(one.get("id")), reverse=True)[:limit]
+
+
+def _listing_parts(where: Filter) -> list[Filter]:
+    """The same question in portions. There are few statuses; and if one is given, its index is used."""
+    if not where.statuses and len(where.tasks) > MOST_RANGES:
+        return [replace(where, tasks=frozenset(some)) for some in _portions(sorted(where.tasks))]
+    if not where.statuses and not where.tasks and len(where.queues) > MOST_RANGES:
+        return [replace(where, queues=frozenset(some)) for some in _portions(sorted(where.queues))]
+    return [where]
 
 
 async def counts(invocations: Invocations, app: str) -> dict[str, int]:

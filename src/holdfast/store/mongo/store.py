@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from pymongo import ReturnDocument, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -34,12 +35,13 @@ from holdfast.lifecycle.changes import (
     Claimed,
     Lost,
     Verdict,
+    applies,
     claimed,
     rounds,
     was_applied,
 )
 from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
 from holdfast.store.mongo import connection, queries, schema
 from holdfast.store.mongo.documents import (
@@ -60,6 +62,8 @@ T = TypeVar("T")
 
 _MAJORITY = WriteConcern(w="majority", j=True)
 _DUPLICATE = 11000
+_AVAILABLE = frozenset(status.value for status in AVAILABLE)
+_CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
 _MOST_ROUNDS = 3
 _WIDER = 4  # how many batches a claimer looks at when others take what it wants
 
@@ -196,32 +200,58 @@ class MongoStore:
         return await self._ask("claim", lambda again: self._claim(claim, again or claim.again))
 
     async def _claim(self, claim: Claim, again: bool) -> Claimed:
+        claim = await self._narrowed(claim)
         got = await self._claimed_before(claim) if again else []
         if claim.lanes and len(got) < claim.limit:
-            got += await self._take(claim, claim.limit - len(got))
+            got = await self._take(claim, got)
         if len(got) >= claim.limit or claim.ids or not claim.lanes:
             return Claimed(tuple(got))
-        return Claimed(tuple(got), await queries.next_due(self._collection(schema.INVOCATIONS), claim))
+        return Claimed(tuple(got), await self._next_due(claim))
+
+    async def _narrowed(self, claim: Claim) -> Claim:
+        """Of very many lanes, ask only for those that have something."""
+        if len(claim.lanes) <= queries.MOST_RANGES:
+            return claim
+        there = set(await queries.lanes(self._collection(schema.INVOCATIONS), claim.app))
+        return replace(claim, lanes=tuple(lane for lane in claim.lanes if lane in there))
 
     async def _claimed_before(self, claim: Claim) -> list[InvocationRecord]:
+        """What an earlier try of this claim got.
+
+        That try may still be waiting for the majority, and what this read did not show would stay ours and undone.
+        So a write comes first that changes nothing, and returns when the majority has all that was before it.
+        """
+        # BARRIER
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         return await self._readable(await queries.claimed_before(invocations, claim))
 
-    async def _take(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
+    async def _next_due(self, claim: Claim) -> float | None:
+        invocations = self._collection(schema.INVOCATIONS)
+        due = await queries.next_due(invocations, claim)
+        if due is not None and due <= claim.at:
+            # It is due and was not taken. Most likely it is new; but if nobody can ever take it, set it aside.
+            await self._candidates(claim, claim.limit)
+            due = await queries.next_due(invocations, claim)
+        return due
+
+    async def _take(self, claim: Claim, got: list[InvocationRecord]) -> list[InvocationRecord]:
+        wanted = claim.limit - len(got)
         try:
-            if wanted == 1 and not claim.ids:
-                return await self._take_one(claim)
-            return await self._take_many(claim, wanted)
+            if wanted == 1 and not claim.ids and len(claim.lanes) <= queries.MOST_RANGES:
+                return got + await self._take_one(claim)
+            return got + await self._take_many(claim, wanted)
         except OperationFailure as error:
             if is_transient(error):
                 raise
-            # A document that the pipeline cannot digest stops an update of many: look at them one by one.
-            return await self._take_carefully(claim, wanted)
+            # A document that the pipeline cannot digest stops an update of many half-way: find what it took before,
+            # and look at the others one by one.
+            got = await self._claimed_before(claim)
+            return got + await self._take_carefully(claim, claim.limit - len(got))
 
     async def _take_one(self, claim: Claim) -> list[InvocationRecord]:
         """The head of the queue, in one command."""
         found = await self._collection(schema.INVOCATIONS).find_one_and_update(
-            queries.ready(claim),
+            queries.ready(claim, claim.lanes) | _CLAIMABLE,
             _pipeline_of(claim),
             sort=queries.QUEUE_ORDER,
             hint="ready",
@@ -234,20 +264,27 @@ class MongoStore:
         invocations = self._collection(schema.INVOCATIONS)
         got: list[InvocationRecord] = []
         for _ in range(_MOST_ROUNDS):
-            window = wanted * (_WIDER if self._crowded else 1)
-            candidates = await queries.candidates(invocations, claim, window)
-            chosen = self._choose(candidates, wanted)
-            if not chosen:
-                break
-            result = await invocations.update_many({"_id": {"$in": chosen}, "ready": True}, _pipeline_of(claim))
-            self._crowded = result.modified_count < len(chosen)
-            if result.modified_count:
-                taken = await queries.taken(invocations, claim, chosen)
-                got += await self._readable(taken)
-            wanted -= result.modified_count
-            if wanted <= 0 or len(candidates) < window:
+            candidates, more = await self._candidates(claim, wanted * (_WIDER if self._crowded else 1))
+            if chosen := self._choose(candidates, wanted):
+                result = await invocations.update_many({"_id": {"$in": chosen}} | _CLAIMABLE, _pipeline_of(claim))
+                self._crowded = result.modified_count < len(chosen)
+                if result.modified_count:
+                    got += await self._readable(await queries.taken(invocations, claim, chosen))
+                wanted -= result.modified_count
+            if wanted <= 0 or not more:
                 break
         return got
+
+    async def _candidates(self, claim: Claim, most: int) -> tuple[list[Document], bool]:
+        """What a claim may take, and whether there may be more. What is marked as ready and cannot be is set aside."""
+        found = await queries.candidates(self._collection(schema.INVOCATIONS), claim, most)
+        sound = [one for one in found if one.get("status") in _AVAILABLE and isinstance(one.get("rank"), int | float)]
+        if len(sound) < len(found):
+            strange = [one["_id"] for one in found if one not in sound]
+            for document in await queries.by_key(self._collection(schema.INVOCATIONS), strange):
+                why = f"{document['_id']} is marked as ready with status {document.get('status')!r}"
+                await self._set_aside(document, CorruptRecord(f"{why}, rank {document.get('rank')!r}"))
+        return sound, len(found) == most
 
     def _choose(self, candidates: list[Document], wanted: int) -> list[str]:
         """Exact order while claimers do not collide. When they do: by chance among those of the same priority."""
@@ -256,20 +293,23 @@ class MongoStore:
         return [found["_id"] for found in candidates[:wanted]]
 
     async def _take_carefully(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS)
         got: list[InvocationRecord] = []
-        for candidate in await queries.candidates(invocations, claim, wanted * _WIDER):
-            document = await invocations.find_one({"_id": candidate["_id"]})
-            if document is None or not await self._readable([document]):
-                continue
-            filter = {"_id": candidate["_id"], "ready": True}
-            found = await invocations.find_one_and_update(
-                filter, _pipeline_of(claim), return_document=ReturnDocument.AFTER
-            )
-            got += [] if found is None else await self._readable([found])
+        candidates, _ = await self._candidates(claim, wanted * _WIDER)
+        for candidate in candidates:
+            got += await self._take_if_sound(claim, candidate["_id"])
             if len(got) == wanted:
                 break
         return got
+
+    async def _take_if_sound(self, claim: Claim, key: str) -> list[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS)
+        document = await invocations.find_one({"_id": key})
+        if document is None or not await self._readable([document]):
+            return []
+        found = await invocations.find_one_and_update(
+            {"_id": key} | _CLAIMABLE, _pipeline_of(claim), return_document=ReturnDocument.AFTER
+        )
+        return [] if found is None else await self._readable([found])
 
     async def _readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
         """The records of documents, in queue order. Those that cannot be read are set aside."""
@@ -286,10 +326,11 @@ class MongoStore:
 
         first the copy, then the deletion, so that a crash in between loses nothing.
         """
-        app, _, id = str(document["_id"]).rpartition("|")
-        entry = {"app": app, "id": id, "at": self.now(), "why": str(error), "raw": repr(document)}
-        await self._collection(schema.QUARANTINE).update_one({"_id": document["_id"]}, {"$set": entry}, upsert=True)
-        await self._collection(schema.INVOCATIONS).delete_one({"_id": document["_id"]})
+        key = document["_id"]
+        app, _, id = str(key).rpartition("|")
+        entry = {"app": app, "id": id, "at": self.now(), "why": str(error), "document": document}
+        await self._collection(schema.QUARANTINE).replace_one({"_id": key}, entry, upsert=True)
+        await self._collection(schema.INVOCATIONS).delete_one({"_id": key})
         self._observe("quarantine", {"id": id, "why": str(error)})
 
     # --- apply
@@ -303,18 +344,21 @@ class MongoStore:
     async def _apply(self, items: list[tuple[int, Change]]) -> dict[int, Verdict]:
         """One unordered bulk of guarded updates. If fewer matched than were sent, one read decides each."""
         updates = [UpdateOne(guard(change), pipeline(change)) for _, change in items]
+        failure: BulkWriteError | None = None
         try:
             result = await self._collection(schema.INVOCATIONS).bulk_write(updates, ordered=False)
             matched = result.matched_count
         except BulkWriteError as error:
             if is_transient(error):
                 raise
-            matched = error.details.get("nMatched", 0)
-        if matched == len(items):
+            failure, matched = error, error.details.get("nMatched", 0)
+        if matched == len(items) and failure is None:
             return {index: APPLIED for index, _ in items}
-        return await self._decide(items, matched)
+        return await self._decide(items, matched, failure)
 
-    async def _decide(self, items: list[tuple[int, Change]], matched: int) -> dict[int, Verdict]:
+    async def _decide(
+        self, items: list[tuple[int, Change]], matched: int, failure: BulkWriteError | None
+    ) -> dict[int, Verdict]:
         ids = [key_of(change.app, change.id) for _, change in items]
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         found = {document["_id"]: document for document in await queries.by_key(invocations, ids)}
@@ -326,6 +370,8 @@ class MongoStore:
                 verdicts[index] = MISSING
             elif was_applied(change.operation, records[0].history):
                 verdicts[index] = APPLIED if matched else APPLIED_AGAIN
+            elif failure is not None and applies(change, records[0]):
+                raise failure  # nobody else was faster: the server refuses this very write
             else:
                 verdicts[index] = Lost(records[0].status, records[0].owner, records[0].epoch)
         return verdicts
@@ -397,7 +443,10 @@ class MongoStore:
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         quarantine = self._collection(schema.QUARANTINE)
         documents = await self._ask("quarantined", lambda again: queries.quarantined(quarantine, app))
-        return [Quarantined(**{name: found[name] for name in ("app", "id", "at", "why", "raw")}) for found in documents]
+        return [
+            Quarantined(**{name: found[name] for name in ("app", "id", "at", "why")}, raw=repr(found["document"]))
+            for found in documents
+        ]
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         if self._database is None:

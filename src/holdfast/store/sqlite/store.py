@@ -76,7 +76,7 @@ class SqliteStore:
             folder.mkdir(mode=0o700, exist_ok=True)
             if folder.stat().st_uid not in (os.geteuid(), self.path.stat().st_uid):
                 raise PermissionError(errno.EPERM, "it belongs to another user")
-            self._turn = Turn(folder, self._busy_timeout)
+            self._turn = Turn(folder)
         except OSError as error:
             raise StoreUnavailable(
                 f"{folder}, where processes take turns, cannot be used: {error.strerror}."

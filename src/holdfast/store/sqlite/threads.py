@@ -105,19 +105,27 @@ class WriterThread(ConnectionThread):
         if not group:
             return
         try:
-            self._transaction(connection, group)
+            written = self._transaction(connection, group)
         except BaseException as error:
-            translated = _translated(error)
+            translated = self._with_pid(_translated(error))
             if len(group) > 1 and not isinstance(translated, StoreUnavailable):
                 for job in group:
                     self._run(connection, [job])
                 return
-            for job in group:  # no turn, or no lock: to wait for it once more for each job would take minutes
+            for job in group:  # no lock: to wait for it once more for each job would take minutes
                 job.error = translated
+        else:
+            self._observe("commit", {"jobs": len(group), "rows": written})
 
-    def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
+    def _with_pid(self, error: BaseException) -> BaseException:
+        if isinstance(error, StoreUnavailable) and "write lock" in str(error):
+            return StoreUnavailable(f"{error} The last one of ours that wrote is pid {self._turn.last_writer()}.")
+        return error
+
+    def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
         with self._turn:
             connection.execute("BEGIN IMMEDIATE")
+            self._turn.sign()
             before = connection.total_changes
             try:
                 for job in group:
@@ -127,8 +135,7 @@ class WriterThread(ConnectionThread):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-            written = connection.total_changes - before
-        self._observe("commit", {"jobs": len(group), "rows": written})
+            return connection.total_changes - before
 
 
 def _deliver(group: list[_Job[Any]]) -> None:

@@ -7,69 +7,98 @@ first takes a turn here, by two advisory locks beside the database:
     take `next`; take `turn`; let go of `next`; write; let go of `turn`
 
 Whoever wants to write again has to pass `next`, which the longest waiting process holds until it has the turn. Nobody
-can therefore overtake the one that is next, and two writers alternate. The locks are about fairness only: safety is
-SQLite's own lock, so a lock that cannot be had in time is an error to report, never a danger.
+can therefore overtake the one that is next, and two writers alternate.
 
-The kernel lets go of the locks when a process dies. A process that is stopped (SIGSTOP) in the middle of a commit
-holds SQLite's lock as well as the turn; nothing but waking or killing it helps, and the error names its pid.
+The locks are about fairness only; safety is SQLite's own lock. So a process that is frozen (SIGSTOP) with a turn in its
+hand may not stop the others: after a while they go on without it, and unfairly, for some seconds. (Frozen in the middle
+of a commit it holds SQLite's lock as well; then nothing but waking or killing it helps, and the error names the pid
+that wrote last.) The kernel lets go of the locks when a process dies; a forked child closes its copies at once, or it
+would keep its parent's turn alive.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.errors import StoreUnavailable
-
 _FIRST_WAIT_SECONDS = 0.0001
 _LONGEST_WAIT_SECONDS = 0.001
+PATIENCE_SECONDS = 2.0  # many commits fit into it, even on a slow disk
+UNFAIR_SECONDS = 10.0
 
 
 class Turn:
     """One writer's place in the line. Used as a context manager around each write transaction."""
 
-    def __init__(self, folder: Path, timeout_seconds: float) -> None:
-        self._timeout = timeout_seconds
+    def __init__(self, folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience_seconds
         self._next = os.open(folder / "next.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._turn = os.open(folder / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._ours = False
+        self._unfair_until = 0.0
+        _TURNS.add(self)
 
     def __enter__(self) -> None:
-        deadline = time.monotonic() + self._timeout
-        self._lock(self._next, deadline)
+        now = time.monotonic()
+        if now >= self._unfair_until:
+            self._ours = self._take(now + self._patience)
+            if not self._ours:
+                self._unfair_until = time.monotonic() + UNFAIR_SECONDS
+
+    def sign(self) -> None:
+        """Say who writes now."""
+        os.pwrite(self._turn, b"%-10d" % os.getpid(), 0)
+
+    def _take(self, deadline: float) -> bool:
+        if not self._lock(self._next, deadline):
+            return False
         try:
-            self._lock(self._turn, deadline)
+            return self._lock(self._turn, deadline)
         finally:
             fcntl.flock(self._next, fcntl.LOCK_UN)
-        os.pwrite(self._turn, b"%-10d" % os.getpid(), 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        if self._ours:
+            self._ours = False
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
 
-    def _lock(self, descriptor: int, deadline: float) -> None:
+    def _lock(self, descriptor: int, deadline: float) -> bool:
         wait = _FIRST_WAIT_SECONDS
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                return True
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise StoreUnavailable(self._stuck()) from None
+                    return False
             time.sleep(wait)
             wait = min(wait * 1.5, _LONGEST_WAIT_SECONDS)
 
-    def _stuck(self) -> str:
-        holder = os.pread(self._turn, 10, 0).decode(errors="replace").strip() or "unknown"
-        return (
-            f"no turn to write within {self._timeout:g} s; the last process that had it is pid {holder}. "
-            "If that process is stopped or hangs, continue or end it; "
-            "if the disk is slow, raise sqlite_busy_timeout_seconds."
-        )
+    def last_writer(self) -> str:
+        """The pid of the process that writes, or was the last to."""
+        return os.pread(self._turn, 10, 0).decode(errors="replace").strip() or "unknown"
 
     def close(self) -> None:
-        os.close(self._next)
-        os.close(self._turn)
+        for descriptor in (self._next, self._turn):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        _TURNS.discard(self)
+
+
+_TURNS: weakref.WeakSet[Turn] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for turn in list(_TURNS):
+        turn.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
