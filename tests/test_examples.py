@@ -41,7 +41,7 @@ def test_the_shop_runs_with_a_runner_in_another_process(tmp_path: Path) -> None:
     finally:
         runner.terminate()
         assert runner.wait(timeout=30) == 0
-    assert b"thank you, receipt-1" in done.stdout
+    assert "thank you, receipt-1" in done.stdout
 
 
 def test_the_first_example_of_the_readme_runs(tmp_path: Path) -> None:
