@@ -65,3 +65,12 @@ def failpoints(client: Client) -> None:
         client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
     except OperationFailure:
         pytest.skip("this server has no fail points (enableTestCommands)")
+
+
+@pytest.fixture
+def hasty_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure the driver looks for the server twice a second; here more often.
+
+    Needs ``serverMonitoringMode=poll`` in the URL.
+    """
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.02)

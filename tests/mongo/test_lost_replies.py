@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from benchmarks.commands import CommandCounter
-from pymongo import MongoClient
+from pymongo import MongoClient, WriteConcern
 from pymongo.database import Database
 from tests.mongo.tools import Events, auntil, database_of, play
 from tests.proxy import Proxy
@@ -25,19 +26,13 @@ from holdfast.store.contract import Filter
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import LANE, START, ids_of, invocation, owned, runner, the, wish
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
+pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
 
 Raw = Database[dict[str, Any]]
 INVOCATIONS = "holdfast_invocations"
 RUNNING = Filter(statuses=frozenset({Status.RUNNING}))
 
 times = pytest.mark.parametrize("times", [1, 2, 5])
-
-
-@pytest.fixture(autouse=True)
-def hasty_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lost connection the driver looks for the server again twice a second; here more often."""
-    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.02)
 
 
 @pytest.fixture
@@ -162,13 +157,9 @@ def test_a_claim_asked_again_waits_for_what_its_first_try_is_still_doing(
         await store.insert([invocation(f"i{n:02}") for n in range(3 * limit)])
         proxy.lose_replies(command, INVOCATIONS, 1, wait=False)
         with CommandCounter(database_of(url)) as sent:
-            # Without its journal, the majority of one does not get any further.
-            client.admin.command({"configureFailPoint": "pauseJournalFlusherThread", "mode": "alwaysOn"})
-            try:
+            with majority_held_up(client):
                 claiming = asyncio.create_task(store.claim(wish(limit=limit, owner="me")))
-                await auntil(lambda: sum(n for (name, _), n in sent.all.items() if name in WRITES) == 2)
-            finally:
-                client.admin.command({"configureFailPoint": "pauseJournalFlusherThread", "mode": "off"})
+                await auntil(lambda: sum(n for (name, _), n in sent.all.items() if name in WRITES) == 2, seconds=3)
             claimed = await claiming
         running = await store.find("shop", RUNNING, 100)
         assert sorted(map(str, ids_of(running))) == ids_of(claimed.records) == [f"i{n:02}" for n in range(limit)]
@@ -177,7 +168,42 @@ def test_a_claim_asked_again_waits_for_what_its_first_try_is_still_doing(
     assert proxy.lost == 1
 
 
+@pytest.mark.usefixtures("failpoints")
+def test_so_do_an_insert_and_an_end(url: str, client: MongoClient[dict[str, Any]], proxy: Proxy) -> None:
+    async def scenario(store: MongoStore) -> None:
+        record = await owned(store, "held")
+        end = changes.completed(record, result=b"\x01", operation="end", at=START + 1)
+        for command, ask in (
+            ("insert", lambda: store.insert([invocation("new")])),
+            ("update", lambda: store.apply([end])),
+        ):
+            proxy.lose_replies(command, INVOCATIONS, 1, wait=False)
+            with CommandCounter(database_of(url)) as sent:
+                with majority_held_up(client):
+                    asking = asyncio.create_task(ask())
+                    await auntil(lambda: sent.all[command, INVOCATIONS] == 2, seconds=3)  # noqa: B023
+                (answer,) = await asking
+            assert answer in (True, Applied(), Applied(again=True)), command
+
+    play(url, scenario)
+    assert proxy.lost == 2
+
+
 WRITES = frozenset({"update", "findAndModify"})
+
+
+@contextmanager
+def majority_held_up(client: MongoClient[dict[str, Any]]) -> Iterator[None]:
+    """What is written is there, but for the majority it is not."""
+    client.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "alwaysOn"})
+    try:
+        yield
+    finally:
+        client.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "off"})
+        # The majority goes on with the next write, whatever it is.
+        unheard = WriteConcern(w=1)
+        client.holdfast_nudge.get_collection("nudge", write_concern=unheard).insert_one({})
+        client.drop_database("holdfast_nudge")
 
 
 def test_an_unknown_outcome_is_told_as_unavailable_and_found_out_later(url: str, proxy: Proxy) -> None:

@@ -1,4 +1,4 @@
-"""Work that a runner has claimed ahead and not started: PENDING, with its name on it.
+"""Work that a runner has claimed ahead and not begun: PENDING, or RUNNING if it begins in a moment.
 
 Where a claim costs several round trips, taking work for ten places ten times over in one go is worth it. But nobody
 else can run what lies here, so the reserve holds only as much as is expected to start within a second, judged by how
@@ -12,6 +12,7 @@ from collections import deque
 from holdfast.lifecycle.records import InvocationRecord
 
 AHEAD_SECONDS = 1.0
+AT_ONCE_SECONDS = 0.1
 MOST_TIMES = 10  # as many times the places of the runner
 KEEP_SECONDS = 2.5  # half of the time after which a claim that does not start counts as lost
 _WEIGHT = 0.2  # of the newest call in the average
@@ -39,6 +40,14 @@ class Reserve:
         capacity = min(int(soon), self._places * MOST_TIMES)
         room = capacity - len(self._waiting)
         return room if room > self._places and room * 2 >= capacity else 0  # less would not be worth the round trips
+
+    def begins_at_once(self, count: int) -> bool:
+        """Whether so many calls are short enough to be marked as RUNNING before their place is free.
+
+        The last of them waits for less than the blink of an eye, and its start needs no write of its own.
+        """
+        average = self._average_seconds
+        return average is not None and (len(self._waiting) + count) * average / self._places < AT_ONCE_SECONDS
 
     def add(self, records: tuple[InvocationRecord, ...], now: float) -> None:
         self._waiting.extend((now, record) for record in records)

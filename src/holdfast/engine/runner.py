@@ -201,7 +201,9 @@ class Runner:
 
     async def _prefetch(self) -> None:
         try:
-            self._reserve.add(await self._claim(self._reserve.room(), start=False), self._loop_time())
+            room = self._reserve.room()
+            claimed = await self._claim(room, start=self._reserve.begins_at_once(room))
+            self._reserve.add(claimed, self._loop_time())
         except StoreError as error:
             log.debug("nothing was claimed ahead: %s", error)  # a stop; the next claim finds what this one got
         finally:
@@ -209,9 +211,11 @@ class Runner:
             self._bell.ring()
 
     def _start(self, reserved: list[InvocationRecord]) -> None:
-        """Write down that these are RUNNING; they begin when that is durable."""
-        self._starting += len(reserved)
-        self._settler.settle([(record, self._settler.start_of(record)) for record in reserved])
+        """Begin what is RUNNING already; write down that the others are, and begin them when that is durable."""
+        self._begin([record for record in reserved if record.status is Status.RUNNING])
+        pending = [record for record in reserved if record.status is Status.PENDING]
+        self._starting += len(pending)
+        self._settler.settle([(record, self._settler.start_of(record)) for record in pending])
 
     def _started(self, record: InvocationRecord, change: Change, ours: bool) -> None:
         """The start of reserved work is written, or it is not ours any more."""

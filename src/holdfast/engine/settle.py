@@ -19,7 +19,7 @@ from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
 from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord
-from holdfast.lifecycle.status import AVAILABLE
+from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
@@ -64,7 +64,8 @@ class Settler:
 
     def return_of(self, record: InvocationRecord, why: str) -> Change:
         """Reserved work goes back to the queue."""
-        return changes.handed_back(record, operation=self._ids.operation(), at=self._store.now(), why=why)
+        give_back = changes.handed_back if record.status is Status.PENDING else changes.killed
+        return give_back(record, operation=self._ids.operation(), at=self._store.now(), why=why)
 
     def settle(self, settled: Sequence[tuple[InvocationRecord, Change]]) -> None:
         """Take these changes; they are written as soon as the write before them is done."""

@@ -37,6 +37,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     at: float
     actor: str | None = None
+    version: int | None = None  # of the record that it was made from: lets a store write faster, and decides nothing
     why: str = ""
     due_at: float | UnsetType = UNSET
     result: bytes | UnsetType | None = UNSET
@@ -254,6 +255,7 @@ def _owned(
         operation=operation,
         at=at,
         actor=record.owner,
+        version=record.version,
         why=why,
         result=result,
         error=error,

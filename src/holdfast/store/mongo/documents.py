@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.changes import OPTIONAL, Change
+from holdfast.lifecycle.changes import OPTIONAL, Change, entries
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
 
@@ -168,6 +168,46 @@ def pipeline(change: Change) -> list[Document]:
         if value is not UNSET:
             fields[name] = {"$literal": _stored(name, value)}
     return [{"$set": fields}]
+
+
+def quick(change: Change) -> tuple[Document, Document] | None:
+    """Guard and update of a change by somebody who knows the record's version, if it can be done without a pipeline.
+
+    While the version is the same, so is everything that the server would have to compute. Plain operators cost it less
+    than half. If the version has moved on, nothing matches, and the pipeline decides.
+    """
+    if change.version is None or change.epoch is None:
+        return None
+    lines = entries(change, version=change.version, epoch=change.epoch, owner=change.actor)
+    last = lines[-1]
+    wanted = guard(change) | {"version": change.version, "owner": change.actor}
+    del wanted["history.op"]  # the operation cannot be there: it would have moved the version
+    fields: Document = {
+        "status": last.status.value,
+        "owner": last.owner,
+        "epoch": last.epoch,
+        "version": last.version,
+        "changed_at": change.at,
+        "reason": change.why,
+    }
+    if Status.PENDING in change.path:
+        fields["claim_token"] = change.operation
+    for name in OPTIONAL:
+        value = getattr(change, name)
+        if value is not UNSET:
+            fields[name] = _stored(name, value)
+    gone = {}
+    for name, holders in (("ready", AVAILABLE), ("owned", OWNED)):
+        if last.status in holders:
+            fields[name] = True
+        else:
+            gone[name] = ""
+    update: Document = {"$set": fields, "$push": {"history": {"$each": [entry_document(line) for line in lines]}}}
+    if starts := change.path.count(Status.RUNNING):
+        update["$inc"] = {"attempt": starts}
+    if gone:
+        update["$unset"] = gone
+    return wanted, update
 
 
 def _lines(change: Change) -> tuple[list[Document], Any, int]:

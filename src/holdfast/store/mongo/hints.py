@@ -26,7 +26,7 @@ from holdfast.lifecycle.records import Hint
 from holdfast.store.contract import Observe
 from holdfast.store.mongo.retry import is_transient
 
-_GATHER_SECONDS = 0.02
+_QUICK_SECONDS, _GATHER_SECONDS = 0.002, 0.02
 _TRUST = 8  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
 _AWAIT_MILLISECONDS = 10_000
 _MOST_SUBJECTS = 500  # of one kind in one write; beyond that a hint says: anything
@@ -66,6 +66,7 @@ class StreamHints:
             self._sender = asyncio.get_running_loop().create_task(self._send_all())
 
     async def _send_all(self) -> None:
+        pause = _QUICK_SECONDS
         while self._waiting:
             hints, self._waiting = list(self._waiting.values()), {}
             body = [{"kind": hint.kind, "subjects": list(hint.subjects), "count": hint.count} for hint in hints]
@@ -74,7 +75,8 @@ class StreamHints:
             document = {"hints": body, "at": dt.datetime.now(dt.UTC), "n": self._sent}
             with contextlib.suppress(PyMongoError):  # a lost hint costs latency, never work
                 await self._signals.replace_one({"_id": self._process}, document, upsert=True)
-            await asyncio.sleep(_GATHER_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _GATHER_SECONDS)  # the more there is to tell, the more of it goes into one write
 
     # --- listening
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
+from bson.errors import BSONError
 from pymongo.errors import (
     BulkWriteError,
     ConfigurationError,
@@ -25,7 +26,7 @@ from pymongo.errors import (
 )
 
 from holdfast.clock import Clock
-from holdfast.errors import StoreError, StoreReadOnly, StoreUnavailable
+from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.store.contract import Observe
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ TRANSIENT_CODES = frozenset(
     }
 )
 _UNAUTHORISED = frozenset({13, 18})
-_FULL = frozenset({14031})
+_FULL = frozenset({14031})  # OutOfDiskSpace
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,14 +73,19 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_transient(error: PyMongoError) -> bool:
     if isinstance(error, BulkWriteError):
-        details = error.details or {}
-        codes = {item.get("code") for item in details.get("writeErrors", [])}
-        return bool(details.get("writeConcernErrors")) or (bool(codes) and codes <= TRANSIENT_CODES)
+        # One of many is enough: asked again, the others are found as they are now.
+        return bool((error.details or {}).get("writeConcernErrors")) or bool(_codes(error) & TRANSIENT_CODES)
     if isinstance(error, ConnectionFailure | CursorNotFound | WaitQueueTimeoutError):
         return True
     if isinstance(error, OperationFailure):
         return error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
     return False
+
+
+def _codes(error: PyMongoError) -> set[int | None]:
+    if isinstance(error, BulkWriteError):
+        return {item.get("code") for item in (error.details or {}).get("writeErrors", [])}
+    return {error.code} if isinstance(error, OperationFailure) else set()
 
 
 class Retry:
@@ -99,7 +105,13 @@ class Retry:
         delay, tries = policy.retry_base_delay, 0
         while True:
             try:
-                return await attempt(tries > 0)
+                answer = await attempt(tries > 0)
+                if tries:
+                    elapsed = self._clock.monotonic() - began
+                    self._observe("recovered", {"what": what, "tries": tries, "seconds": elapsed})
+                return answer
+            except (BSONError, OverflowError, UnicodeEncodeError) as error:  # too large, or no value for a document
+                raise StoreError(f"MongoDB cannot store this ({what}): {error}") from error
             except PyMongoError as error:
                 if not is_transient(error):
                     raise self._translated(what, error) from error
@@ -119,10 +131,12 @@ class Retry:
             delay = min(delay * 2, policy.retry_max_delay)
 
     def _translated(self, what: str, error: PyMongoError) -> StoreError:
-        code = error.code if isinstance(error, OperationFailure) else None
+        codes = _codes(error)
         message = f"MongoDB at {self._where} refused {what}: {_text(error)}"
-        if code in _UNAUTHORISED:
+        if codes & _UNAUTHORISED:
             return StoreReadOnly(f"{message}. Check the user, its password and its roles.")
+        if codes & _FULL:
+            return StoreFull(f"{message}. Free some space there, and try again.")
         if isinstance(error, ConfigurationError):
             return StoreUnavailable(f"{message}. Check the URL's options.")
         return StoreError(message)
@@ -131,4 +145,6 @@ class Retry:
 def _text(error: PyMongoError) -> str:
     """The error in one line, without the driver's description of the whole topology."""
     text = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
+    if isinstance(error, BulkWriteError) and (details := (error.details or {}).get("writeErrors")):
+        text = f"{text}: {details[0].get('errmsg')}"
     return f"{type(error).__name__}: {text[:300]}"

@@ -50,6 +50,7 @@ from holdfast.store.mongo.documents import (
     guard,
     key_of,
     pipeline,
+    quick,
     runner_document,
     runner_of,
     to_document,
@@ -221,7 +222,7 @@ class MongoStore:
         That try may still be waiting for the majority, and what this read did not show would stay ours and undone.
         So a write comes first that changes nothing, and returns when the majority has all that was before it.
         """
-        # BARRIER
+        await self._collection(schema.META).update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         return await self._readable(await queries.claimed_before(invocations, claim))
 
@@ -343,7 +344,7 @@ class MongoStore:
 
     async def _apply(self, items: list[tuple[int, Change]]) -> dict[int, Verdict]:
         """One unordered bulk of guarded updates. If fewer matched than were sent, one read decides each."""
-        updates = [UpdateOne(guard(change), pipeline(change)) for _, change in items]
+        updates = [UpdateOne(*(quick(change) or (guard(change), pipeline(change)))) for _, change in items]
         failure: BulkWriteError | None = None
         try:
             result = await self._collection(schema.INVOCATIONS).bulk_write(updates, ordered=False)
@@ -363,6 +364,7 @@ class MongoStore:
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         found = {document["_id"]: document for document in await queries.by_key(invocations, ids)}
         verdicts: dict[int, Verdict] = {}
+        moved_on: list[tuple[int, Change]] = []
         for index, change in items:
             document = found.get(key_of(change.app, change.id))
             records = [] if document is None else await self._readable([document])
@@ -370,11 +372,13 @@ class MongoStore:
                 verdicts[index] = MISSING
             elif was_applied(change.operation, records[0].history):
                 verdicts[index] = APPLIED if matched else APPLIED_AGAIN
+            elif change.version is not None and applies(change, records[0]):
+                moved_on.append((index, replace(change, version=None)))
             elif failure is not None and applies(change, records[0]):
                 raise failure  # nobody else was faster: the server refuses this very write
             else:
                 verdicts[index] = Lost(records[0].status, records[0].owner, records[0].epoch)
-        return verdicts
+        return verdicts | (await self._apply(moved_on) if moved_on else {})
 
     # --- reading
 

@@ -1,0 +1,336 @@
+"""MongoDB was away for a moment: every operation is asked again, with growing pauses, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from pymongo import MongoClient, errors
+from tests.mongo.tools import Events, failing, make_store, play, with_options
+
+from holdfast.clock import SystemClock
+from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter
+from holdfast.store.mongo.retry import Retry, RetryPolicy, is_transient
+from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
+
+pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
+
+Client = MongoClient[dict[str, Any]]
+Operation = Callable[[MongoStore], Awaitable[object]]
+
+APP = "holdfast-retries"
+COMMANDS = ("insert", "find", "update", "delete", "findAndModify", "aggregate", "distinct", "getMore", "count")
+SEEN_NOTHING = Filter(statuses=frozenset({Status.PARKED}))
+
+
+@pytest.fixture
+def url(mongo_url: str) -> str:
+    """The driver's own retries are off, so that each failure reaches the store."""
+    return with_options(
+        mongo_url, appname=APP, retryWrites=False, retryReads=False, serverMonitoringMode="poll", directConnection=True
+    )
+
+
+# --- which errors pass by themselves
+
+
+def server_error(code: int) -> errors.OperationFailure:
+    return errors.OperationFailure("no", code)
+
+
+def bulk_error(*codes: int, concern: bool = False) -> errors.BulkWriteError:
+    failures = [{"code": code, "index": n} for n, code in enumerate(codes)]
+    return errors.BulkWriteError({"writeErrors": failures, "writeConcernErrors": [{"code": 64}] if concern else []})
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (errors.AutoReconnect("gone"), True),
+        (errors.ConnectionFailure("gone"), True),
+        (errors.NetworkTimeout("late"), True),
+        (errors.NotPrimaryError("moved"), True),
+        (errors.ServerSelectionTimeoutError("nobody"), True),
+        (errors.WaitQueueTimeoutError("busy"), True),
+        (errors.CursorNotFound("gone", 43), True),
+        (errors.ExecutionTimeout("late", 50), True),
+        (errors.WriteConcernError("late", 64), True),
+        *[(server_error(code), True) for code in (6, 7, 89, 91, 112, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436)],
+        (bulk_error(91), True),
+        (bulk_error(concern=True), True),
+        (bulk_error(11000, 11600), True),  # the duplicate will be found again, and the other one may work
+        (bulk_error(11000, concern=True), True),
+        (bulk_error(11000), False),
+        (bulk_error(14), False),
+        (errors.DuplicateKeyError("there", 11000), False),
+        (server_error(2), False),
+        (server_error(13), False),
+        (server_error(14031), False),
+        (errors.ConfigurationError("what?"), False),
+        (errors.InvalidOperation("closed"), False),
+    ],
+    ids=str,
+)
+def test_an_error_is_transient_or_final(error: errors.PyMongoError, transient: bool) -> None:
+    assert is_transient(error) is transient
+
+
+# --- no operation bypasses it
+
+
+class Marker(Exception):
+    pass
+
+
+async def ask_nobody(what: str, attempt: object) -> Any:
+    raise Marker
+
+
+OPERATIONS: dict[str, Operation] = {
+    "insert": lambda store: store.insert([invocation("new")]),
+    "claim": lambda store: store.claim(wish("many", limit=3)),
+    "lanes": lambda store: store.lanes("shop"),
+    "apply": lambda store: _end(store),
+    "get": lambda store: store.get("shop", ["a"]),
+    "find": lambda store: store.find("shop", Filter(), 10),
+    "counts": lambda store: store.counts("shop"),
+    "enrol": lambda store: store.enrol(runner("new")),
+    "heartbeat": lambda store: store.heartbeat("shop", "r"),
+    "leave": lambda store: store.leave("shop", "r"),
+    "roster": lambda store: store.roster("shop"),
+    "quarantined": lambda store: store.quarantined("shop"),
+    "check": lambda store: store.check(deep=True),
+}
+
+
+async def _end(store: MongoStore) -> object:
+    return await store.apply(
+        [changes.completed(await the(store, "held"), result=b"\x01", operation="end", at=START + 1)]
+    )
+
+
+def test_every_operation_is_here() -> None:
+    public = {name for name, value in vars(MongoStore).items() if inspect.iscoroutinefunction(value) and name[0] != "_"}
+    assert set(OPERATIONS) == public - {"open", "close"}
+
+
+def test_no_operation_reaches_the_driver_by_another_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(store: MongoStore) -> None:
+        record = await owned(store, "held")
+        monkeypatch.setattr(store._retry, "ask", ask_nobody)
+        end = changes.completed(record, result=b"\x01", operation="end", at=START + 1)
+        for name, operation in (OPERATIONS | {"apply": lambda store: store.apply([end])}).items():
+            with pytest.raises(Marker):
+                await operation(store)
+                pytest.fail(f"{name} did not ask")
+        closed = make_store(url)
+        monkeypatch.setattr(closed._retry, "ask", ask_nobody)
+        with pytest.raises(Marker):
+            await closed.open()
+
+    play(url, scenario)
+
+
+async def stocked(store: MongoStore) -> None:
+    await owned(store, "held")
+    await store.insert([invocation(id) for id in "abc"])
+    await store.enrol(runner("r"))
+
+
+@pytest.mark.usefixtures("failpoints")
+@pytest.mark.parametrize(
+    "how",
+    [{"errorCode": code} for code in (91, 189, 11600, 10107, 13435)] + [{"closeConnection": True}],
+    ids=lambda how: str(next(iter(how.values()))),
+)
+def test_every_operation_survives_failures(url: str, client: Client, how: dict[str, Any]) -> None:
+    for times in (1, 2):
+        for name, operation in OPERATIONS.items():
+            events = Events()
+
+            async def scenario(store: MongoStore) -> None:
+                await stocked(store)
+                events.all.clear()  # noqa: B023
+                with failing(client, *COMMANDS, app=APP, times=times, **how):  # noqa: B023
+                    await operation(store)  # noqa: B023
+                everything = await store.find("shop", Filter(), 100)
+                for record in everything:
+                    operations = [(entry.version, entry.operation) for entry in record.history]
+                    assert len(set(operations)) == len(operations) == record.version
+                assert len(everything) == 4 + (name == "insert")  # noqa: B023
+                database = store._collection("holdfast_invocations")
+                await database.delete_many({})
+
+            play(url, scenario, events)
+            assert len(events.named("retry")) == times, name
+            assert [facts["tries"] for facts in events.named("recovered")][-1:] == [times], name
+            assert events.named("gave_up") == []
+
+
+@pytest.mark.usefixtures("failpoints")
+@pytest.mark.parametrize("command", ["getMore", "find"])
+def test_a_cursor_that_breaks_half_way_is_read_again(url: str, client: Client, command: str) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        ids = [f"i{n:03}" for n in range(250)]
+        await store.insert([invocation(id) for id in ids])
+        with failing(client, command, app=APP, times=2, errorCode=11600):
+            assert ids_of(await store.get("shop", ids)) == ids
+        with failing(client, command, app=APP, times=1, closeConnection=True):
+            assert ids_of(await store.find("shop", Filter(), 250)) == ids[::-1]
+        with failing(client, command, app=APP, times=1, errorCode=43):
+            claimed = await store.claim(wish(limit=200))
+        assert ids_of(claimed.records) == ids[:200]
+        assert {record.epoch for record in claimed.records} == {1}
+
+    play(url, scenario, events)
+    assert len(events.named("retry")) == 4
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_opening_is_retried_too(url: str, client: Client) -> None:
+    events = Events()
+    with failing(client, *COMMANDS, "listIndexes", "createIndexes", app=APP, times=2, errorCode=91):
+        play(url, lambda store: store.counts("shop"), events)
+    assert [facts["what"] for facts in events.named("retry")] == ["opening"] * 2
+
+
+# --- how long
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_the_pauses_double_and_are_spread(url: str, client: Client) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        with failing(client, "find", app=APP, errorCode=91), pytest.raises(StoreUnavailable):
+            await store.get("shop", ["a"])
+
+    play(url, scenario, events, max_retries=6, retry_base_delay=0.004, retry_max_delay=0.05)
+    delays = [facts["delay"] for facts in events.named("retry")]
+    longest = [0.004, 0.008, 0.016, 0.032, 0.05, 0.05]
+    assert all(most / 2 <= delay <= most for delay, most in zip(delays, longest, strict=True)), delays
+    assert {facts["what"] for facts in events.named("retry")} == {"get"}
+    assert [facts["try"] for facts in events.named("retry")] == [1, 2, 3, 4, 5, 6]
+    (end,) = events.named("gave_up")
+    assert end["tries"] == 7
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_who_gives_up_says_what_and_where_and_what_to_do(url: str, client: Client) -> None:
+    async def scenario(store: MongoStore) -> None:
+        with failing(client, "insert", app=APP, errorCode=91), pytest.raises(StoreUnavailable) as caught:
+            await store.insert([invocation("a")])
+        text = str(caught.value)
+        assert "insert was tried 2 times" in text
+        assert store._retry._where in text
+        assert "Is it running" in text
+        assert isinstance(caught.value.__cause__, errors.PyMongoError)
+
+    play(url, scenario, max_retries=1)
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_time_limits_the_retries_as_well(url: str, client: Client) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        with failing(client, "find", app=APP, errorCode=91), pytest.raises(StoreUnavailable):
+            await store.get("shop", ["a"])
+
+    play(url, scenario, events, max_retries=1000, retry_max_time=0.1)
+    assert 1 <= len(events.named("retry")) < 1000
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_indefinitely_means_whatever_the_other_limits(url: str, client: Client) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        with failing(client, "find", app=APP, times=9, errorCode=91):
+            assert list(await store.get("shop", ["a"])) == [None]
+
+    play(url, scenario, events, max_retries=0, retry_max_time=0, retry_indefinitely=True)
+    assert len(events.named("retry")) == 9
+
+
+@pytest.mark.usefixtures("failpoints")
+@pytest.mark.parametrize(
+    ("code", "kind"), [(2, StoreError), (13, StoreReadOnly), (18, StoreReadOnly), (14031, StoreFull)]
+)
+def test_a_refusal_is_not_asked_again(url: str, client: Client, code: int, kind: type[StoreError]) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        await store.enrol(runner("r"))
+        with failing(client, "insert", "find", "findAndModify", app=APP, errorCode=code):
+            for operation in (
+                store.insert([invocation("a")]),
+                store.get("shop", ["a"]),
+                store.heartbeat("shop", "r"),
+                store.claim(wish()),
+            ):
+                with pytest.raises(StoreError) as caught:
+                    await operation
+                assert type(caught.value) is kind
+
+    play(url, scenario, events)
+    assert events.named("retry") == events.named("gave_up") == []
+
+
+def test_what_is_too_large_is_refused_clearly(url: str) -> None:
+    """The driver says so with an error that is none of its own family."""
+
+    async def scenario(store: MongoStore) -> None:
+        with pytest.raises(StoreError, match="too large"):
+            await store.insert([invocation("a", arguments=b"\x00" * 17_000_000)])
+        assert list(await store.get("shop", ["a"])) == [None]
+
+    play(url, scenario)
+
+
+def test_an_end_that_the_server_refuses_is_not_called_lost(url: str, client: Client) -> None:
+    """Nobody was faster, so to say `Lost` would leave it RUNNING for ever. The others in the batch are written."""
+
+    async def scenario(store: MongoStore) -> None:
+        database = store._collection("holdfast_invocations").database
+        record, other = await owned(store, "a"), await owned(store, "b")
+        ends = [
+            changes.completed(record, result=b"\x07", operation="end a", at=START),
+            changes.completed(other, result=b"\x01", operation="end b", at=START),
+        ]
+        rule = {"$or": [{"id": {"$ne": "a"}}, {"status": {"$ne": "success"}}]}
+        await database.command("collMod", "holdfast_invocations", validator=rule)
+        try:
+            with pytest.raises(StoreError, match="validation"):
+                await store.apply(ends)
+        finally:
+            await database.command("collMod", "holdfast_invocations", validator={})
+        assert (await the(store, "b")).status is Status.SUCCESS
+        assert all(isinstance(verdict, Applied) for verdict in await store.apply(ends))
+
+    play(url, scenario)
+
+
+def test_a_cancelled_caller_is_not_kept_waiting() -> None:
+    async def run() -> None:
+        async def fail(again: bool) -> None:
+            raise errors.AutoReconnect("away")
+
+        policy = RetryPolicy(retry_base_delay=60)
+        retry = Retry(policy, SystemClock(), random.Random(1), Events(), "here")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await retry.ask("something", fail)
+
+    asyncio.run(run())
