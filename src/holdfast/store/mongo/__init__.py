@@ -37,4 +37,4 @@ def open_mongo(url: str, *, clock: Clock, observe: Observe, options: Mapping[str
 
 def _hosts(url: str) -> str:
     """The hosts of a URL, for messages: no user, no password, no options."""
-    return re.split(r"[/?]", url.partition("://")[2].rpartition("@")[2])[0]
+    return re.split(r"[/?]", url.partition("://")[2])[0].rpartition("@")[2]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
@@ -22,7 +22,7 @@ from holdfast.errors import ConfigurationError
 
 DEFAULT_DATABASE = "holdfast"
 
-# What a URL may override. The write concern is set on the collections and may not.
+# What a URL may override. Write concern, read concern and read preference are the store's, and it may not.
 _DEFAULTS: Mapping[str, Any] = {
     "appname": "holdfast",
     "maxPoolSize": 100,
@@ -33,21 +33,19 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 class Shared:
-    """A client and how many stores use it."""
+    """A client and how many stores use it. It keeps the loop alive, so that no other one gets the same id."""
 
     def __init__(self, client: AsyncMongoClient[dict[str, Any]]) -> None:
         self.client = client
+        self.loop = asyncio.get_running_loop()
         self.users = 0
 
 
 _clients: dict[tuple[str, int, int], Shared] = {}
-_loops: weakref.WeakValueDictionary[int, asyncio.AbstractEventLoop] = weakref.WeakValueDictionary()
 
 
 def _key(url: str) -> tuple[str, int, int]:
-    loop = asyncio.get_running_loop()
-    _loops[id(loop)] = loop
-    return (url, id(loop), os.getpid())
+    return (url, id(asyncio.get_running_loop()), os.getpid())
 
 
 def acquire(url: str) -> AsyncMongoClient[dict[str, Any]]:
@@ -76,16 +74,19 @@ def _make(url: str) -> AsyncMongoClient[dict[str, Any]]:
     options = {name: value for name, value in _DEFAULTS.items() if f"{name.lower()}=" not in lower}
     try:
         return AsyncMongoClient(url, tz_aware=True, **options)
-    except (InvalidURI, DriverConfigurationError, ValueError) as error:
+    except (InvalidURI, DriverConfigurationError, ValueError, OSError) as error:  # the last: a TLS file is missing
         raise ConfigurationError(f"this MongoDB URL cannot be used: {_without_secrets(str(error), url)}") from None
 
 
 def database_name(url: str) -> str:
     """The database that the URL names, else `holdfast`."""
+    path = url.partition("://")[2].partition("?")[0].partition("/")[2]
+    if "@" in path:
+        # The driver would take the rest of the password for the database, and messages would show it.
+        raise ConfigurationError("this MongoDB URL cannot be used: a '/' in a user name or password is written %2F")
     if url.startswith("mongodb+srv://"):
         # Parsing one would ask the name server; its path is all that is wanted here.
-        path = url.removeprefix("mongodb+srv://").partition("/")[2].partition("?")[0]
-        return path or DEFAULT_DATABASE
+        return unquote(path).partition(".")[0] or DEFAULT_DATABASE
     try:
         return parse_uri(url, validate=False, warn=False)["database"] or DEFAULT_DATABASE
     except (InvalidURI, DriverConfigurationError, ValueError) as error:

@@ -30,6 +30,7 @@ _QUICK_SECONDS, _GATHER_SECONDS = 0.002, 0.02
 _TRUST = 8  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
 _AWAIT_MILLISECONDS = 10_000
 _MOST_SUBJECTS = 500  # of one kind in one write; beyond that a hint says: anything
+_LAST_WORDS_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 _NO_CHANGE_STREAMS = frozenset(
     {40573, 40324, 13, 20, 303, 8000}
@@ -49,6 +50,7 @@ class StreamHints:
         self._receivers: dict[str, Callable[[Hint], None]] = {}
         self._waiting: dict[str, Hint] = {}
         self._sent = 0
+        self._closing = False
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._token: Any = None
@@ -87,7 +89,7 @@ class StreamHints:
 
     async def _listen(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
-        while True:
+        while not self._closing:
             try:
                 await self._follow()
                 pause = _FIRST_PAUSE_SECONDS
@@ -106,6 +108,8 @@ class StreamHints:
 
     def _broken(self, error: PyMongoError) -> None:
         self.trust = 0
+        if self._closing:
+            return
         self._observe("change_stream_broken", {"why": str(error)[:200]})
         self._everybody_looks()
 
@@ -136,10 +140,16 @@ class StreamHints:
             receive(Hint(kind, ()))
 
     async def close(self) -> None:
-        for task in (self._listener, self._sender):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, PyMongoError):
-                    await task
+        """Send what is left to send, and end. The driver may turn a cancellation into a network error, so the tasks are
+        told as well, and nobody waits for them for long.
+        """
+        self._closing = True
+        if self._sender is not None:
+            await asyncio.wait({self._sender}, timeout=_LAST_WORDS_SECONDS)
+        tasks = [task for task in (self._listener, self._sender) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_SECONDS)
         self._listener = self._sender = None
         self.trust = 0

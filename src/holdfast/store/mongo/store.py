@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from pymongo import ReturnDocument, UpdateOne, WriteConcern
+from pymongo import ReadPreference, ReturnDocument, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
@@ -108,14 +108,19 @@ class MongoStore:
             return
         client = connection.acquire(self._url)
         try:
-            database = client.get_database(connection.database_name(self._url), write_concern=_MAJORITY)
+            database = client.get_database(
+                connection.database_name(self._url),
+                write_concern=_MAJORITY,
+                read_concern=ReadConcern("local"),
+                read_preference=ReadPreference.PRIMARY,
+            )
             await self._retry.ask("opening", lambda again: self._prepare(database))
         except BaseException:
             await connection.release(self._url)
             raise
         self._database = database
         self._hints = StreamHints(
-            database[schema.SIGNALS],
+            database[schema.SIGNALS].with_options(read_concern=ReadConcern("majority")),  # a stream takes no other
             self._process,
             use_change_streams=self._use_change_streams,
             observe=self._observe,

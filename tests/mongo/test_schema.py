@@ -1,0 +1,260 @@
+"""Collections and indexes: made once, by whoever comes first; checked before they are trusted; kept as they should be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from benchmarks.commands import CommandCounter
+from pymongo import MongoClient
+from pymongo.database import Database
+from tests.mongo.tools import database_of, make_store, opened, play
+
+from holdfast.errors import SchemaMismatch
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Finding
+from holdfast.store.mongo import schema
+from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.samples import START, invocation, the, wish
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
+
+Raw = Database[dict[str, Any]]
+EXPECTED = {(index.collection, index.name) for index in schema.INDEXES}
+
+
+@pytest.fixture
+def fresh(client: MongoClient[dict[str, Any]], new_url: str) -> Raw:
+    return client[database_of(new_url)]
+
+
+def indexes(raw: Raw) -> set[tuple[str, str]]:
+    return {
+        (name, index)
+        for name in raw.list_collection_names()
+        for index in raw[name].index_information()
+        if index != "_id_"
+    }
+
+
+def meta(raw: Raw) -> dict[str, Any]:
+    (found,) = raw.holdfast_meta.find()
+    return found
+
+
+def findings(url: str, **options: Any) -> dict[str, Finding]:
+    found: list[Finding] = []
+
+    async def scenario(store: MongoStore) -> None:
+        found.extend(await store.check(**options))
+
+    play(url, scenario)
+    return {finding.subject: finding for finding in found}
+
+
+# --- making it
+
+
+def test_five_stores_at_once_make_it_once(new_url: str, fresh: Raw) -> None:
+    async def run() -> None:
+        # Each with a client of its own, as five processes have.
+        stores = [make_store(f"{new_url}&appname=store{n}") for n in range(5)]
+        await asyncio.gather(*(store.open() for store in stores))
+        await asyncio.gather(*(store.close() for store in stores))
+
+    asyncio.run(run())
+    assert indexes(fresh) == EXPECTED
+    assert meta(fresh) == {"_id": "schema", "schema_version": schema.SCHEMA_VERSION, "min_reader": schema.MIN_READER}
+
+
+def test_opening_a_known_database_is_cheap_and_changes_nothing(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, lambda store: store.counts("shop"))
+    before = [meta(raw), *[raw[name].index_information() for name in schema.COLLECTIONS]]
+
+    async def run() -> None:
+        with CommandCounter(database_of(mongo_url)) as sent:
+            async with opened(mongo_url):
+                pass
+        assert {name for name, _ in sent.all} <= {"find", "listIndexes"}
+        assert sent.all.total() <= 2
+
+    asyncio.run(run())
+    assert [meta(raw), *[raw[name].index_information() for name in schema.COLLECTIONS]] == before
+
+
+def test_a_crash_before_the_version_was_written_is_made_good(new_url: str, fresh: Raw) -> None:
+    fresh.holdfast_invocations.create_indexes([schema.INDEXES[0].model])
+    play(new_url, lambda store: store.counts("shop"))
+    assert indexes(fresh) == EXPECTED
+    assert meta(fresh)["schema_version"] == schema.SCHEMA_VERSION
+
+
+# --- versions
+
+
+def test_a_newer_schema_that_we_can_read_is_used_and_left_as_it_is(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, lambda store: store.counts("shop"))
+    version = {"schema_version": schema.SCHEMA_VERSION + 3, "min_reader": schema.SCHEMA_VERSION, "more": 1}
+    raw.holdfast_meta.update_one({"_id": "schema"}, {"$set": version})
+    try:
+        play(mongo_url, lambda store: store.insert([invocation("a")]))
+        assert meta(raw) == {"_id": "schema", **version}
+    finally:
+        raw.holdfast_meta.delete_many({})
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"schema_version": 9, "min_reader": schema.SCHEMA_VERSION + 1}, "Upgrade Holdfast"),
+        ({}, "does not tell"),
+        ({"schema_version": 1}, "does not tell"),
+        ({"schema_version": "1", "min_reader": "1"}, "does not tell"),
+        ({"schema_version": None, "min_reader": 1}, "does not tell"),
+        ({"schema_version": [1], "min_reader": 1}, "does not tell"),
+        ({"schema_version": True, "min_reader": True}, "does not tell"),
+    ],
+)
+def test_what_we_cannot_read_is_refused(mongo_url: str, raw: Raw, found: dict[str, Any], said: str) -> None:
+    raw.holdfast_meta.replace_one({"_id": "schema"}, found, upsert=True)
+    try:
+        with pytest.raises(SchemaMismatch, match=said):
+            play(mongo_url, lambda store: store.counts("shop"))
+        assert meta(raw) == {"_id": "schema", **found}
+    finally:
+        raw.holdfast_meta.delete_many({})
+
+
+def test_a_version_that_a_shell_wrote_as_a_double_is_a_version(mongo_url: str, raw: Raw) -> None:
+    raw.holdfast_meta.replace_one({"_id": "schema"}, {"schema_version": 1.0, "min_reader": 1.0}, upsert=True)
+    play(mongo_url, lambda store: store.counts("shop"))
+
+
+def test_fields_of_a_newer_version_survive_every_write(mongo_url: str, raw: Raw) -> None:
+    unknown = {"colour": "blue", "inbox": [{"n": 1}], "deep": {"$odd": 1}}
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        raw.holdfast_invocations.update_many({}, [{"$set": {name: {"$literal": unknown[name]} for name in unknown}}])
+        one = (await store.claim(wish("one", limit=1, start=False))).records
+        more = (await store.claim(wish("more", limit=5, start=False))).records
+        back = changes.handed_back(one[0], operation="back", at=START + 1, why="")
+        starts = [changes.started(record, operation=f"start {record.id}", at=START + 1) for record in more]
+        ends = [changes.completed(record, result=b"\x01", operation=f"end {record.id}", at=START + 2) for record in more]
+        assert await store.apply([back, *starts, *ends]) == [Applied()] * 5
+        assert (await the(store, "c")).status is Status.SUCCESS
+
+    play(mongo_url, scenario)
+    for document in raw.holdfast_invocations.find():
+        assert {name: document[name] for name in unknown} == unknown
+
+
+# --- the time after which something is removed
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["in a known database", "in one that was half made"])
+def test_another_time_to_live_is_adjusted(mongo_url: str, raw: Raw, known: bool) -> None:
+    play(mongo_url, lambda store: store.counts("shop"))
+    change = {"name": "at", "expireAfterSeconds": 42}
+    raw.command("collMod", "holdfast_signals", index=change)
+    if not known:
+        raw.holdfast_meta.delete_many({})
+    play(mongo_url, lambda store: store.counts("shop"))
+    assert raw.holdfast_signals.index_information()["at"]["expireAfterSeconds"] == schema.SIGNAL_SECONDS
+    assert meta(raw)["schema_version"] == schema.SCHEMA_VERSION
+
+
+# --- looking it over
+
+
+def test_a_sound_database_is_sound(mongo_url: str) -> None:
+    found = findings(mongo_url, deep=True)
+    assert all(finding.ok for finding in found.values()), found
+    assert set(found) == {
+        *("schema", "indexes", "replica set", "clock", "write concern", "quarantine", "records"),
+    }
+    assert f"version {schema.SCHEMA_VERSION}" in found["schema"].detail
+    assert "with 1 members" in found["replica set"].detail
+    assert "majority" in found["write concern"].detail
+
+
+def test_a_standalone_says_what_it_lacks(alone_url: str) -> None:
+    found = findings(alone_url)
+    assert found["replica set"].ok
+    assert "no change streams" in found["replica set"].detail
+    assert found["replica set"].advice
+
+
+def test_missing_differing_and_foreign_indexes_are_told(new_url: str, fresh: Raw) -> None:
+    play(new_url, lambda store: store.counts("shop"))
+    invocations = fresh.holdfast_invocations
+    invocations.drop_index("task")
+    invocations.drop_index("queue")
+    invocations.create_index([("queue", 1)], name="queue")
+    invocations.drop_index("owned")
+    invocations.create_index([("app", 1), ("owner", 1), ("claim_token", 1)], name="owned")
+    invocations.create_index([("colour", 1)], name="by_colour")
+    found = findings(new_url)
+
+    def of(name: str) -> Finding:
+        return found[f"index holdfast_invocations.{name}"]
+
+    assert not of("task").ok
+    assert "missing" in of("task").detail
+    assert "holdfast store prepare" in of("task").advice
+    for differing in ("queue", "owned"):
+        assert not of(differing).ok
+        assert "differs" in of(differing).detail
+        assert of(differing).advice
+    assert of("by_colour").ok
+    assert "not ours" in of("by_colour").detail
+    assert "indexes" not in found
+
+
+def test_a_missing_index_is_made_again_by_preparing(new_url: str, fresh: Raw) -> None:
+    """`holdfast store prepare` is what the finding advises, so it has to help."""
+    play(new_url, lambda store: store.counts("shop"))
+    fresh.holdfast_invocations.drop_index("task")
+
+    play(new_url, lambda store: store.counts("shop"))
+    assert indexes(fresh) == EXPECTED
+
+
+def test_a_wrong_clock_is_told(mongo_url: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        store._clock = FakeClock(START)
+        (clock,) = [finding for finding in await store.check() if finding.subject == "clock"]
+        assert not clock.ok
+        assert "NTP" in clock.advice
+
+    play(mongo_url, scenario)
+
+
+def test_the_servers_time_counts(mongo_url: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        true_now = store.now()
+        store._clock = FakeClock(START)
+        await store.close()
+        await store.open()
+        assert abs(store.now() - true_now) < 5
+
+    play(mongo_url, scenario)
+
+
+def test_quarantine_and_unreadable_records_are_told(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("a"), invocation("b")])
+        raw.holdfast_invocations.update_one({"id": "a"}, {"$set": {"epoch": "?"}})
+        await store.claim(wish())
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"epoch": "?"}})
+
+    play(mongo_url, scenario)
+    found = findings(mongo_url, deep=True)
+    assert not found["quarantine"].ok
+    assert "1 unreadable" in found["quarantine"].detail
+    assert not found["records"].ok
+    assert "shop|b" in found["records"].detail
