@@ -1,4 +1,4 @@
-"""Collections and indexes: made once, by whoever comes first; checked before they are trusted; kept as they should be."""
+"""Collections and indexes: made once, by whoever comes first; checked before they are trusted; kept in order."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_opening_a_known_database_is_cheap_and_changes_nothing(mongo_url: str, r
             async with opened(mongo_url):
                 pass
         assert {name for name, _ in sent.all} <= {"find", "listIndexes"}
-        assert sent.all.total() <= 2
+        assert sent.all.total() <= len(schema.COLLECTIONS)
 
     asyncio.run(run())
     assert [meta(raw), *[raw[name].index_information() for name in schema.COLLECTIONS]] == before
@@ -144,7 +144,7 @@ def test_fields_of_a_newer_version_survive_every_write(mongo_url: str, raw: Raw)
         more = (await store.claim(wish("more", limit=5, start=False))).records
         back = changes.handed_back(one[0], operation="back", at=START + 1, why="")
         starts = [changes.started(record, operation=f"start {record.id}", at=START + 1) for record in more]
-        ends = [changes.completed(record, result=b"\x01", operation=f"end {record.id}", at=START + 2) for record in more]
+        ends = [changes.completed(r, result=b"\x01", operation=f"end {r.id}", at=START + 2) for r in more]
         assert await store.apply([back, *starts, *ends]) == [Applied()] * 5
         assert (await the(store, "c")).status is Status.SUCCESS
 
@@ -190,19 +190,22 @@ def test_a_standalone_says_what_it_lacks(alone_url: str) -> None:
 
 
 def test_missing_differing_and_foreign_indexes_are_told(new_url: str, fresh: Raw) -> None:
-    play(new_url, lambda store: store.counts("shop"))
-    invocations = fresh.holdfast_invocations
-    invocations.drop_index("task")
-    invocations.drop_index("queue")
-    invocations.create_index([("queue", 1)], name="queue")
-    invocations.drop_index("owned")
-    invocations.create_index([("app", 1), ("owner", 1), ("claim_token", 1)], name="owned")
-    invocations.create_index([("colour", 1)], name="by_colour")
-    found = findings(new_url)
+    found: dict[str, Finding] = {}
+
+    async def scenario(store: MongoStore) -> None:
+        invocations = fresh.holdfast_invocations
+        invocations.drop_index("task")
+        invocations.drop_index("queue")
+        invocations.create_index([("queue", 1)], name="queue")
+        invocations.drop_index("owned")
+        invocations.create_index([("app", 1), ("owner", 1), ("claim_token", 1)], name="owned")
+        invocations.create_index([("colour", 1)], name="by_colour")
+        found.update({finding.subject: finding for finding in await store.check()})
 
     def of(name: str) -> Finding:
         return found[f"index holdfast_invocations.{name}"]
 
+    play(new_url, scenario)
     assert not of("task").ok
     assert "missing" in of("task").detail
     assert "holdfast store prepare" in of("task").advice

@@ -268,7 +268,9 @@ class Runner:
         now = self._loop_time()
         for id, outcome in outcomes:
             record = self._running.pop(id, None)
-            self._reserve.learn(now - self._began.pop(id, now))
+            began = self._began.pop(id, now)
+            if self._ahead:
+                self._reserve.learn(now - began)
             if record is None:
                 continue  # it was marked as killed already when the drain timeout was over
             fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None

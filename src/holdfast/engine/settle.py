@@ -142,9 +142,10 @@ class Settler:
             if change.name == "started":
                 self._on_started(record, change, isinstance(verdict, Applied))
             if isinstance(verdict, Applied):
-                if change.target in FINAL_STATUSES:
+                target = change.path[-1]
+                if target in FINAL_STATUSES:
                     ended.append(record.id)
-                elif change.target in AVAILABLE:
+                elif target in AVAILABLE:
                     ready.append(record.lane)
                 _log_end(record, change)
             else:

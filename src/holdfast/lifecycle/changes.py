@@ -51,10 +51,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     def target(self) -> Status:
         return self.path[-1]
 
-    @property
-    def keeps_owner(self) -> bool:
-        return not any(TABLE[s].acquires_ownership or TABLE[s].releases_ownership for s in self.path)
-
 
 class Applied(msgspec.Struct, frozen=True):
     """The change is in the store.
@@ -142,7 +138,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
     """The record after the change: the reference that every store has to agree with."""
     lines = entries(change, version=record.version, epoch=record.epoch, owner=record.owner)
     updates: dict[str, object] = {
-        "status": change.target,
+        "status": lines[-1].status,
         "owner": lines[-1].owner,
         "epoch": lines[-1].epoch,
         "attempt": record.attempt + change.path.count(Status.RUNNING),

@@ -54,6 +54,7 @@ class StreamHints:
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._token: Any = None
+        self._pause = _FIRST_PAUSE_SECONDS  # before the stream is taken up again; grows until something arrives
         self.trust = 0
 
     # --- sending
@@ -88,11 +89,9 @@ class StreamHints:
             self._listener = asyncio.get_running_loop().create_task(self._listen())
 
     async def _listen(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
         while not self._closing:
             try:
                 await self._follow()
-                pause = _FIRST_PAUSE_SECONDS
             except OperationFailure as error:
                 if error.code in _NO_CHANGE_STREAMS:
                     self._observe("no_change_streams", {"why": str(error)[:200]})
@@ -103,8 +102,8 @@ class StreamHints:
                 self._broken(error)
                 if not is_transient(error):
                     self._token = None
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
 
     def _broken(self, error: PyMongoError) -> None:
         self.trust = 0
@@ -121,18 +120,19 @@ class StreamHints:
             self._observe("change_stream_open", {})
             self._everybody_looks()  # something may have happened before it was open
             async for event in stream:
-                self._token = stream.resume_token
+                self._token, self._pause = stream.resume_token, _FIRST_PAUSE_SECONDS
                 self._hear(event)
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event.get("documentKey", {}).get("_id") == self._process:
             return
-        for body in (event.get("fullDocument") or {}).get("hints", ()):
+        bodies = (event.get("fullDocument") or {}).get("hints")
+        for body in bodies if isinstance(bodies, list) else ():
             try:
                 hint = Hint(body["kind"], tuple(body["subjects"]), int(body["count"]))
             except (KeyError, TypeError, ValueError):
                 continue
-            if receive := self._receivers.get(hint.kind):
+            if (receive := self._receivers.get(hint.kind)) and all(isinstance(name, str) for name in hint.subjects):
                 receive(hint)
 
     def _everybody_looks(self) -> None:

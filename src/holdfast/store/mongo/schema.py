@@ -1,15 +1,18 @@
 """Collections, indexes and their version.
 
 Every index names the query it serves; a test explains each query and fails on a scan of a collection or a sort in
-memory. Creating them is idempotent and happens on first use and by `holdfast store prepare`; a process whose user may
-not create indexes goes on with those that are there.
+memory. Creating them is idempotent and happens on first use and by `holdfast store prepare`, which also makes good
+what is missing and adjusts times to live; a process whose user may not do that goes on with what is there.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+from typing import Any, NamedTuple, TypeGuard
 
 from pymongo import ASCENDING, IndexModel
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from holdfast.errors import SchemaMismatch
 
@@ -22,6 +25,8 @@ SIGNALS = "holdfast_signals"
 QUARANTINE = "holdfast_quarantine"
 META = "holdfast_meta"
 COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, META)
+
+_UNAUTHORISED = 13
 
 SIGNAL_SECONDS = 3600  # a process that has not sent a hint for so long has its signal document removed
 
@@ -87,14 +92,56 @@ def refuse_or_accept(meta: dict[str, Any] | None) -> None:
     """
     if meta is None:
         return
-    try:
-        version, min_reader = int(meta["schema_version"]), int(meta["min_reader"])
-    except (KeyError, TypeError, ValueError) as error:
+    version, min_reader = meta.get("schema_version"), meta.get("min_reader")
+    if not _is_number(version) or not _is_number(min_reader):
         raise SchemaMismatch(
             f"{META} does not tell the schema's version ({meta!r}). Restore a backup, or use another database."
-        ) from error
+        )
     if min_reader > SCHEMA_VERSION:
         raise SchemaMismatch(
             f"the database has schema version {version}, which needs a Holdfast that knows version {min_reader}; "
             f"this one knows {SCHEMA_VERSION}. Upgrade Holdfast here."
         )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+async def prepare(database: AsyncDatabase[dict[str, Any]]) -> None:
+    """Check the version, then create what is missing.
+
+    The version is written last: where it is, the rest was. What a newer version has made is left to it.
+    """
+    meta = database[META]
+    found = await meta.find_one({"_id": "schema"})
+    refuse_or_accept(found)
+    version = 0 if found is None else found["schema_version"]
+    if version > SCHEMA_VERSION:
+        return
+    try:
+        for name in COLLECTIONS:
+            await _put_right(database, name)
+    except OperationFailure as error:
+        if error.code != _UNAUTHORISED or version < SCHEMA_VERSION:
+            raise
+    if version < SCHEMA_VERSION:
+        now = {"schema_version": SCHEMA_VERSION, "min_reader": MIN_READER}
+        with contextlib.suppress(DuplicateKeyError):  # another process was faster, with the same
+            await meta.update_one({"_id": "schema"}, {"$max": now}, upsert=True)
+
+
+async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str) -> None:
+    """Create missing indexes, and give those that remove something their time.
+
+    One that differs otherwise is not touched: `store check` tells of it, and a person decides.
+    """
+    ours = [index for index in INDEXES if index.collection == name]
+    there = await database[name].index_information() if ours else {}
+    missing = [index.model for index in ours if index.name not in there]
+    if missing:
+        await database[name].create_indexes(missing)
+    for index in ours:
+        seconds = index.options.get("expireAfterSeconds")
+        if seconds is not None and index.name in there and there[index.name].get("expireAfterSeconds") != seconds:
+            await database.command("collMod", name, index={"name": index.name, "expireAfterSeconds": seconds})

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pymongo import ReadPreference, ReturnDocument, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.errors import BulkWriteError, OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from holdfast.clock import Clock
@@ -129,20 +129,7 @@ class MongoStore:
     async def _prepare(self, database: AsyncDatabase[Document]) -> None:
         """Learn the server's time, check the version, create what is missing."""
         await self._learn_time(database)
-        meta = database[schema.META]
-        found = await meta.find_one({"_id": "schema"})
-        schema.refuse_or_accept(found)
-        if found is not None and found["schema_version"] >= schema.SCHEMA_VERSION:
-            return
-        for name in schema.COLLECTIONS:
-            models = [index.model for index in schema.INDEXES if index.collection == name]
-            if models:
-                await database[name].create_indexes(models)
-        version = {"schema_version": schema.SCHEMA_VERSION, "min_reader": schema.MIN_READER}
-        try:
-            await meta.update_one({"_id": "schema"}, {"$max": version}, upsert=True)
-        except DuplicateKeyError:
-            return  # another process was faster, with the same
+        await schema.prepare(database)
 
     async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
         before = self._clock.now()

@@ -186,8 +186,8 @@ def _step_of(change: Change, head: Sequence[Any]) -> tuple[tuple[str, ...], tupl
     last = lines[-1]
     attempt += change.path.count(Status.RUNNING)
     step = _step(rowid, change, last.owner, last.epoch, last.version, attempt, history_text(lines))
-    optional = tuple(name for name in OPTIONAL if getattr(change, name) is not UNSET)
-    return optional, step + tuple(_column(name, getattr(change, name)) for name in optional)
+    optional = tuple([name for name in OPTIONAL if getattr(change, name) is not UNSET])
+    return optional, step + tuple([_column(name, getattr(change, name)) for name in optional])
 
 
 def _column(name: str, value: Any) -> object:
@@ -202,7 +202,7 @@ def _step(
 ) -> tuple[object, ...]:
     """The values of `queries.STEP`, behind the rowid that they are for."""
     token = change.operation if Status.PENDING in change.path else None
-    return (rowid, change.target.value, owner, epoch, version, attempt, change.at, change.why, token, lines)
+    return (rowid, change.path[-1].value, owner, epoch, version, attempt, change.at, change.why, token, lines)
 
 
 def _write(connection: sqlite3.Connection, optional: tuple[str, ...], steps: list[tuple[object, ...]]) -> None:
@@ -212,6 +212,8 @@ def _write(connection: sqlite3.Connection, optional: tuple[str, ...], steps: lis
 
 
 def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    if len(items) <= size:
+        return (items,) if items else ()
     return (items[start : start + size] for start in range(0, len(items), size))
 
 

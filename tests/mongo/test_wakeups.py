@@ -1,0 +1,347 @@
+"""Who waits is woken by other processes: by the change stream where there is one, else by looking often enough.
+
+Two apps in this process are strangers to each other, as two processes are: each has its own loop, client and stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from benchmarks.commands import CommandCounter
+from pymongo import MongoClient
+from pymongo.database import Database
+from tests.mongo.tools import Events, auntil, database_of, failing, opened, until, with_options
+
+from holdfast import App
+from holdfast.lifecycle.records import FINAL, READY, Hint
+from holdfast.lifecycle.status import Status
+from holdfast.store.mongo import hints as hints_module
+from holdfast.store.mongo.hints import StreamHints
+from holdfast.task import Task
+
+pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
+
+Client = MongoClient[dict[str, Any]]
+Raw = Database[dict[str, Any]]
+
+STREAMING = "holdfast-streaming"
+LONG = 30  # seconds between unasked looks: whoever is quicker was woken
+SOON = 1.0
+QUIET_SECONDS = 0.1
+
+
+class Party:
+    """An app with one task, which waits until it is let go, and what its store reported."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.events = Events()
+        self.database = database_of(url)
+        self.app = App(url, name="shop", **{"poll_interval_seconds": LONG, "drain_timeout_seconds": 1} | settings)
+        # Opened here, before anybody listens, so that nothing is reported to the log instead.
+        engine = self.app._run(self.app._engine())
+        engine.store._observe = self.hints._observe = self.events  # type: ignore[attr-defined]
+        self.gate = threading.Event()
+        self.gate.set()
+        self.started: list[float] = []
+        self.task: Task[[], int] = self.app.task(name="work")(self._work)
+
+    def _work(self) -> int:
+        self.started.append(time.monotonic())
+        assert self.gate.wait(20)
+        return 7
+
+    @property
+    def hints(self) -> StreamHints:
+        hints = self.app._run(self.app._engine()).store.hints()
+        assert isinstance(hints, StreamHints)
+        return hints
+
+    def listens(self) -> bool:
+        return self.hints.trust > 0
+
+
+@contextmanager
+def two(url: str, **settings: Any) -> Iterator[tuple[Party, Party]]:
+    """A runner, idle, and somebody else."""
+    runner, other = Party(url, **settings), Party(url, **settings)
+    with runner.app, other.app, runner.app.runner():
+        yield runner, other
+
+
+def settle_down(runner: Party) -> None:
+    """Wait until the runner relies on hints and has looked for the last time: nothing is sent for a while."""
+    until(runner.listens, what="the stream is open")
+    with CommandCounter(runner.database) as sent:
+        last = [(-1, 0.0)]  # how many were sent, and since when there are no more
+
+        def is_quiet() -> bool:
+            if sent.for_tasks.total() != last[0][0]:
+                last[0] = (sent.for_tasks.total(), time.monotonic())
+            return time.monotonic() - last[0][1] > QUIET_SECONDS
+
+        until(is_quiet)
+
+
+# --- with a stream
+
+
+def test_a_submit_elsewhere_wakes_a_runner(mongo_url: str) -> None:
+    with two(mongo_url) as (runner, other):
+        settle_down(runner)
+        began = time.monotonic()
+        other.task.submit()
+        until(lambda: runner.started)
+        assert runner.started[0] - began < SOON
+
+
+def test_an_end_elsewhere_wakes_who_waits(mongo_url: str) -> None:
+    with two(mongo_url) as (runner, other):
+        runner.gate.clear()
+        handle = other.task.submit()
+        waited: list[float] = []
+
+        def wait() -> None:
+            assert handle.result(timeout=20) == 7
+            waited.append(time.monotonic())
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        until(lambda: runner.started)
+        settle_down(other)  # it has read that it is still running, and waits
+        let_go = time.monotonic()
+        runner.gate.set()
+        waiting.join(20)
+        assert waited[0] - let_go < SOON
+
+
+@pytest.mark.slow
+def test_a_submit_just_before_the_end_of_a_program_wakes_a_runner(mongo_url: str) -> None:
+    """`holdfast submit` and scripts do nothing else: the hint must be out before they close."""
+    program = f"""
+from holdfast import App
+app = App({mongo_url!r}, name="shop")
+task = app.task(name="work")(lambda: None)
+app.invocations()
+input()
+task.submit()
+app.close()
+"""
+    runner = Party(mongo_url)
+    with runner.app, runner.app.runner():
+        process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        settle_down(runner)
+        began = time.monotonic()
+        process.communicate(b"\n", timeout=20)
+        until(lambda: runner.started)
+        assert runner.started[0] - began < 2 * SOON  # some of it is the interpreter's end
+
+
+def test_closing_sends_what_was_gathered(mongo_url: str) -> None:
+    heard: list[Hint] = []
+
+    async def run() -> None:
+        async with opened(mongo_url) as listener:
+            channel = listener.hints()
+            assert channel is not None
+            channel.listen(READY, heard.append)
+            await auntil(lambda: channel.trust)
+            heard.clear()
+            async with opened(mongo_url) as sender:
+                sending = sender.hints()
+                assert sending is not None
+                sending.send([Hint(READY, ("first",))])
+                await asyncio.sleep(0)  # the first is on its way, the others gather
+                sending.send([Hint(READY, ("second",)), Hint(FINAL, ("x",))])
+            await auntil(lambda: len(heard) >= 2, SOON)
+
+    asyncio.run(run())
+    assert [hint.subjects for hint in heard] == [("first",), ("second",)]
+
+
+@pytest.mark.slow
+def test_a_close_is_not_held_up_by_a_server_that_is_away(mongo_url: str, client: Client, failpoints: None) -> None:
+    async def run() -> None:
+        url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
+        async with opened(url) as store:
+            channel = store.hints()
+            assert channel is not None
+            block = {"blockConnection": True, "blockTimeMS": 3000}
+            with failing(client, "update", app=STREAMING, **block):
+                channel.send([Hint(READY, ("lane",))])
+                await asyncio.sleep(0)
+                began = time.monotonic()
+                await store.close()
+                assert time.monotonic() - began < 2.7
+
+    asyncio.run(run())
+
+
+def test_own_hints_do_not_come_back_and_those_of_one_moment_come_as_one(mongo_url: str) -> None:
+    heard: dict[str, list[Hint]] = {"mine": [], "theirs": []}
+
+    async def run() -> None:
+        async with opened(mongo_url) as one, opened(mongo_url) as other:
+            mine, theirs = one.hints(), other.hints()
+            assert mine is not None
+            assert theirs is not None
+            for channel, name in ((mine, "mine"), (theirs, "theirs")):
+                channel.listen(READY, heard[name].append)
+                await auntil(lambda: channel.trust)  # noqa: B023
+            heard["mine"].clear(), heard["theirs"].clear()
+            for n in range(1000):
+                mine.send([Hint(READY, (f"lane{n % 3}",))])
+            await auntil(lambda: sum(hint.count for hint in heard["theirs"]) == 1000)
+
+    asyncio.run(run())
+    assert heard["mine"] == []
+    assert len(heard["theirs"]) <= 3
+    assert set().union(*(hint.subjects for hint in heard["theirs"])) == {"lane0", "lane1", "lane2"}
+
+
+# --- when the stream breaks
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_polling_takes_over_and_the_stream_is_taken_up_again(mongo_url: str, client: Client) -> None:
+    url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
+    with two(url, poll_interval_seconds=0.5) as (runner, other):
+        settle_down(runner)
+        with failing(client, "getMore", "aggregate", app=STREAMING, closeConnection=True):
+            other.task.submit()  # the stream's wait ends with this event, and then it is gone
+            until(lambda: runner.events.named("change_stream_broken"), 3)
+            assert not runner.listens()
+            began = time.monotonic()
+            other.task.submit()
+            until(lambda: len(runner.started) >= 2)
+            assert runner.started[1] - began < SOON, "nobody looks"
+        until(runner.listens, 8)
+        assert len(runner.events.named("change_stream_open")) >= 2
+        settle_down(runner)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("failpoints")
+def test_a_broken_stream_makes_everybody_look(mongo_url: str, client: Client) -> None:
+    """What was sent while it was broken may never arrive, and the next unasked look may be far away."""
+    url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
+    runner, other = Party(url), Party(with_options(mongo_url, appname="somebody-else"), use_change_streams=False)
+    with runner.app, other.app, runner.app.runner():
+        settle_down(runner)
+        with failing(client, "getMore", "aggregate", app=STREAMING, closeConnection=True):
+            break_stream(client, runner)
+            until(lambda: runner.events.named("change_stream_broken"), 3)
+            other.task.submit()  # without a hint
+        began = time.monotonic()
+        until(lambda: runner.started)
+        assert runner.started[0] - began < 3
+
+
+def break_stream(client: Client, party: Party) -> None:
+    """End the wait of a party's stream, by the server's hand."""
+    for operation in client.admin.aggregate([{"$currentOp": {"idleCursors": True}}]):
+        if operation.get("appName") == STREAMING and "cursor" in operation:
+            collection = operation["ns"].partition(".")[2]
+            client[operation["ns"].partition(".")[0]].command(
+                "killCursors", collection, cursors=[operation["cursor"]["cursorId"]]
+            )
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_a_stream_that_broke_often_in_its_life_is_taken_up_at_once_nevertheless(
+    mongo_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses grow while it does not open, not with every break for ever."""
+    monkeypatch.setattr(hints_module, "_FIRST_PAUSE_SECONDS", 0.05)
+    events = Events()
+    url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
+
+    async def run() -> None:
+        async with opened(url, events) as store, opened(mongo_url) as other:
+            channel, sender = store.hints(), other.hints()
+            assert channel is not None
+            assert sender is not None
+            channel.listen(READY, lambda hint: None)
+            for turn in range(1, 8):
+                await auntil(lambda: len(events.named("change_stream_open")) >= turn, SOON)  # noqa: B023
+                with failing(client, "getMore", "aggregate", app=STREAMING, closeConnection=True):
+                    sender.send([Hint(READY, ("x",))])
+                    await auntil(lambda: len(events.named("change_stream_broken")) >= turn)  # noqa: B023
+
+    asyncio.run(run())
+
+
+def test_a_dropped_collection_does_not_end_the_hints(mongo_url: str, raw: Raw) -> None:
+    heard: list[Hint] = []
+    events = Events()
+
+    async def run() -> None:
+        async with opened(mongo_url, events) as one, opened(mongo_url) as other:
+            listening, sending = one.hints(), other.hints()
+            assert listening is not None
+            assert sending is not None
+            listening.listen(READY, heard.append)
+            await auntil(lambda: listening.trust)
+            await asyncio.to_thread(raw.holdfast_signals.drop)
+            await auntil(lambda: len(events.named("change_stream_open")) >= 2, 5)
+            heard.clear()
+            sending.send([Hint(READY, ("lane",))])
+            await auntil(lambda: [hint for hint in heard if hint.subjects == ("lane",)], SOON)
+
+    asyncio.run(run())
+
+
+def test_what_somebody_else_wrote_into_the_signals_hurts_nobody(mongo_url: str, raw: Raw) -> None:
+    heard: list[Hint] = []
+
+    async def run() -> None:
+        async with opened(mongo_url) as one, opened(mongo_url) as other:
+            listening, sending = one.hints(), other.hints()
+            assert listening is not None
+            assert sending is not None
+            listening.listen(READY, heard.append)
+            await auntil(lambda: listening.trust)
+            heard.clear()
+            odd: list[Any] = [None, 1, "text", {"kind": READY}, []]
+            odd += [{"kind": 1, "subjects": 2, "count": "x"}, {"kind": READY, "subjects": [7], "count": 1}]
+            for n, body in enumerate([*odd, odd]):
+                raw.holdfast_signals.insert_one({"_id": f"odd{n}", "hints": body})
+            sending.send([Hint(READY, ("lane",))])
+            await auntil(lambda: heard and heard[-1].subjects == ("lane",), SOON)
+
+    asyncio.run(run())
+
+
+# --- without one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["a standalone", "a setting"])
+def test_without_a_stream_looking_often_does_it(request: pytest.FixtureRequest, kind: str) -> None:
+    if kind == "a standalone":
+        url, settings = request.getfixturevalue("alone_url"), {}
+    else:
+        url, settings = request.getfixturevalue("mongo_url"), {"use_change_streams": False}
+    with two(url, poll_interval_seconds=1.0, **settings) as (runner, other):
+        began = time.monotonic()
+        handle = other.task.submit()
+        assert handle.result(timeout=20) == 7
+        assert time.monotonic() - began < 1.5
+        assert runner.hints.trust == other.hints.trust == 0
+        if kind == "a standalone":
+            assert len(runner.events.named("no_change_streams")) == 1
+        assert runner.events.named("change_stream_broken") == []
+        assert [record.status for record in other.app.invocations()] == [Status.SUCCESS]
+
+
+def test_where_streams_are_not_wanted_no_signal_is_written(mongo_url: str, raw: Raw) -> None:
+    with two(mongo_url, poll_interval_seconds=0.1, use_change_streams=False) as (_, other):
+        other.task.submit().result(timeout=20)
+    assert raw.holdfast_signals.count_documents({}) == 0
