@@ -61,7 +61,8 @@ class App:
         self._tasks: dict[str, Submittable[..., Any]] = {}
         self._codec = Codec()
         self._clock = SystemClock()
-        self._rng = random.SystemRandom()  # from the kernel: a forked child must not repeat its parent's ids
+        # Not the kernel's randomness for each id: asking for it lets go of the interpreter, and so splits batches.
+        self._rng = random.Random()
         self._ids = Ids(self._clock, self._rng)
         self._inside: _Inside | None = None
         self._runners: set[EmbeddedRunner] = set()  # those that run
@@ -380,6 +381,16 @@ class _Inside:
 
 
 _APPS: weakref.WeakSet[App] = weakref.WeakSet()
+
+
+def _reseed() -> None:
+    """A forked child must not repeat its parent's ids."""
+    for app in list(_APPS):
+        app._rng.seed()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reseed)
 
 
 @atexit.register

@@ -162,9 +162,7 @@ def test_every_edge_is_in_the_history_and_the_reason_stands_at_its_end() -> None
 
 def test_an_owner_is_kept_where_the_table_says_so() -> None:
     cancelling = made(epoch=None, path=(S.CANCELLING,), actor="a person")
-    assert cancelling.keeps_owner
     assert apply_to(cancelling, running()).owner == "runner/1"
-    assert not made().keeps_owner
     assert apply_to(made(), running()).owner is None
 
 
