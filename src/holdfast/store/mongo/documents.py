@@ -86,6 +86,8 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
     status = Status(document["status"])
     if not history or history[-1].version != document["version"] or history[-1].status is not status:
         raise ValueError(f"its history does not end in version {document['version']}, {status}")
+    if len(history) != history[-1].version:
+        raise ValueError(f"its history has {len(history)} entries for {history[-1].version} versions")
     error, result = document["error"], document["result"]
     fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
     return InvocationRecord(

@@ -127,6 +127,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
     ) = row[:15]
     (claim_token, fingerprint, parent_id, reason, arguments, result, error, history) = row[15:]
     entries = history_of(history)
+    if entries and len(entries) != entries[-1].version:
+        raise ValueError(f"its history has {len(entries)} entries for {entries[-1].version} versions")
     if max(abs(rank), epoch, version, attempt) > _LARGEST_NUMBER:
         raise ValueError("a number in it is out of all proportion")
     if not entries or entries[-1].version != version or entries[-1].status != status:
