@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -110,6 +111,11 @@ def holdfast(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return command
 
 
+def hear_interrupts() -> None:
+    """A background job inherits that interrupts are ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Process:
     """`holdfast …` as a process of its own; what it writes is gathered as it comes."""
 
@@ -120,6 +126,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=hear_interrupts,
         )
         self.out: list[str] = []
         self.err: list[str] = []

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,12 @@ from holdfast.store.mongo.connection import database_name
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import invocation, owned, wish
 
-pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
+pytestmark = [
+    pytest.mark.xdist_group("mongo"),
+    pytest.mark.usefixtures("hasty_driver"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
 
 HASTILY = {"serverSelectionTimeoutMS": 100, "connectTimeoutMS": 100, "serverMonitoringMode": "poll"}
 CANARY = "c4n4ry-p4ssw0rd"
@@ -39,22 +47,11 @@ def nothing_stays_open() -> Iterator[None]:
     assert connection._clients == {}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
 def untidy_driver() -> Iterator[None]:
     """The driver forgets a socket if it is closed while it connects. It shall be found here, not in another test."""
     yield
     gc.collect()
-
-
-def away(test: Callable[..., None]) -> Callable[..., None]:
-    """For tests in which no server answers."""
-    for mark in (
-        pytest.mark.usefixtures("untidy_driver"),
-        pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-        pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    ):
-        test = mark(test)
-    return test
 
 
 def dead_port() -> int:
@@ -118,6 +115,35 @@ def test_making_a_store_or_an_app_connects_to_nothing() -> None:
     make_store(url)
     assert repr(app)
     assert connection._clients == {}
+
+
+FORKING = """
+import os, sys
+from holdfast import App
+from holdfast.store.mongo import connection
+
+app = App(sys.argv[1], name="shop")
+task = app.task(name="work")(abs)
+task.submit(-1)
+child = os.fork()
+if child == 0:
+    task.submit(-2)
+    assert {pid for _, _, pid in connection._clients} == {os.getppid(), os.getpid()}
+    app.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+task.submit(-3)
+app.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_makes_its_own(mongo_url: str) -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", FORKING, mongo_url], capture_output=True, timeout=30)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    with App(mongo_url, name="shop") as app:
+        assert len(app.invocations()) == 3
 
 
 # --- the URL
@@ -202,7 +228,6 @@ def test_two_apps_share_a_database_without_seeing_each_other(mongo_url: str) -> 
 
 
 @pytest.mark.slow
-@away
 def test_a_failed_first_connection_is_not_remembered(tmp_path: Path) -> None:
     server = Mongod(tmp_path / "late")
     url = with_options(server.url("late"), **HASTILY)
@@ -228,7 +253,6 @@ def test_a_failed_first_connection_is_not_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@away
 def test_a_server_that_comes_up_meanwhile_is_found(tmp_path: Path) -> None:
     server = Mongod(tmp_path / "late")
     url = with_options(server.url("late"), **HASTILY)
@@ -249,7 +273,6 @@ def test_a_server_that_comes_up_meanwhile_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@away
 def test_the_app_recovers_after_a_failed_start_as_well(tmp_path: Path) -> None:
     server = Mongod(tmp_path / "late")
     url = with_options(server.url("late"), **HASTILY)
@@ -294,7 +317,6 @@ def everything_said(error: BaseException | None) -> str:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
-@away
 def test_a_password_stays_in_the_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     app = App(url.replace("PORT", str(dead_port())), max_retries=1, retry_base_delay=0.001)

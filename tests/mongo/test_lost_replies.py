@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from benchmarks.commands import CommandCounter
-from pymongo import MongoClient, WriteConcern
+from pymongo import MongoClient
 from pymongo.database import Database
-from tests.mongo.tools import Events, auntil, database_of, play
+from tests.mongo.tools import Events, auntil, database_of, nudge, play
 from tests.proxy import Proxy
 
 from holdfast.errors import StoreUnavailable
@@ -200,10 +200,7 @@ def majority_held_up(client: MongoClient[dict[str, Any]]) -> Iterator[None]:
         yield
     finally:
         client.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "off"})
-        # The majority goes on with the next write, whatever it is.
-        unheard = WriteConcern(w=1)
-        client.holdfast_nudge.get_collection("nudge", write_concern=unheard).insert_one({})
-        client.drop_database("holdfast_nudge")
+        nudge(client)
 
 
 def test_an_unknown_outcome_is_told_as_unavailable_and_found_out_later(url: str, proxy: Proxy) -> None:

@@ -18,7 +18,7 @@ from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.store import MongoStore
-from holdfast.testing.samples import LANE, START, TASK, ids_of, invocation, runner, wish
+from holdfast.testing.samples import LANE, START, TASK, ids_of, invocation, owned, runner, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -115,7 +115,7 @@ async def stocked(store: MongoStore) -> None:
 
 
 async def apply_twice(store: MongoStore) -> None:
-    (record,) = (await store.claim(wish("one", lanes=(lane_of("q0", TASK),), limit=1, at=START + 10))).records
+    record = await owned(store, "to end")
     change = changes.completed(record, result=b"\x01", operation="end", at=START)
     await store.apply([change])
     await store.apply([change])
@@ -230,7 +230,7 @@ def gather_a_crowd(raw: Raw) -> None:
     raw.drop_collection("holdfast_invocations")
     raw.aggregate([*numbers, {"$replaceWith": document}, {"$out": "holdfast_invocations"}])
     # The others are built on every field of the crowd and take most of the time.
-    needed = [index.model for index in schema.INDEXES if index.name in {"ready", "due", "owned"}]
+    needed = [index.model for index in schema.INDEXES if index.name in {"ready", "due"}]
     raw.holdfast_invocations.create_indexes(needed)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient, errors
+from pymongo.database import Database
 from tests.mongo.tools import Events, failing, make_store, play, with_options
 
 from holdfast.clock import SystemClock
@@ -25,11 +26,11 @@ from holdfast.testing.samples import START, ids_of, invocation, owned, runner, t
 pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
 
 Client = MongoClient[dict[str, Any]]
+Raw = Database[dict[str, Any]]
 Operation = Callable[[MongoStore], Awaitable[object]]
 
 APP = "holdfast-retries"
 COMMANDS = ("insert", "find", "update", "delete", "findAndModify", "aggregate", "distinct", "getMore", "count")
-SEEN_NOTHING = Filter(statuses=frozenset({Status.PARKED}))
 
 
 @pytest.fixture
@@ -152,28 +153,31 @@ async def stocked(store: MongoStore) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("failpoints")
 @pytest.mark.parametrize("times", [1, 2])
-def test_every_operation_survives_failures(url: str, client: Client, times: int) -> None:
-    for how in [{"errorCode": code} for code in (91, 189, 11600, 10107, 13435)] + [{"closeConnection": True}]:
-        for name, operation in OPERATIONS.items():
-            events = Events()
+def test_every_operation_survives_failures(url: str, raw: Raw, client: Client, times: int) -> None:
+    events = Events()
 
-            async def scenario(store: MongoStore) -> None:
-                await stocked(store)
-                events.all.clear()  # noqa: B023
-                with failing(client, *COMMANDS, app=APP, times=times, **how):  # noqa: B023
-                    await operation(store)  # noqa: B023
-                everything = await store.find("shop", Filter(), 100)
-                for record in everything:
-                    operations = [(entry.version, entry.operation) for entry in record.history]
-                    assert len(set(operations)) == len(operations) == record.version
-                assert len(everything) == 4 + (name == "insert")  # noqa: B023
-                database = store._collection("holdfast_invocations")
-                await database.delete_many({})
+    async def survives(store: MongoStore, name: str, **how: Any) -> None:
+        raw.holdfast_invocations.delete_many({})
+        await stocked(store)
+        events.all.clear()
+        with failing(client, *COMMANDS, app=APP, times=times, **how):
+            await OPERATIONS[name](store)
+        assert len(events.named("retry")) == times, name
+        assert [facts["tries"] for facts in events.named("recovered")][-1:] == [times], name
+        assert events.named("gave_up") == []
+        everything = await store.find("shop", Filter(), 100)
+        assert len(everything) == 4 + (name == "insert")
+        for record in everything:
+            operations = [(entry.version, entry.operation) for entry in record.history]
+            assert len(set(operations)) == len(operations) == record.version
 
-            play(url, scenario, events)
-            assert len(events.named("retry")) == times, name
-            assert [facts["tries"] for facts in events.named("recovered")][-1:] == [times], name
-            assert events.named("gave_up") == []
+    async def scenario(store: MongoStore) -> None:
+        for name in OPERATIONS:
+            for code in (91, 189, 11600, 10107, 13435):
+                await survives(store, name, errorCode=code)
+            await survives(store, name, closeConnection=True)
+
+    play(url, scenario, events)
 
 
 @pytest.mark.usefixtures("failpoints")

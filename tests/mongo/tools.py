@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from pymongo import MongoClient
+from pymongo import MongoClient, WriteConcern
 
 from holdfast.clock import SystemClock
 from holdfast.store.mongo import open_mongo
@@ -105,3 +105,9 @@ def failing(
         yield
     finally:
         client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+
+
+def nudge(client: MongoClient[Document]) -> None:
+    """Write something somewhere: what waits for the server's log to move looks again."""
+    client.holdfast_nudge.get_collection("nudge", write_concern=WriteConcern(w=1)).insert_one({})
+    client.drop_database("holdfast_nudge")

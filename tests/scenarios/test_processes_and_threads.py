@@ -15,8 +15,10 @@ import pytest
 from holdfast import App
 
 PROGRAM = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 from holdfast import App
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
 app = App(sys.argv[1])
 

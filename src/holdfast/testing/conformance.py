@@ -240,6 +240,8 @@ class StoreConformance(ReadConformance):
             wishes = [wish(f"op {n}", limit=7, owner=f"runner/{n}") for n in range(12)]
             got = await asyncio.gather(*[store.claim(each) for each in wishes])
             taken = [id for each in got for id in ids_of(each.records)]
+            # Claimers that collide may come away with less than there is; then it is there for the next one.
+            taken += ids_of((await store.claim(wish("the rest", limit=60, owner="runner/0"))).records)
             assert len(taken) == len(set(taken)) == 60
             assert {r.owner for r in await store.find("shop", Filter(), 99)} <= {each.owner for each in wishes}
 

@@ -129,8 +129,8 @@ class StreamHints:
         bodies = (event.get("fullDocument") or {}).get("hints")
         for body in bodies if isinstance(bodies, list) else ():
             try:
-                hint = Hint(body["kind"], tuple(body["subjects"]), int(body["count"]))
-            except (KeyError, TypeError, ValueError):
+                hint = Hint(str(body["kind"]), tuple(body["subjects"]), int(body["count"]))
+            except (KeyError, TypeError, ValueError, OverflowError):
                 continue
             if (receive := self._receivers.get(hint.kind)) and all(isinstance(name, str) for name in hint.subjects):
                 receive(hint)

@@ -25,7 +25,7 @@ from pymongo.errors import BulkWriteError, OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, StoreUnavailable
+from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -65,6 +65,7 @@ _MAJORITY = WriteConcern(w="majority", j=True)
 _DUPLICATE = 11000
 _AVAILABLE = frozenset(status.value for status in AVAILABLE)
 _CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
+_MOST_BYTES = 14 * 2**20
 _MOST_ROUNDS = 3
 _WIDER = 4  # how many batches a claimer looks at when others take what it wants
 
@@ -164,6 +165,12 @@ class MongoStore:
     async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
         if not records:
             return []
+        for record in records:
+            if len(record.arguments) > _MOST_BYTES:
+                raise StoreError(
+                    f"the arguments of {record.task} take {len(record.arguments) / 2**20:.1f} MB; a MongoDB document "
+                    f"has 16 MB, and {_MOST_BYTES / 2**20:.0f} MB is the most that leaves room for its history and end."
+                )
         documents = [to_document(record) for record in records]
         return await self._ask("insert", lambda again: self._insert(records, documents))
 
