@@ -22,7 +22,7 @@ def record(id: str) -> InvocationRecord:
 
 
 def test_nothing_is_claimed_ahead_before_anything_is_known() -> None:
-    assert Reserve(10).room() == 0
+    assert Reserve(10).room(now=0.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -32,27 +32,38 @@ def test_nothing_is_claimed_ahead_before_anything_is_known() -> None:
 def test_only_what_will_start_within_a_second_is_claimed_ahead(seconds: float, room: int) -> None:
     reserve = Reserve(10)
     for _ in range(50):
-        reserve.learn(seconds)
-    assert reserve.room() == room
+        reserve.learn("t", seconds, now=0.0)
+    assert reserve.room(now=0.0) == room
 
 
 def test_a_reserve_is_filled_up_again_when_half_of_it_is_gone() -> None:
     reserve = Reserve(10)
-    reserve.learn(0.001)
+    reserve.learn("t", 0.001, now=0.0)
     reserve.add(tuple(record(f"{n}") for n in range(100)), now=0.0)
-    assert reserve.room() == 0
+    assert reserve.room(now=0.0) == 0
     assert [r.id for r in reserve.take(49)] == [f"{n}" for n in range(49)]
-    assert reserve.room() == 0
+    assert reserve.room(now=0.0) == 0
     reserve.take(1)
-    assert reserve.room() == 50
+    assert reserve.room(now=0.0) == 50
 
 
 @pytest.mark.parametrize(("seconds", "at_once"), [(0.001, True), (0.009, True), (0.02, False)])
 def test_only_very_short_calls_are_marked_as_running_ahead(seconds: float, at_once: bool) -> None:
     reserve = Reserve(10)
-    assert not reserve.begins_at_once(1)
-    reserve.learn(seconds)
-    assert reserve.begins_at_once(100) is at_once
+    assert not reserve.begins_at_once(1, now=0.0)
+    reserve.learn("t", seconds, now=0.0)
+    assert reserve.begins_at_once(100, now=0.0) is at_once
+
+
+def test_the_slowest_task_of_late_decides() -> None:
+    reserve = Reserve(10)
+    reserve.learn("slow", 30.0, now=0.0)
+    for _ in range(1000):
+        reserve.learn("fast", 0.001, now=1.0)
+    assert reserve.room(now=1.0) == 0
+    assert not reserve.begins_at_once(1, now=1.0)
+    reserve.learn("fast", 0.001, now=61.0)
+    assert reserve.room(now=61.0) == 10 * MOST_TIMES
 
 
 def test_what_lay_too_long_is_given_back() -> None:
@@ -147,6 +158,27 @@ def test_reserved_work_is_given_back_when_the_places_stay_busy() -> None:
         counts = await harness.store.counts("app")
         assert counts.get("pending", 0) == 0
         assert counts["running"] == 2, counts
+        runner.stop(hurry=True)
+        await life
+
+    run_virtual(main)
+
+
+def test_work_marked_as_running_ahead_and_given_back_has_not_been_tried() -> None:
+    """Short calls are expected, long ones come: what waited behind them loses neither its place nor an attempt."""
+
+    async def main(clock: VirtualClock) -> None:
+        harness = Harness(clock, costly(clock))
+        runner = harness.runner(nap, concurrency=2)
+        life = await running(runner)
+        for _ in range(30):
+            await harness.end(await harness.submit("nap", 0.001))
+        ids = await harness.submit_many("nap", 30, 3600.0)
+        await asyncio.sleep(KEEP_SECONDS + 1)
+        records = [r for r in await harness.store.get("app", ids) if r is not None and r.status == "rerouted"]
+        ahead = [r for r in records if "killed" in [entry.status for entry in r.history]]
+        assert ahead, "nothing was marked as running ahead"
+        assert {r.attempt for r in records} == {0}
         runner.stop(hurry=True)
         await life
 

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.codec import Codec
+from holdfast.codec import Codec, ErrorRecord
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.runner import Runner
 from holdfast.errors import StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
+from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, registered
+from holdfast.lifecycle.records import FINAL as ENDED
+from holdfast.lifecycle.records import Hint, InvocationRecord, RunnerRecord, registered
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
@@ -65,6 +67,9 @@ class Harness:
         )
         await self.engine.submitter.submit([registered(record, operation=self.ids.operation(), at=now)])
         return record.id
+
+    async def submit_many(self, task: str, count: int, *args: Any) -> list[str]:
+        return [await self.submit(task, *args) for _ in range(count)]
 
     async def record(self, id: str) -> InvocationRecord:
         (record,) = await self.store.get("app", [id])
@@ -456,12 +461,16 @@ def test_an_end_is_written_again_until_the_store_answers(failures: int, after_th
 
 
 class Picky(MemoryStore):
-    """Refuses results over a size for good, as SQLite does above a gigabyte, and breaks on a result of b'bug'."""
+    """Refuses ends over a size for good, as SQLite does above a gigabyte, and breaks on a result of b'bug'."""
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         for change in changes:
             if isinstance(change.result, bytes) and len(change.result) > 1000:
                 raise StoreError("string or blob too big")
+            if isinstance(change.error, ErrorRecord) and len(change.error.message) > 1000:
+                raise StoreError("error too big")
+            if len(change.why) > 1000:
+                raise StoreError("reason too big")
             if isinstance(change.result, bytes) and b"bug" in change.result:
                 raise RuntimeError("a bug in the store")
         return await super().apply(changes)
@@ -480,6 +489,69 @@ def test_a_result_that_the_store_never_takes_fails_its_invocation_and_no_other()
         records = await harness.end(*ids)
         assert [str(record.status) for record in records] == ["success", "failed", "success", "failed", "success"]
         assert "string or blob too big" in records[1].reason
+        runner.stop()
+        await life
+
+    run_virtual(main)
+
+
+def test_an_error_that_the_store_never_takes_is_told_in_few_words() -> None:
+    async def main(clock: VirtualClock) -> None:
+        harness = Harness(clock, Picky(clock))
+
+        def fail(size: int) -> None:
+            raise ValueError("no" * size + "\0")
+
+        runner = harness.runner(fail)
+        life = await running(runner)
+        (record,) = await harness.end(await harness.submit("fail", 5000))
+        assert record.status is Status.FAILED
+        assert record.error is not None
+        assert record.error.type_name.endswith("ValueError")
+        assert record.error.message.startswith("nono")
+        assert "error too big" in record.reason
+        runner.stop()
+        await life
+
+    run_virtual(main)
+
+
+def test_work_that_cannot_be_marked_as_killed_in_so_many_words_is_killed_in_fewer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        harness = Harness(clock, Picky(clock))
+        runner = harness.runner(nap)
+        life = await running(runner)
+        id = await harness.submit("nap", 3600.0)
+        await asyncio.sleep(1)
+        killed = changes.killed
+        monkeypatch.setattr(changes, "killed", lambda record, **more: killed(record, **(more | {"why": "no" * 5000})))
+        runner.stop(hurry=True)
+        await life
+        assert await harness.story(id) == ["registered", "pending", "running", "killed", "rerouted"]
+
+    run_virtual(main)
+
+
+def test_a_defect_while_an_end_is_announced_does_not_hold_up_the_next_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(clock: VirtualClock) -> None:
+        harness = Harness(clock)
+        runner = harness.runner(nap)
+        life = await running(runner)
+        send, broken = harness.engine.hub.send, [True]
+
+        def sometimes(*hints: Hint) -> None:
+            if broken and hints[0].kind == ENDED:
+                broken.clear()
+                raise RuntimeError("a defect")
+            send(*hints)
+
+        harness.engine.hub.send = sometimes  # type: ignore[method-assign]
+        ids = [await harness.submit("nap", seconds) for seconds in (0.1, 0.2)]
+        records = await harness.end(*ids)
+        assert [record.status for record in records] == ["success"] * 2
+        assert "a defect" in caplog.text
         runner.stop()
         await life
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import bson
 import pytest
 from pymongo.database import Database
 from tests.mongo.tools import Events, opened, play
@@ -41,6 +42,26 @@ STOPS_A_PIPELINE = ("history is a text", "epoch is a text", "attempt is a list",
 
 def damage(raw: Raw, id: str, how: str) -> None:
     assert raw.holdfast_invocations.update_one({"_id": f"shop|{id}"}, DAMAGE[how]).modified_count == 1
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_document_without_room_for_its_claim_is_set_aside_and_the_others_are_claimed(
+    mongo_url: str, raw: Raw, limit: int
+) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        size = len(bson.encode(raw.holdfast_invocations.find_one({"id": "b"}) or {}))
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"arguments": b"x" * (16 * 2**20 - size - 100)}})
+        got: list[str | None] = []
+        for turn in range(5):
+            got += ids_of((await store.claim(wish(f"claim {turn}", limit=limit))).records)
+        assert sorted(map(str, got)) == ["a", "c"]
+        (aside,) = await store.quarantined("shop")
+        assert aside.id == "b"
+        assert "stays in holdfast_invocations" in aside.raw
+        assert raw.holdfast_invocations.count_documents({"id": "b"}) == 1
+
+    play(mongo_url, scenario)
 
 
 @pytest.mark.parametrize("limit", [1, 10])

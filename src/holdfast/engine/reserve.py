@@ -16,38 +16,47 @@ AT_ONCE_SECONDS = 0.1
 MOST_TIMES = 10  # as many times the places of the runner
 KEEP_SECONDS = 2.5  # half of the time after which a claim that does not start counts as lost
 _WEIGHT = 0.2  # of the newest call in the average
+_MEMORY_SECONDS = 60.0  # a task that has not been seen for so long says nothing about the next claim
 
 
 class Reserve:
     def __init__(self, places: int) -> None:
         self._places = places
         self._waiting: deque[tuple[float, InvocationRecord]] = deque()
-        self._average_seconds: float | None = None
+        self._averages: dict[str, tuple[float, float]] = {}  # of each task: seconds, and when it last ended
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def learn(self, seconds: float) -> None:
-        """A call took so long, from its start to its outcome."""
-        before = self._average_seconds
-        self._average_seconds = seconds if before is None else before + _WEIGHT * (seconds - before)
+    def learn(self, task: str, seconds: float, now: float) -> None:
+        """A call of this task took so long, from its start to its outcome."""
+        before, _ = self._averages.get(task, (seconds, now))
+        self._averages[task] = (before + _WEIGHT * (seconds - before), now)
 
-    def room(self) -> int:
+    def _slowest(self, now: float) -> float | None:
+        """The average of the slowest task of late: the next claim may bring nothing but calls of that one."""
+        for task, (_, ended) in tuple(self._averages.items()):
+            if now - ended > _MEMORY_SECONDS:
+                del self._averages[task]
+        return max((average for average, _ in self._averages.values()), default=None)
+
+    def room(self, now: float) -> int:
         """How many more may be claimed ahead. None before the first call has ended: nothing is known yet."""
-        if self._average_seconds is None:
+        slowest = self._slowest(now)
+        if slowest is None:
             return 0
-        soon = self._places * AHEAD_SECONDS / max(self._average_seconds, 0.001)
+        soon = self._places * AHEAD_SECONDS / max(slowest, 0.001)
         capacity = min(int(soon), self._places * MOST_TIMES)
         room = capacity - len(self._waiting)
         return room if room > self._places and room * 2 >= capacity else 0  # less would not be worth the round trips
 
-    def begins_at_once(self, count: int) -> bool:
+    def begins_at_once(self, count: int, now: float) -> bool:
         """Whether so many calls are short enough to be marked as RUNNING before their place is free.
 
         The last of them waits for less than the blink of an eye, and its start needs no write of its own.
         """
-        average = self._average_seconds
-        return average is not None and (len(self._waiting) + count) * average / self._places < AT_ONCE_SECONDS
+        slowest = self._slowest(now)
+        return slowest is not None and (len(self._waiting) + count) * slowest / self._places < AT_ONCE_SECONDS
 
     def add(self, records: tuple[InvocationRecord, ...], now: float) -> None:
         self._waiting.extend((now, record) for record in records)
@@ -59,13 +68,14 @@ class Reserve:
     def stale(self, now: float) -> list[InvocationRecord]:
         """What lay too long, to be given back.
 
-        The guess was wrong, so nothing is claimed ahead until calls prove it.
+        The guess was wrong, so nothing of the like is claimed ahead until calls prove it.
         """
         taken = []
         while self._waiting and now - self._waiting[0][0] >= KEEP_SECONDS:
             taken.append(self._waiting.popleft()[1])
-        if taken:
-            self._average_seconds = max(self._average_seconds or 0.0, KEEP_SECONDS)
+        for record in taken:
+            average, _ = self._averages.get(record.task, (0.0, now))
+            self._averages[record.task] = (max(average, KEEP_SECONDS), now)
         return taken
 
     def patience(self, now: float) -> float | None:

@@ -177,7 +177,7 @@ class Runner:
         self._start(self._reserve.take(self._free()))
         if not self._look or self._prefetching is not None:
             return
-        if self._ahead and self._expected > self.record.concurrency and self._reserve.room():
+        if self._ahead and self._expected > self.record.concurrency and self._reserve.room(self._loop_time()):
             self._prefetching = asyncio.create_task(self._prefetch())
         elif free := max(0, self._free()):
             self._begin(await self._claim(free, start=True))
@@ -201,8 +201,9 @@ class Runner:
 
     async def _prefetch(self) -> None:
         try:
-            room = self._reserve.room()
-            claimed = await self._claim(room, start=self._reserve.begins_at_once(room))
+            now = self._loop_time()
+            room = self._reserve.room(now)
+            claimed = await self._claim(room, start=self._reserve.begins_at_once(room, now))
             self._reserve.add(claimed, self._loop_time())
         except StoreError as error:
             log.debug("nothing was claimed ahead: %s", error)  # a stop; the next claim finds what this one got
@@ -225,7 +226,11 @@ class Runner:
         self._bell.ring()
 
     def _hand_back(self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long") -> None:
-        self._settler.settle([(record, self._settler.return_of(record, why)) for record in reserved])
+        if reserved:
+            log.info(
+                "runner %s hands back %d invocations that it has not begun: %s", self.record.id, len(reserved), why
+            )
+            self._settler.settle([(record, self._settler.return_of(record, why)) for record in reserved])
 
     @staticmethod
     def _loop_time() -> float:
@@ -269,10 +274,10 @@ class Runner:
         for id, outcome in outcomes:
             record = self._running.pop(id, None)
             began = self._began.pop(id, now)
-            if self._ahead:
-                self._reserve.learn(now - began)
             if record is None:
                 continue  # it was marked as killed already when the drain timeout was over
+            if self._ahead:
+                self._reserve.learn(record.task, now - began, now)
             fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
             settled.append((record, self._settler.change_for(record, outcome, fingerprint)))
         interrupted = sum(outcome is INTERRUPTED for _, outcome in outcomes)

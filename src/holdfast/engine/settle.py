@@ -11,6 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from holdfast.codec import ErrorRecord
 from holdfast.engine.patience import Patience
 from holdfast.errors import StoreFull, StoreReadOnly, StoreUnavailable
@@ -19,7 +21,7 @@ from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
 from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord
-from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.lifecycle.status import AVAILABLE
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
@@ -64,8 +66,7 @@ class Settler:
 
     def return_of(self, record: InvocationRecord, why: str) -> Change:
         """Reserved work goes back to the queue."""
-        give_back = changes.handed_back if record.status is Status.PENDING else changes.killed
-        return give_back(record, operation=self._ids.operation(), at=self._store.now(), why=why)
+        return changes.handed_back(record, operation=self._ids.operation(), at=self._store.now(), why=why)
 
     def settle(self, settled: Sequence[tuple[InvocationRecord, Change]]) -> None:
         """Take these changes; they are written as soon as the write before them is done."""
@@ -85,7 +86,10 @@ class Settler:
     async def _write_groups(self) -> None:
         while self._gathered:
             group, self._gathered = self._gathered, []
-            await self._write(group)
+            try:
+                await self._write(group)
+            except Exception:  # a defect of ours; those that wait behind this group must not pay for it
+                log.exception("after writing the ends of %d invocations", len(group))
 
     async def _write(self, group: list[Settled]) -> None:
         """Write a group, waiting while the store is away. One that the store refuses must not hold up the others."""
@@ -111,8 +115,8 @@ class Settler:
                 self._on_started(record, change, False)
             elif isinstance(error, StoreFull | StoreReadOnly):
                 self._try_on(record, change)
-            elif change.name == "completed" and not isinstance(error, StoreUnavailable):
-                self._try_on(record, self._unstorable(record, error))
+            elif not isinstance(error, StoreUnavailable):
+                self._try_on(record, self._substitute(record, change, error))
 
     def _try_on(self, record: InvocationRecord, change: Change) -> None:
         """Beside the others, and without end: a full disk may be emptied."""
@@ -130,17 +134,23 @@ class Settler:
         self._stubborn.add(task)
         task.add_done_callback(self._stubborn.discard)
 
-    def _unstorable(self, record: InvocationRecord, error: Exception) -> Change:
-        """What becomes of a result that the store will never take: FAILED, with the reason."""
-        text = f"the store refuses the result: {error}"
-        failure = ErrorRecord(type_name="holdfast.errors:StoreError", message=text, traceback="", data=None)
-        return changes.failed(record, error=failure, operation=self._ids.operation(), at=self._store.now(), why=text)
+    def _substitute(self, record: InvocationRecord, change: Change, error: Exception) -> Change:
+        """What is written instead of an end that the store will never take: the same end in few and plain words, or
+        FAILED for a result, since SUCCESS without its result would be a lie.
+        """
+        operation, at = self._ids.operation(), self._store.now()
+        if change.name not in ("completed", "failed"):
+            return replace(change, operation=operation, at=at, why=_plain(change.why))
+        found = change.error if isinstance(change.error, ErrorRecord) else None
+        why = f"the store refuses the {'error' if found else 'result'}: {error}"
+        text = f"{found.message} ({why})" if found else why
+        kind = found.type_name if found else "holdfast.errors:StoreError"
+        failure = ErrorRecord(type_name=_plain(kind), message=_plain(text), traceback="", data=None)
+        return changes.failed(record, error=failure, operation=operation, at=at, why=_plain(why))
 
     def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
         ended, ready = list[str](), list[str]()
         for (record, change), verdict in zip(group, verdicts, strict=True):
-            if change.name == "started":
-                self._on_started(record, change, isinstance(verdict, Applied))
             if isinstance(verdict, Applied):
                 target = change.path[-1]
                 if target in FINAL_STATUSES:
@@ -154,6 +164,17 @@ class Settler:
         hints = [Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in told if names]
         if hints:
             self._hub.send(*hints)
+        for (record, change), verdict in zip(group, verdicts, strict=True):
+            if change.name == "started":
+                self._on_started(record, change, isinstance(verdict, Applied))
+
+
+def _plain(text: str) -> str:
+    """Words that any store can take."""
+    return text[:_MOST_WORDS].encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
+
+
+_MOST_WORDS = 500
 
 
 def fields(record: InvocationRecord) -> dict[str, object]:

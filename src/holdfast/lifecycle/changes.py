@@ -38,6 +38,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     actor: str | None = None
     version: int | None = None  # of the record that it was made from: lets a store write faster, and decides nothing
+    never_began: bool = False  # RUNNING was written ahead and no code ran: the attempt is taken back
     why: str = ""
     due_at: float | UnsetType = UNSET
     result: bytes | UnsetType | None = UNSET
@@ -50,6 +51,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def target(self) -> Status:
         return self.path[-1]
+
+    @property
+    def attempts(self) -> int:
+        """What the change adds to the attempts of the invocation."""
+        return self.path.count(Status.RUNNING) - self.never_began
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -141,7 +147,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
         "status": lines[-1].status,
         "owner": lines[-1].owner,
         "epoch": lines[-1].epoch,
-        "attempt": record.attempt + change.path.count(Status.RUNNING),
+        "attempt": record.attempt + change.attempts,
         "changed_at": change.at,
         "reason": change.why,
         "history": record.history + lines,
@@ -239,6 +245,7 @@ def _owned(
     result: bytes | UnsetType | None = UNSET,
     error: ErrorRecord | UnsetType | None = UNSET,
     fingerprint: str | UnsetType | None = UNSET,
+    never_began: bool = False,
 ) -> Change:
     """A change by the invocation's owner: it holds only while the epoch is the one that the owner was given."""
     return Change(
@@ -256,6 +263,7 @@ def _owned(
         result=result,
         error=error,
         fingerprint=fingerprint,
+        never_began=never_began,
     )
 
 
@@ -265,8 +273,15 @@ def started(record: InvocationRecord, *, operation: str, at: float) -> Change:
 
 
 def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """The owner of reserved work returns it to the queue unstarted."""
-    return _owned("handed_back", record, (Status.REROUTED,), _RESERVED, operation=operation, at=at, why=why)
+    """The owner of work that it has not begun returns it to the queue.
+
+    Work that was marked as RUNNING ahead goes by KILLED, the only way back from there, and its attempt does not count.
+    """
+    ahead = record.status is Status.RUNNING
+    path, sources = (
+        ((Status.KILLED, Status.REROUTED), frozenset({Status.RUNNING})) if ahead else ((Status.REROUTED,), _RESERVED)
+    )
+    return _owned("handed_back", record, path, sources, operation=operation, at=at, why=why, never_began=ahead)
 
 
 def completed(record: InvocationRecord, *, result: bytes, operation: str, at: float) -> Change:

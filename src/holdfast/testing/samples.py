@@ -103,6 +103,10 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
         Status.PENDING,
         lambda r: changes.parked(r, fingerprint=None, operation="op", at=START + 1, why="?"),
     ),
+    "handed_back, marked as running": (
+        Status.RUNNING,
+        lambda r: changes.handed_back(r, operation="op", at=START + 1, why="leaving"),
+    ),
     "killed": (Status.RUNNING, lambda r: changes.killed(r, operation="op", at=START + 1, why="stop")),
     "killed, reserved": (Status.PENDING, lambda r: changes.killed(r, operation="op", at=START + 1, why="stop")),
     "woken": (Status.PARKED, lambda r: changes.woken(r, operation="op", at=START + 60, why="new code")),

@@ -156,7 +156,7 @@ def pipeline(change: Change) -> list[Document]:
         "owner": owner,
         "epoch": {"$add": ["$epoch", acquired]},
         "version": {"$add": ["$version", len(lines)]},
-        "attempt": {"$add": ["$attempt", change.path.count(Status.RUNNING)]},
+        "attempt": {"$add": ["$attempt", change.attempts]},
         "changed_at": change.at,
         "reason": {"$literal": change.why},
         "history": {"$concatArrays": ["$history", lines]},
@@ -205,8 +205,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         else:
             gone[name] = ""
     update: Document = {"$set": fields, "$push": {"history": {"$each": [entry_document(line) for line in lines]}}}
-    if starts := change.path.count(Status.RUNNING):
-        update["$inc"] = {"attempt": starts}
+    if change.attempts:
+        update["$inc"] = {"attempt": change.attempts}
     if gone:
         update["$unset"] = gone
     return wanted, update

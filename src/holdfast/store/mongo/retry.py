@@ -57,6 +57,7 @@ TRANSIENT_CODES = frozenset(
         16500,  # too many requests, on services that speak MongoDB's protocol
     }
 )
+NOT_ABOUT_THE_DOCUMENT = frozenset({13, 18, 14031})  # rights and space: another document would fare no better
 _UNAUTHORISED = frozenset({13, 18})
 _FULL = frozenset({14031})  # OutOfDiskSpace
 

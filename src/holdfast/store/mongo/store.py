@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import bson
 import msgspec
 from msgspec.structs import replace
 from pymongo import ReadPreference, ReturnDocument, UpdateOne, WriteConcern
@@ -57,7 +58,8 @@ from holdfast.store.mongo.documents import (
 )
 from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.inspection import inspect
-from holdfast.store.mongo.retry import Retry, RetryPolicy, is_transient
+from holdfast.store.mongo.retry import NOT_ABOUT_THE_DOCUMENT, Retry, RetryPolicy, is_transient
+from holdfast.store.mongo.time import ServerTime
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ _DUPLICATE = 11000
 _AVAILABLE = frozenset(status.value for status in AVAILABLE)
 _CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
 _MOST_BYTES = 14 * 2**20
+_MOST_ENTRY_BYTES = 16 * 2**20 - 4096
 _MOST_ROUNDS = 3
 _WIDER = 4  # how many batches a claimer looks at when others take what it wants
 
@@ -94,13 +97,13 @@ class MongoStore:
         self._observe = observe
         self._use_change_streams = use_change_streams
         self._retry = Retry(retry, clock, rng, observe, where)
-        self._offset = 0.0  # the server's clock minus ours
+        self._time = ServerTime(clock)
         self._crowded = False  # others took what the last claim wanted
         self._database: AsyncDatabase[Document] | None = None
         self._hints: StreamHints | None = None
 
     def now(self) -> float:
-        return self._clock.now() + self._offset
+        return self._time.now()
 
     # --- opening and closing
 
@@ -133,12 +136,9 @@ class MongoStore:
         await schema.prepare(database)
 
     async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
-        before = self._clock.now()
+        asked = self._clock.monotonic()
         hello = await database.command("hello")
-        self._learn_offset(hello["localTime"].timestamp(), before)
-
-    def _learn_offset(self, server: float, before: float) -> None:
-        self._offset = server - (before + self._clock.now()) / 2
+        self._time.learn(hello["localTime"].timestamp(), asked)
 
     async def close(self) -> None:
         if self._hints is not None:
@@ -158,6 +158,9 @@ class MongoStore:
         return collection.with_options(read_concern=ReadConcern("majority")) if majority else collection
 
     async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
+        """Every operation comes through here; now and then one takes the time with it."""
+        if self._time.is_old() and (database := self._database) is not None:
+            await self._retry.ask("time", lambda again: self._learn_time(database))
         return await self._retry.ask(what, attempt)
 
     # --- insert
@@ -306,9 +309,15 @@ class MongoStore:
         document = await invocations.find_one({"_id": key})
         if document is None or not await self._readable([document]):
             return []
-        found = await invocations.find_one_and_update(
-            {"_id": key} | _CLAIMABLE, _pipeline_of(claim), return_document=ReturnDocument.AFTER
-        )
+        try:
+            found = await invocations.find_one_and_update(
+                {"_id": key} | _CLAIMABLE, _pipeline_of(claim), return_document=ReturnDocument.AFTER
+            )
+        except OperationFailure as error:
+            if is_transient(error) or error.code in NOT_ABOUT_THE_DOCUMENT:
+                raise
+            await self._set_aside(document, CorruptRecord(f"{key} cannot be claimed: {error}"))
+            return []
         return [] if found is None else await self._readable([found])
 
     async def _readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
@@ -324,13 +333,20 @@ class MongoStore:
     async def _set_aside(self, document: Document, error: CorruptRecord) -> None:
         """Move a document to quarantine:
 
-        first the copy, then the deletion, so that a crash in between loses nothing.
+        first the copy, then the deletion, so that a crash in between loses nothing. One that has no room for the few
+        words of a quarantine entry stays where it is, out of the queue.
         """
         key = document["_id"]
         app, _, id = str(key).rpartition("|")
         entry = {"app": app, "id": id, "at": self.now(), "why": str(error), "document": document}
-        await self._collection(schema.QUARANTINE).replace_one({"_id": key}, entry, upsert=True)
-        await self._collection(schema.INVOCATIONS).delete_one({"_id": key})
+        quarantine, invocations = self._collection(schema.QUARANTINE), self._collection(schema.INVOCATIONS)
+        if len(bson.encode(entry)) < _MOST_ENTRY_BYTES:
+            await quarantine.replace_one({"_id": key}, entry, upsert=True)
+            await invocations.delete_one({"_id": key})
+        else:
+            entry["document"] = f"too large to move: it stays in {schema.INVOCATIONS}"
+            await quarantine.replace_one({"_id": key}, entry, upsert=True)
+            await invocations.update_one({"_id": key}, {"$unset": {"ready": "", "owned": ""}})
         self._observe("quarantine", {"id": id, "why": str(error)})
 
     # --- apply
@@ -417,7 +433,7 @@ class MongoStore:
         """The server stamps the time, so a runner with a wrong clock neither looks dead nor lives for ever; its
         answer tells us the difference.
         """
-        before = self._clock.now()
+        asked = self._clock.monotonic()
         found = await self._collection(schema.RUNNERS).find_one_and_update(
             {"_id": key},
             [{"$set": {"heartbeat_at": {"$divide": [{"$toLong": "$$NOW"}, 1000]}}}],
@@ -426,7 +442,7 @@ class MongoStore:
         )
         if found is None:
             return False
-        self._learn_offset(found["heartbeat_at"], before)
+        self._time.learn(found["heartbeat_at"], asked)
         return True
 
     async def leave(self, app: str, runner_id: str) -> None:

@@ -184,7 +184,7 @@ def _step_of(change: Change, head: Sequence[Any]) -> tuple[tuple[str, ...], tupl
     _, rowid, _, owner, epoch, version, attempt, _ = head
     lines = entries(change, version=version, epoch=epoch, owner=owner)
     last = lines[-1]
-    attempt += change.path.count(Status.RUNNING)
+    attempt += change.attempts
     step = _step(rowid, change, last.owner, last.epoch, last.version, attempt, history_text(lines))
     optional = tuple([name for name in OPTIONAL if getattr(change, name) is not UNSET])
     return optional, step + tuple([_column(name, getattr(change, name)) for name in optional])
