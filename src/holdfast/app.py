@@ -22,13 +22,13 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from holdfast._bridge import Bridge
 from holdfast.clock import Duration, SystemClock, parse_duration
-from holdfast.codec import Codec
+from holdfast.codec import Codec, Limits
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.core import Engine, log_store_event
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
 from holdfast.ids import Ids
-from holdfast.invocation import Invocation, outcome_of
+from holdfast.invocation import End, Invocation, outcome_of
 from holdfast.lifecycle.explain import explain, living
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
@@ -327,12 +327,21 @@ class App:
         def make() -> Engine:
             store = open_store(url, clock=clock, observe=log_store_event, options=options)
             poll = settings.poll_interval_seconds
-            return Engine(app=name, store=store, clock=clock, ids=ids, rng=rng, poll_interval_seconds=poll)
+            return Engine(
+                app=name,
+                store=store,
+                clock=clock,
+                ids=ids,
+                rng=rng,
+                poll_interval_seconds=poll,
+                limits=Limits(settings.inline_limit, settings.payload_limit),
+                chunk_threshold=settings.chunk_threshold,
+            )
 
         return make
 
-    def _outcome(self, record: InvocationRecord) -> object:
-        return outcome_of(record, self._codec.decode, self._codec.decode_error)
+    def _outcome(self, end: End) -> object:
+        return outcome_of(end, self._codec)
 
     async def _explain(self, record: InvocationRecord) -> str:
         engine = await self._engine()

@@ -7,6 +7,7 @@
     │   ├── BlockingCall                        a blocking wait on a running event loop
     │   ├── ArgumentsDoNotBind                  arguments that the task's signature refuses
     │   ├── DuplicateTask                       two tasks with one name
+    │   ├── KeyTaken                            its key belongs to a call with other arguments
     │   └── UnknownTask                         a name that this app does not declare
     ├── ConfigurationError                      a setting, URL or app reference is wrong
     │   ├── UnknownSetting
@@ -23,11 +24,13 @@
     │   └── InvocationStatusRaceConditionError  legal when asked, but another writer came first
     ├── StoreError
     │   ├── StoreUnavailable                    cannot be reached or opened; may pass
-    │   ├── StoreReadOnly
+    │   ├── StoreReadOnly                       can be read, perhaps, but not written
+    │   │   └── StoreUnauthorised               this user, its password or its roles are not accepted
     │   ├── StoreFull
     │   ├── UnsupportedFileSystem               a SQLite file on a network file system
     │   ├── SchemaMismatch                      the store was written by another version, or is foreign
-    │   └── CorruptRecord                       one stored record cannot be read; the others can
+    │   ├── CorruptRecord                       one stored record cannot be read; the others can
+    │   └── PayloadLost                         a large value is not in the store any more, or is damaged
     ├── InvocationNotFound
     ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
     └── InvocationError                         the invocation ended, but not with a result
@@ -61,6 +64,10 @@ class ArgumentsDoNotBind(UsageError, TypeError):
 
 class DuplicateTask(UsageError):
     """Two tasks of one app share a name."""
+
+
+class KeyTaken(UsageError):
+    """The idempotency key belongs to another call: the same task, but other arguments."""
 
 
 class UnknownTask(UsageError):
@@ -132,7 +139,15 @@ class StoreUnavailable(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """The store's medium cannot be written."""
+    """The store cannot be written: its medium does not allow it, or this user may not."""
+
+
+class StoreUnauthorised(StoreReadOnly):
+    """The store does not let this user in, or not even look: a wrong password, no user, a missing role.
+
+    It stays so until somebody changes that, so nothing is tried again. A kind of `StoreReadOnly`, since whoever
+    handles that one (by keeping what could not be written) has to do the same here.
+    """
 
 
 class StoreFull(StoreError):
@@ -149,6 +164,10 @@ class SchemaMismatch(StoreError):
 
 class CorruptRecord(StoreError):
     """One stored record cannot be read. It is kept for inspection; the others are not touched."""
+
+
+class PayloadLost(StoreError):
+    """A large value that a record refers to is not in the store any more, or is damaged."""
 
 
 class InvocationNotFound(HoldfastError, LookupError):

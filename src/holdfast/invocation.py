@@ -6,11 +6,13 @@ processes, say the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from holdfast._bridge import refuse_on_loop
 from holdfast.clock import format_duration
+from holdfast.codec import Codec, Payloads, references
+from holdfast.engine.core import Engine
 from holdfast.errors import (
     InvocationCancelled,
     InvocationNotFound,
@@ -134,20 +136,20 @@ class Invocation(Generic[R]):
     async def aresult(self, timeout: float | None = None) -> R:
         return self._outcome(await self._app._arun(self._end(timeout)))
 
-    def _outcome(self, record: InvocationRecord) -> R:
+    def _outcome(self, end: End) -> R:
         # Decoded here, on the caller's thread: that may run user code, and take a while.
-        return cast(R, self._app._outcome(record))
+        return cast(R, self._app._outcome(end))
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aresult().__await__()
 
-    async def _end(self, timeout: float | None) -> InvocationRecord:
+    async def _end(self, timeout: float | None) -> End:
         engine = await self._app._engine()
         fresh, self._fresh = self._fresh, False
         ended = await engine.watcher.ends([self.id], timeout, fresh=fresh)
         if self.id not in ended:
             raise ResultTimeout(await self._impatience(timeout))
-        return ended[self.id]
+        return await _end_of(engine, ended[self.id])
 
     async def _impatience(self, timeout: float | None) -> str:
         record = await self._record()
@@ -186,15 +188,15 @@ class InvocationGroup(Sequence[Invocation[R]]):
         Raises what the first failed one raised, or `ResultTimeout`.
         """
         refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
-        return [invocation._outcome(record) for invocation, record in self._app._run(self._ends(timeout))]
+        return [invocation._outcome(end) for invocation, end in self._app._run(self._ends(timeout))]
 
     async def aresults(self, timeout: float | None = None) -> list[R]:
-        return [invocation._outcome(record) for invocation, record in await self._app._arun(self._ends(timeout))]
+        return [invocation._outcome(end) for invocation, end in await self._app._arun(self._ends(timeout))]
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresults().__await__()
 
-    async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], InvocationRecord]]:
+    async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], End]]:
         engine = await self._app._engine()
         fresh = bool(self._invocations) and all(invocation._fresh for invocation in self)
         ended = await engine.watcher.ends([invocation.id for invocation in self], timeout, fresh=fresh)
@@ -203,18 +205,29 @@ class InvocationGroup(Sequence[Invocation[R]]):
             raise ResultTimeout(
                 f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(timeout)}"
             )
-        return [(invocation, ended[invocation.id]) for invocation in self]
+        return [(invocation, await _end_of(engine, ended[invocation.id])) for invocation in self]
 
 
-def outcome_of(
-    record: InvocationRecord, decode: Callable[[bytes], object], decode_error: Callable[..., BaseException]
-) -> object:
+class End(NamedTuple):
+    """A final record, with what its result or error has apart."""
+
+    record: InvocationRecord
+    payloads: Payloads
+
+
+async def _end_of(engine: Engine, record: InvocationRecord) -> End:
+    error = record.error.data if record.error is not None else None
+    return End(record, await engine.depot.fetch((*references(record.result), *references(error))))
+
+
+def outcome_of(end: End, codec: Codec) -> object:
     """The result of a final record, or its error raised."""
+    record, payloads = end
     match record.status:
         case Status.SUCCESS:
-            return decode(record.result or b"")
+            return codec.decode(record.result or b"", payloads)
         case Status.FAILED if record.error is not None:
-            raise decode_error(record.error, invocation_id=record.id)
+            raise codec.decode_error(record.error, payloads, invocation_id=record.id)
         case Status.FAILED:
             raise TaskFailed("holdfast:Failed", record.reason, invocation_id=record.id)
         case Status.CANCELLED:

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 import msgspec
 
 from holdfast.clock import Duration, parse_duration
+from holdfast.codec import Payload, Seen
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
-from holdfast.errors import StoreError, UsageError
+from holdfast.engine.depot import whole
+from holdfast.errors import KeyTaken, StoreError, UsageError
 from holdfast.execution.call import bind
+from holdfast.ids import derived_id
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY, InvocationRecord, registered
 
@@ -36,6 +39,8 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     at: float | None = None
     priority: int | None = None
     queue: str | None = None
+    key: str | None = None
+    session: Any = None
 
 
 class Submittable(Generic[P, R]):
@@ -62,11 +67,20 @@ class Submittable(Generic[P, R]):
         at: dt.datetime | float | None = None,
         priority: int | None = None,
         queue: str | None = None,
+        key: str | None = None,
+        session: Any = None,
     ) -> Self:
         """The same task with other options for the calls that are submitted through it.
 
         `delay` is a duration ("5m", 300, a timedelta) from now; `at` a moment (an aware datetime, or seconds since
         the epoch); `priority` lies between −100 and 100 and higher goes first.
+
+        `key` makes the call idempotent: the first submit of this task with that key stores it, and every other one
+        returns the same invocation; other arguments with the same key are refused with `KeyTaken`.
+
+        `session` is your own transaction: a session of pymongo's (async) client inside `start_transaction`, or a
+        `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
+        not.
         """
         if delay is not None and at is not None:
             raise UsageError("give either delay= or at=, not both")
@@ -76,6 +90,8 @@ class Submittable(Generic[P, R]):
             at=None if at is None else _moment(at),
             priority=self._options.priority if priority is None else valid_priority(priority),
             queue=self._options.queue if queue is None else valid_name("queue", queue),
+            key=self._options.key if key is None else _valid_key(key),
+            session=self._options.session if session is None else session,
         )
         return type(self)(self._app, self.definition, changed)
 
@@ -100,27 +116,75 @@ class Submittable(Generic[P, R]):
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 
     def _store(self, engine: Engine, calls: list[CallArguments]) -> InvocationGroup[R]:
-        records = [self._record(engine, args, dict(kwargs)) for args, kwargs in calls]
-        return self._handles(records, self._app._run(engine.submitter.submit(records)))
+        records, payloads = self._records(engine, calls)
+        if not records or self._options.session is None:
+            return self._handles(records, self._app._run(engine.submitter.submit(records, payloads)))
+        transaction = engine.store.joined(self._options.session)
+        if transaction.is_async:
+            raise UsageError("the session belongs to an asynchronous client; await asubmit() or amap() with it")
+        if not transaction.carries_payloads:
+            self._app._run(engine.submitter.keep(payloads))
+        there = transaction.insert(records, whole(payloads) if transaction.carries_payloads else ())
+        self._app._run(engine.submitter.announce(transaction, records))
+        return self._handles(records, there)
 
     async def _astore(self, engine: Engine, calls: list[CallArguments]) -> InvocationGroup[R]:
-        records = [self._record(engine, args, dict(kwargs)) for args, kwargs in calls]
-        return self._handles(records, await self._app._arun(engine.submitter.submit(records)))
+        records, payloads = self._records(engine, calls)
+        if not records or self._options.session is None:
+            return self._handles(records, await self._app._arun(engine.submitter.submit(records, payloads)))
+        transaction = engine.store.joined(self._options.session)
+        if not transaction.carries_payloads:
+            await self._app._arun(engine.submitter.keep(payloads))
+        stored = whole(payloads) if transaction.carries_payloads else ()
+        there = (
+            await transaction.ainsert(records, stored) if transaction.is_async else transaction.insert(records, stored)
+        )
+        await self._app._arun(engine.submitter.announce(transaction, records))
+        return self._handles(records, there)
 
-    def _handles(self, records: list[InvocationRecord], stored: Sequence[bool]) -> InvocationGroup[R]:
-        if not all(stored):
-            taken = len(stored) - sum(stored)
-            raise StoreError(f"{taken} of {len(stored)} new ids were taken already; what was there is untouched")
-        return InvocationGroup(self._app, [Invocation(self._app, record.id, fresh=True) for record in records])
+    def _records(self, engine: Engine, calls: list[CallArguments]) -> tuple[list[InvocationRecord], list[Payload]]:
+        if self._options.key is not None and len(calls) > 1:
+            raise UsageError(f"the key {self._options.key!r} is for one call, and these are {len(calls)}")
+        seen: Seen = {}
+        payloads: list[Payload] = []
+        return [self._record(engine, args, dict(kwargs), payloads, seen) for args, kwargs in calls], payloads
 
-    def _record(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvocationRecord:
+    def _handles(self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]) -> InvocationGroup[R]:
+        """Handles of these, some of which were there already."""
+        for record, before in zip(records, there, strict=True):
+            if before is not None:
+                self._agree(record, before)
+        handles = [
+            Invocation[R](self._app, record.id, fresh=before is None)
+            for record, before in zip(records, there, strict=True)
+        ]
+        return InvocationGroup(self._app, handles)
+
+    def _agree(self, record: InvocationRecord, before: InvocationRecord) -> None:
+        """Refuse what is there under the same id, unless it is the same call with the same key."""
+        if self._options.key is None:
+            raise StoreError(f"the new id {record.id} was taken already; what was there is untouched")
+        if record.arguments != before.arguments:
+            codec = self._app._codec
+            now, then = (codec.decode_call(one.arguments, describe=True) for one in (record, before))
+            if now != then:
+                raise KeyTaken(
+                    f"the key {self._options.key!r} of {record.task} belongs to {before.id}, which was called with "
+                    "other arguments. One key is one call; use another key, or the arguments of the first."
+                )
+
+    def _record(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen
+    ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         bind(task.signature, args, kwargs, task.name)
+        packed = self._app._codec.pack_call(args, kwargs, self._names, engine.limits, seen)
+        payloads += packed.payloads
         record = InvocationRecord(
-            id=ids.new(),
+            id=ids.new() if options.key is None else derived_id("key", self._app.name, task.name, options.key),
             app=self._app.name,
             task=task.name,
-            arguments=self._app._codec.encode_call(args, kwargs, self._names),
+            arguments=packed.data,
             queue=options.queue or task.queue,
             tags=task.tags,
             priority=task.priority if options.priority is None else options.priority,
@@ -168,6 +232,12 @@ def _moment(at: object) -> float:
     if isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at <= _LATEST:
         return float(at)
     raise UsageError(f"at={at!r}: expected an aware datetime or seconds since the epoch")
+
+
+def _valid_key(key: str) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= 1000:
+        raise UsageError(f"key={key!r:.80}: expected a text of 1 to 1,000 characters")
+    return key
 
 
 def valid_priority(priority: int) -> int:

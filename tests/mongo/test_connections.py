@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pymongo import MongoClient
 from pymongo.database import Database
 from tests.mongo.tools import Events, database_of, make_store, opened, play, with_options
 from tests.mongod import Mongod, fresh_database, with_database
 
 from holdfast import App
-from holdfast.errors import ConfigurationError, HoldfastError, StoreReadOnly, StoreUnavailable
+from holdfast.errors import ConfigurationError, HoldfastError, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle.status import Status
 from holdfast.store.mongo import _hosts, connection
 from holdfast.store.mongo.connection import database_name
@@ -163,6 +165,7 @@ def test_a_forked_child_makes_its_own(mongo_url: str) -> None:
         ("mongodb+srv://u:p@cluster.example.com/shop?tls=true", "shop"),
         ("mongodb+srv://u:p@cluster.example.com/my%2Dshop", "my-shop"),
         ("mongodb+srv://cluster.example.com?tlsCAFile=/etc/ca.pem", "holdfast"),
+        ("mongodb://h/shop.invocations", "shop"),
     ],
 )
 def test_the_url_names_the_database(url: str, name: str) -> None:
@@ -314,9 +317,21 @@ def everything_said(error: BaseException | None) -> str:
         f"mongodb://127.0.0.1:PORT/db?{HASTY}&tls=true&tlsCertificateKeyFile=/none&tlsCertificateKeyFilePassword={CANARY}",
         f"mongodb://127.0.0.1:PORT/db?{HASTY}&authMechanismProperties=AWS_SESSION_TOKEN:{CANARY}",
         f"mongodb://u:p@127.0.0.1:PORT/db?{HASTY}&authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:{CANARY}",
+        f"mongodb://127.0.0.1:PORT/db?{HASTY}&authMechanismProperties={CANARY}:x",
+        f"mongodb://127.0.0.1:PORT/db?{HASTY}&authMechanismProperties=SERVICE_NAME:x,{CANARY}",
+        f"mongodb://127.0.0.1:PORT/db?{HASTY}&tlsCertificateKeyFilePassword=a&{CANARY}=b",
+        f"mongodb://user:12?{CANARY}@127.0.0.1:PORT/db",
+        f"mongodb://user:12?{CANARY}=x@127.0.0.1:PORT/db",
+        f"mongodb://user:12?appName={CANARY}&a=b@127.0.0.1:PORT/db",
+        f"mongodb://user:12?readPreference={CANARY}@127.0.0.1:PORT/db",
+        f"mongodb://user%3A{CANARY}%40127.0.0.1:PORT/db?{HASTY}",
+        f"mongodb://user:{CANARY}%40127.0.0.1:PORT/db?{HASTY}",
+        f"mongodb:///user:{CANARY}@127.0.0.1:PORT/db?{HASTY}",
+        f"mongodb:/user:{CANARY}@127.0.0.1:PORT/db?{HASTY}",
+        f"mongodb//user:{CANARY}@127.0.0.1:PORT/db?{HASTY}",
+        f"mongodb+srv://user:{CANARY}@127.0.0.1:PORT/db?{HASTY}",
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_a_password_stays_in_the_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     app = App(url.replace("PORT", str(dead_port())), max_retries=1, retry_base_delay=0.001)
@@ -327,12 +342,86 @@ def test_a_password_stays_in_the_url(url: str, caplog: pytest.LogCaptureFixture)
     assert CANARY not in "\n".join(said)
 
 
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    password=st.one_of(
+        st.text(max_size=20),
+        st.text("@/?#:&=;%,. []'\"\\+-!x1", max_size=20),
+        st.lists(st.sampled_from(["@h", "/", "?", "#", ":1", "://", "&", "?a=", "&w=1", "%40", "12?w=", " "])).map(
+            "".join
+        ),
+    ),
+    in_option=st.booleans(),
+)
+def test_no_part_of_a_random_password_is_told(caplog: pytest.LogCaptureFixture, password: str, in_option: bool) -> None:
+    """Marked at both ends, so that half of it is found as well."""
+    secret, port = f"{CANARY}{password}{CANARY}", dead_port()
+    hastily = "serverMonitoringMode=poll&serverSelectionTimeoutMS=1&connectTimeoutMS=1"
+    if in_option:
+        url = f"mongodb://127.0.0.1:{port}/db?{hastily}&authMechanismProperties={secret}"
+    else:
+        url = f"mongodb://user:{secret}@127.0.0.1:{port}/db?{hastily}"
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG), App(url, max_retries=0) as app, pytest.raises(HoldfastError) as caught:
+        app.invocations()
+    assert CANARY not in "\n".join([everything_said(caught.value), caplog.text, repr(app), repr(app.settings)])
+
+
+# --- options
+
+
 @pytest.mark.parametrize(
-    "url", ["mongodb://", "mongodb://h:port", "mongodb://h/a b.c$", "mongodb://h/?tls=true&tlsCAFile=/none"]
+    "url",
+    [
+        *("mongodb://", "mongodb://h:port", "mongodb://h/a b.c$", "mongodb://h/?tls=true&tlsCAFile=/none"),
+        *("mongodb://h/?w", "mongodb://h/?w=1&&tls=true", "mongodb://h/?w=1;tls=true&ssl=true", "mongodb://%41"),
+    ],
 )
 def test_a_url_that_cannot_be_used_is_a_configuration_error(url: str) -> None:
-    with App(url) as app, pytest.raises(ConfigurationError):
+    with App(url) as app, pytest.raises(ConfigurationError, match="this MongoDB URL cannot be used: "):
         app.invocations()
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("replicaSett=rs0", "there is no option replicaSett; did you mean replicaSet."),
+        ("tsl=true", "there is no option tsl; did you mean tls."),
+        ("colour=blue", "there is no option colour; there are appname, authMechanism, authMechanismProperties, "),
+        ("proxyHost=p", "there is no option proxyHost; "),  # the driver would go on without the proxy
+        (
+            "maxPoolSize=many",
+            "the option maxPoolSize does not take this value: The value of maxPoolSize must be an int",
+        ),
+        ("retryWrites=yes", "the option retryWrites does not take this value: The value of retryWrites must be 'true'"),
+        ("socketTimeoutMS=-1", "the option socketTimeoutMS does not take this value: socketTimeoutMS must be greater"),
+        ("readPreference=second", "the option readPreference does not take this value: second is not a valid read"),
+        ("authMechanism=NONSENSE", "the option authMechanism does not take this value: authMechanism must be in ("),
+        ("tls=true&tlsCAFile=/none", "the option tlsCAFile does not take this value: No such file or directory: /none"),
+        ("compressors=zip", "the option compressors does not take this value: Unsupported compressor: zip"),
+        ("datetime_conversion=x", "the option datetime_conversion does not take this value: "),
+        ("authMechanismProperties=x", "the value of authMechanismProperties is not allowed; it is written NAME:value"),
+        ("w=1&W=2", "the option W is given twice"),
+        ("tls=true&tlsInsecure=true&tlsAllowInvalidCertificates=true", "cannot be specified simultaneously"),
+        ("w=1=2", "options are written name=value, with '&' between them"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv"])
+def test_an_option_that_the_driver_would_leave_out_is_refused(scheme: str, query: str, said: str) -> None:
+    """It warns, at most, and a program that ignores warnings would run without the option."""
+    with App(f"{scheme}://me:{CANARY}@h.example.com/db?{query}") as app:
+        for _ in range(2):
+            with pytest.raises(ConfigurationError) as caught:
+                app.invocations()
+            assert str(caught.value).startswith("this MongoDB URL cannot be used: ")
+            assert said in str(caught.value)
+            assert CANARY not in everything_said(caught.value)
+
+
+def test_options_that_the_driver_takes_are_taken(mongo_url: str) -> None:
+    tags = "readPreference=nearest&readPreferenceTags=dc:ny&readPreferenceTags="
+    more = "maxPoolSize=7&appName=@shop@&COMPRESSORS=zlib&w=1&ssl=false"
+    play(f"{mongo_url}&{tags}&{more}", lambda store: store.counts("shop"))
 
 
 @pytest.fixture(scope="module")
@@ -355,19 +444,36 @@ def test_who_may_not_is_told_so(guarded: Mongod, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     server = guarded.address
 
-    def fails(user: str) -> str:
+    def fails(user: str, kind: type[StoreReadOnly], advice: str) -> str:
         url = f"mongodb://{user}{server}/shop?directConnection=true&authSource=admin"
-        with App(url) as app, pytest.raises(StoreReadOnly, match="Check the user") as caught:
+        with App(url) as app, pytest.raises(StoreReadOnly, match=advice) as caught:
             app.task(name="x")(print).submit()
+        assert type(caught.value) is kind
         return everything_said(caught.value)
 
-    said = [fails(f"root:not-{CANARY}@"), fails(""), fails(f"reader:{CANARY}@"), caplog.text]
+    said = [
+        fails(f"root:not-{CANARY}@", StoreUnauthorised, "Check the user and its password"),
+        fails(f"nobody:{CANARY}@", StoreUnauthorised, "Check the user and its password"),
+        fails("", StoreUnauthorised, "the URL has no user"),
+        fails(f"reader:{CANARY}@", StoreReadOnly, "Check the user and its roles"),
+        caplog.text,
+    ]
     assert CANARY not in "\n".join(said)
 
     url = f"mongodb://root:{CANARY}@{server}/shop?directConnection=true&authSource=admin"
     play(url, lambda store: store.insert([invocation("a")]), use_change_streams=False)
     with App(f"mongodb://reader:{CANARY}@{server}/shop?directConnection=true&authSource=admin", name="shop") as app:
         assert len(app.invocations()) == 1, "a reader may look at what is there"
+
+
+@pytest.mark.slow
+def test_a_wrong_password_is_wrong_once(guarded: Mongod) -> None:
+    """However patient the settings are: it would be wrong the next time too."""
+    events = Events()
+    url = f"mongodb://root:not-{CANARY}@{guarded.address}/shop?directConnection=true&authSource=admin"
+    with pytest.raises(StoreUnauthorised):
+        play(url, lambda store: store.counts("shop"), events, retry_indefinitely=True)
+    assert events.all == []
 
 
 def test_nothing_that_is_stored_knows_the_url(mongo_url: str, raw: Database[dict[str, Any]]) -> None:

@@ -14,12 +14,12 @@ from pymongo.database import Database
 from tests.mongo.tools import Events, failing, make_store, play, with_options
 
 from holdfast.clock import SystemClock
-from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
-from holdfast.store.mongo.retry import Retry, RetryPolicy, is_transient
+from holdfast.store.mongo.retry import READS, Retry, RetryPolicy, is_transient
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
 
@@ -78,6 +78,9 @@ def bulk_error(*codes: int, concern: bool = False) -> errors.BulkWriteError:
         (errors.DuplicateKeyError("there", 11000), False),
         (server_error(2), False),
         (server_error(13), False),
+        (server_error(18), False),
+        (errors.OperationFailure("no", 18, {"errorLabels": ["RetryableWriteError"]}), False),
+        (errors.OperationFailure("bad auth", 8000, {"errorLabels": ["RetryableWriteError"]}), False),
         (server_error(14031), False),
         (errors.ConfigurationError("what?"), False),
         (errors.InvalidOperation("closed"), False),
@@ -270,19 +273,27 @@ def test_indefinitely_means_whatever_the_other_limits(url: str, client: Client) 
 
 @pytest.mark.usefixtures("failpoints")
 @pytest.mark.parametrize(
-    ("code", "kind"), [(2, StoreError), (13, StoreReadOnly), (18, StoreReadOnly), (14031, StoreFull)]
+    ("code", "writing", "reading"),
+    [
+        (2, StoreError, StoreError),
+        (13, StoreReadOnly, StoreUnauthorised),
+        (18, StoreUnauthorised, StoreUnauthorised),
+        (14031, StoreFull, StoreFull),
+    ],
 )
-def test_a_refusal_is_not_asked_again(url: str, client: Client, code: int, kind: type[StoreError]) -> None:
+def test_a_refusal_is_not_asked_again(
+    url: str, client: Client, code: int, writing: type[StoreError], reading: type[StoreError]
+) -> None:
     events = Events()
 
     async def scenario(store: MongoStore) -> None:
         await store.enrol(runner("r"))
         with failing(client, "insert", "find", "findAndModify", app=APP, errorCode=code):
-            for operation in (
-                store.insert([invocation("a")]),
-                store.get("shop", ["a"]),
-                store.heartbeat("shop", "r"),
-                store.claim(wish()),
+            for operation, kind in (
+                (store.insert([invocation("a")]), writing),
+                (store.get("shop", ["a"]), reading),
+                (store.heartbeat("shop", "r"), writing),
+                (store.claim(wish()), writing),
             ):
                 with pytest.raises(StoreError) as caught:
                     await operation
@@ -290,6 +301,40 @@ def test_a_refusal_is_not_asked_again(url: str, client: Client, code: int, kind:
 
     play(url, scenario, events)
     assert events.named("retry") == events.named("gave_up") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "kind", "advice"),
+    [
+        ("Authentication failed.", 18, StoreUnauthorised, "password"),
+        ("Unsupported mechanism SCRAM-SHA-1", 334, StoreUnauthorised, "authMechanism"),
+        ("command createIndexes requires authentication", 13, StoreUnauthorised, "the URL has no user"),
+        ("not authorized on shop to execute command { update: 1 }", 13, StoreReadOnly, "roles"),
+        # A hosted MongoDB answers for its servers with one code of its own.
+        ("bad auth : authentication failed", 8000, StoreUnauthorised, "password"),
+        ("user is not allowed to do action [insert] on [shop.x]", 8000, StoreReadOnly, "roles"),
+        ("you are over your space quota, using 512 MB of 512 MB", 8000, StoreFull, "space"),
+        ("something else", 8000, StoreError, "something else"),
+    ],
+)
+def test_a_refusal_has_a_class_and_advice(said: str, code: int, kind: type[StoreError], advice: str) -> None:
+    asked = []
+
+    async def refuse(again: bool) -> None:
+        asked.append(again)
+        raise errors.OperationFailure(said, code)
+
+    retry = Retry(RetryPolicy(retry_indefinitely=True), SystemClock(), random.Random(1), Events(), "here")
+    with pytest.raises(StoreError, match=advice) as caught:
+        asyncio.run(retry.ask("insert", refuse))
+    assert type(caught.value) is kind
+    assert asked == [False]
+
+
+def test_every_reading_operation_is_known_as_one() -> None:
+    """Who may not read is told something else than who may not write, so each operation is one or the other."""
+    writes = {"insert", "claim", "apply", "enrol", "heartbeat", "leave"}
+    assert set(OPERATIONS) - writes == READS
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def _held_by(record: InvocationRecord, now: float) -> str:
 def _call(app: App, record: InvocationRecord) -> tuple[str, dict[str, Any]]:
     """The call as Python would write it, and as facts."""
     try:
-        args, kwargs = codec_of(app).decode_call(record.arguments)
+        args, kwargs = codec_of(app).decode_call(record.arguments, describe=True)
     except NotDecodable as error:
         return f"its {counted(len(record.arguments), 'byte')} of arguments cannot be read here: {error}", {
             "unreadable": str(error)
@@ -183,7 +183,7 @@ def _result(app: App, record: InvocationRecord) -> tuple[str, object]:
     if record.result is None:
         return "", None
     try:
-        value = codec_of(app).decode(record.result)
+        value = codec_of(app).decode(record.result, describe=True)
     except NotDecodable as error:
         return f"{counted(len(record.result), 'byte')} that cannot be read here: {error}", {"unreadable": str(error)}
     return described(value), {"value": value}

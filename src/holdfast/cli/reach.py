@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from holdfast.app import App
 from holdfast.codec import Codec
 from holdfast.errors import HoldfastError
-from holdfast.invocation import Invocation
+from holdfast.invocation import End, Invocation
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL, OWNED
 from holdfast.store.contract import Store
@@ -40,7 +40,7 @@ def awaited(
 ) -> object:
     """The result. If nobody has begun with it by then, `explain` is told once what it waits for."""
 
-    async def job() -> InvocationRecord:
+    async def job() -> End:
         waiting = asyncio.ensure_future(invocation._end(patience_seconds))
         try:
             done, _ = await asyncio.wait({waiting}, timeout=explain_after_seconds)

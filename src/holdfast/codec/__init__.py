@@ -17,7 +17,8 @@ gone, and would judge old data by new rules. The same holds for exceptions, whos
 Only if that fails does a careful pass look at each leaf: it finds big integers, or the path of what must be refused.
 
 The rooms, each importing only from those above it: `refusals` (why not, and where), `extensions` (codes and leaves),
-`classes` (the registry's shapes), `values` (writer and reader), `failures` (exceptions). Outside, import from here.
+`payloads` (what lies apart), `classes` (the registry's shapes), `values` (writer and reader), `failures`
+(exceptions). Outside, import from here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import contextlib
 import enum
 import typing
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -33,11 +35,39 @@ import msgspec
 from holdfast.codec.classes import Shape, fields_of, hints_of, stored_name, type_name
 from holdfast.codec.extensions import Code, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
+from holdfast.codec.payloads import (
+    Limits,
+    Packed,
+    Payload,
+    Payloads,
+    Reference,
+    Seen,
+    Shelf,
+    Spill,
+    references,
+    split,
+)
 from holdfast.codec.refusals import Refused
 from holdfast.codec.values import MAX_DEPTH, PLAIN, Reader, Writer
 from holdfast.errors import NotDecodable, NotEncodable, UsageError
 
-__all__ = ["MAX_DEPTH", "MAX_ERROR_TEXT_BYTES", "Code", "Codec", "ErrorRecord"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_ERROR_TEXT_BYTES",
+    "Code",
+    "Codec",
+    "ErrorRecord",
+    "Limits",
+    "Packed",
+    "Payload",
+    "Payloads",
+    "Reference",
+    "Seen",
+    "references",
+]
+
+NO_PAYLOADS: Payloads = MappingProxyType({})
+_WORTH_BYTES = 256  # what is smaller is not worth a payload of its own
 
 
 class Codec:
@@ -98,10 +128,12 @@ class Codec:
         except Exception:
             return self._encode_carefully(value, at)
 
-    def decode(self, data: bytes) -> Any:
-        """Raises `NotDecodable` and nothing else."""
+    def decode(self, data: bytes, payloads: Payloads = NO_PAYLOADS, *, describe: bool = False) -> Any:
+        """Raises `NotDecodable` and nothing else. To `describe` is to put a text where a payload is not at hand."""
         try:
-            return msgspec.msgpack.decode(data, ext_hook=Reader(self._by_name).hook)
+            known, body = split(data)
+            shelf = Shelf(known, payloads, describe=describe) if known else None
+            return msgspec.msgpack.decode(body, ext_hook=Reader(self._by_name, shelf).hook)
         except NotDecodable:
             raise
         except Exception as error:
@@ -125,8 +157,10 @@ class Codec:
         named = {name: again(item, name, f"argument {name!r}: ") for name, item in kwargs.items()}
         return pack(([msgspec.Raw(item) for item in positional], {n: msgspec.Raw(item) for n, item in named.items()}))
 
-    def decode_call(self, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        call = self.decode(data)
+    def decode_call(
+        self, data: bytes, payloads: Payloads = NO_PAYLOADS, *, describe: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = self.decode(data, payloads, describe=describe)
         if (
             type(call) is list
             and [type(part) for part in call] == [list, dict]
@@ -149,6 +183,72 @@ class Codec:
         """Never raises: an error that cannot be described is still recorded as an error."""
         return self._errors.to_record(error, self.encode)
 
-    def decode_error(self, record: ErrorRecord, *, invocation_id: str | None = None) -> BaseException:
+    def decode_error(
+        self, record: ErrorRecord, payloads: Payloads = NO_PAYLOADS, *, invocation_id: str | None = None
+    ) -> BaseException:
         """An instance of the registered class, with the remote traceback as a note, or `TaskFailed`. Never raises."""
-        return self._errors.from_record(record, self.decode, invocation_id)
+        return self._errors.from_record(record, lambda data: self.decode(data, payloads), invocation_id)
+
+    # --- the same with large values put out (see `payloads`)
+
+    def pack(self, value: object, limits: Limits, *, at: str = "value") -> Packed:
+        """As `encode`. What takes more than `limits.inline` bytes is put out whole."""
+        spill = Spill(limits)
+        try:
+            if type(value) is bytes and len(value) > limits.inline:
+                return spill.packed(pack(spill.put_out(value, is_value=True).ext))
+            data = self.encode(value, at=at)
+            return Packed(data) if len(data) <= limits.inline else spill.packed(pack(spill.put_out(data).ext))
+        except Refused as refused:
+            path, why = refused.locate(at)
+            raise NotEncodable(f"{path} {why}", path=path) from None
+
+    def pack_call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, object],
+        names: Sequence[str],
+        limits: Limits,
+        seen: Seen | None = None,
+    ) -> Packed:
+        """As `encode_call`. Arguments that take more than `limits.inline` bytes are put out, each by itself; if the
+        others are too large together, the largest of them too.
+        """
+        spill = Spill(limits, seen)
+        try:
+            small = tuple([spill.bytes_put_out(item) for item in args])
+            named = {name: spill.bytes_put_out(item) for name, item in kwargs.items()}
+            data = self.encode_call(small, named, names)
+            if len(data) > limits.inline:
+                data = self._call_put_out(small, named, spill)
+            if len(data) > limits.inline:  # thousands of arguments
+                spill = Spill(limits)
+                data = pack(spill.put_out(self.encode_call(args, kwargs, names)).ext)
+        except Refused as refused:
+            path, why = refused.locate("an argument")
+            raise NotEncodable(f"{path} {why}", path=path) from None
+        return spill.packed(data)
+
+    def _call_put_out(self, args: tuple[Any, ...], kwargs: dict[str, object], spill: Spill) -> bytes:
+        """The arguments with the largest put out, until the rest is small enough."""
+        parts: list[Any] = [self.encode(item) for item in (*args, *kwargs.values())]
+        total = sum(map(len, parts))
+        for index in sorted(range(len(parts)), key=lambda index: -len(parts[index])):
+            size = len(parts[index])
+            if total <= spill.limit or size < _WORTH_BYTES:
+                break
+            parts[index] = pack(spill.put_out(parts[index]).ext)
+            total -= size
+        raw = [msgspec.Raw(part) for part in parts]
+        return pack((raw[: len(args)], dict(zip(kwargs, raw[len(args) :], strict=True))))
+
+    def pack_error(self, error: BaseException, limits: Limits) -> tuple[ErrorRecord, tuple[Payload, ...]]:
+        """As `encode_error`."""
+        found: list[Packed] = []
+
+        def encode(value: object) -> bytes:
+            found.append(self.pack(value, limits))
+            return found[-1].data
+
+        record = self._errors.to_record(error, encode)
+        return record, found[-1].payloads if found and record.data is not None else ()

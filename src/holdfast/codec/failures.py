@@ -72,8 +72,6 @@ class KnownErrors:
             with contextlib.suppress(Exception):  # then only its text is kept
                 data = encode(_state_of(error))
         trace = _clip(lambda: "".join(traceback.format_exception(error)))
-        if data is not None and len(data) > 4 * MAX_ERROR_TEXT_BYTES:
-            data = None  # an end must always be small enough to be written
         return ErrorRecord(type_name=_clip(lambda: name), message=_clip(lambda: str(error)), traceback=trace, data=data)
 
     def from_record(

@@ -11,6 +11,7 @@ from msgspec.msgpack import Ext
 
 from holdfast.codec.classes import BUILTIN_BASES, Shape, fields_of, is_model, put_together, take_apart, type_name
 from holdfast.codec.extensions import LEAF_READERS, LEAF_WRITERS, Code, pack
+from holdfast.codec.payloads import Large, Shelf
 from holdfast.codec.refusals import Refused
 from holdfast.errors import NotDecodable
 
@@ -37,6 +38,8 @@ class Writer:
         kind = type(value)
         if kind in PLAIN:
             return self._checked(value) if self.careful else value
+        if kind is Large:
+            return value.ext
         if kind in LEAF_WRITERS:
             code, payload_of = LEAF_WRITERS[kind]
             try:
@@ -135,10 +138,10 @@ def _why_unsupported(cls: type) -> str:
 class Reader:
     """One decoding. msgspec calls `hook` for each extension; what that holds is decoded from its payload in turn."""
 
-    __slots__ = ("depth", "shapes")
+    __slots__ = ("depth", "shapes", "shelf")
 
-    def __init__(self, shapes: dict[str, Shape]) -> None:
-        self.shapes, self.depth = shapes, 0
+    def __init__(self, shapes: dict[str, Shape], shelf: Shelf | None = None) -> None:
+        self.shapes, self.shelf, self.depth = shapes, shelf, 0
 
     def hook(self, code: int, data: memoryview) -> object:
         leaf = LEAF_READERS.get(code)
@@ -175,6 +178,18 @@ class Reader:
             raise NotDecodable(f"{name} was a pydantic model when it was stored, and is none now")
         return put_together(shape, fields, state)
 
+    def payload(self, body: list[Any]) -> Any:
+        """A value that lies apart. It holds no further references."""
+        index, is_value = body
+        if self.shelf is None or type(index) is not int:
+            raise NotDecodable("stored bytes refer to a payload where there can be none")
+        data = self.shelf.find(index)
+        if is_value or isinstance(data, str):
+            return data
+        inner = Reader(self.shapes)
+        inner.depth = self.depth
+        return msgspec.msgpack.decode(data, ext_hook=inner.hook)
+
     def _shape(self, name: str, *, is_enum: bool) -> Shape:
         shape = self.shapes.get(name)
         if shape is None:
@@ -191,4 +206,5 @@ _CONTAINER_READERS: dict[int, Callable[[Reader, list[Any]], object]] = {
     Code.MAP: lambda _, body: dict(zip(body[::2], body[1::2], strict=True)),
     Code.ENUM: Reader.enum,
     Code.OBJECT: Reader.object,
+    Code.PAYLOAD: Reader.payload,
 }

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.codec import Codec
+from holdfast.codec import Codec, Limits
 from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.depot import Depot
 from holdfast.engine.runner import MakePlaces, Runner
 from holdfast.engine.submit import Submitter
 from holdfast.engine.watch import Watcher
@@ -26,10 +27,22 @@ from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.store")
 
+LIMITS = Limits(inline=64 * 2**10, most=512 * 2**20)
+CHUNK_THRESHOLD = 15 * 2**20
+
 
 class Engine:
     def __init__(
-        self, *, app: str, store: Store, clock: Clock, ids: Ids, rng: random.Random, poll_interval_seconds: float
+        self,
+        *,
+        app: str,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        rng: random.Random,
+        poll_interval_seconds: float,
+        limits: Limits = LIMITS,
+        chunk_threshold: int = CHUNK_THRESHOLD,
     ) -> None:
         self.app = app
         self.store = store
@@ -38,7 +51,9 @@ class Engine:
         self._rng = rng
         self._poll = poll_interval_seconds
         self.hub = Hub()
-        self.submitter = Submitter(store, self.hub)
+        self.limits = limits
+        self.depot = Depot(store, clock, app=app, chunk_threshold=chunk_threshold)
+        self.submitter = Submitter(store, self.depot, self.hub)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
     async def open(self) -> None:
@@ -85,10 +100,12 @@ class Engine:
         return Runner(
             record=record,
             store=self.store,
+            depot=self.depot,
             hub=self.hub,
             ids=self.ids,
             rng=self._rng,
             codec=codec,
+            limits=self.limits,
             definitions=known,
             make_places=make_places or places,
             poll_interval_seconds=self._poll,

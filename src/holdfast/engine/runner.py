@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from holdfast.codec import Codec
+from holdfast.codec import Codec, Limits, references
 from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.depot import Depot
 from holdfast.engine.pace import Pace
 from holdfast.engine.patience import Patience
 from holdfast.engine.reserve import Reserve
 from holdfast.engine.settle import Settler, fields
-from holdfast.errors import StoreError
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, Unfit
+from holdfast.errors import PayloadLost, StoreError
+from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, Returned, Unfit
 from holdfast.execution.places import Deliver, Execution
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -61,10 +62,12 @@ class Runner:
         *,
         record: RunnerRecord,
         store: Store,
+        depot: Depot,
         hub: Hub,
         ids: Ids,
         rng: random.Random,
         codec: Codec,
+        limits: Limits,
         definitions: Iterable[TaskDefinition],
         make_places: MakePlaces,
         poll_interval_seconds: float,
@@ -78,6 +81,9 @@ class Runner:
         self._hub = hub
         self._ids = ids
         self._codec = codec
+        self._limits = limits
+        self._depot = depot
+        self._fetching: set[asyncio.Task[None]] = set()
         self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
         self._serves = record.serves
         self._lanes = {lane for d in self._tasks.values() for lane in d.lanes if self._serves.accepts(lane)}
@@ -88,7 +94,7 @@ class Runner:
         self._search = Patience(rng)
         self._claimer = Claimer(store, ids, self._search, app=record.app, owner=self.owner)
         self._patience = Patience(rng)
-        self._settler = Settler(store, hub, ids, self._patience, self._started)
+        self._settler = Settler(store, depot, hub, ids, self._patience, self._started)
         self._make_places = make_places
         self._places: dict[Place, Execution] = {}
         self._running: dict[str, InvocationRecord] = {}
@@ -118,6 +124,8 @@ class Runner:
                 heart.cancel()
         finally:
             unsubscribe()
+            for task in self._fetching:
+                task.cancel()
             for places in self._places.values():
                 places.close()
         return self.account
@@ -250,13 +258,52 @@ class Runner:
     # --- running
 
     def _begin(self, records: Sequence[InvocationRecord]) -> None:
+        """Take a place for each of these, and call them; those with large arguments when these are here."""
+        here: list[InvocationRecord] = []
+        for record in records:
+            self._running[record.id] = record
+            if references(record.arguments):
+                task = asyncio.create_task(self._fetch_and_call(record))
+                self._fetching.add(task)
+                task.add_done_callback(self._fetching.discard)
+            else:
+                here.append(record)
+        self._call([(record, {}) for record in here])
+
+    async def _fetch_and_call(self, record: InvocationRecord) -> None:
+        try:
+            payloads = await self._search.until_reached(
+                f"fetching the arguments of {record.id}",
+                lambda again: self._depot.fetch(references(record.arguments)),
+            )
+        except PayloadLost as error:
+            self._ended([(record.id, Unfit(f"its arguments cannot be had: {error}"))])
+            return
+        except StoreError as error:
+            log.debug("the arguments of %s were not fetched: %s", record.id, error)  # a stop
+            payloads = None
+        if payloads is not None and not self._stopping:
+            self._call([(record, payloads)])
+        elif self._running.pop(record.id, None) is not None:
+            self._hand_back([record], "the runner stops")
+            self._bell.ring()
+
+    def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
         batches: dict[Place, list[Call]] = {}
         now = self._loop_time()
-        for record in records:
+        for record, payloads in records:
             task = self._tasks[record.task]
-            self._running[record.id] = record
             self._began[record.id] = now
-            call = Call(record.id, task.name, task.function, task.signature, record.arguments, self._codec)
+            call = Call(
+                record.id,
+                task.name,
+                task.function,
+                task.signature,
+                record.arguments,
+                self._codec,
+                self._limits,
+                payloads,
+            )
             batches.setdefault(task.place, []).append(call)
         self.account.started += len(records)
         for place, calls in batches.items():
@@ -269,7 +316,7 @@ class Runner:
 
     def _ended(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
         """User code is done with these; called on the engine's loop."""
-        settled = []
+        settled, large = [], {}
         now = self._loop_time()
         for id, outcome in outcomes:
             record = self._running.pop(id, None)
@@ -279,11 +326,14 @@ class Runner:
             if self._ahead:
                 self._reserve.learn(record.task, now - began, now)
             fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
-            settled.append((record, self._settler.change_for(record, outcome, fingerprint)))
+            change = self._settler.change_for(record, outcome, fingerprint)
+            settled.append((record, change))
+            if isinstance(outcome, Returned | Raised) and outcome.payloads:
+                large[change.operation] = outcome.payloads
         interrupted = sum(outcome is INTERRUPTED for _, outcome in outcomes)
         self.account.interrupted += interrupted
         self.account.ended += len(settled) - interrupted
-        self._settler.settle(settled)
+        self._settler.settle(settled, large)
         if not self._stopping:
             self._start(self._reserve.take(self._free()))  # in the same write
         self._bell.ring()

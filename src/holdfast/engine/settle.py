@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.codec import ErrorRecord
+from holdfast.codec import ErrorRecord, Payload
+from holdfast.engine.depot import Depot
 from holdfast.engine.patience import Patience
-from holdfast.errors import StoreFull, StoreReadOnly, StoreUnavailable
+from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -30,14 +32,18 @@ log = logging.getLogger("holdfast.engine")
 
 
 Settled = tuple[InvocationRecord, Change]
+Large = dict[str, tuple[Payload, ...]]
 OnStarted = Callable[[InvocationRecord, Change, bool], None]
 
 
 class Settler:
     """Writes the ends of invocations for one owner."""
 
-    def __init__(self, store: Store, hub: Hub, ids: Ids, patience: Patience, on_started: OnStarted) -> None:
+    def __init__(
+        self, store: Store, depot: Depot, hub: Hub, ids: Ids, patience: Patience, on_started: OnStarted
+    ) -> None:
         self._store = store
+        self._depot = depot
         self._hub = hub
         self._ids = ids
         self._patience = patience
@@ -45,14 +51,15 @@ class Settler:
         self._gathered: list[tuple[InvocationRecord, Change]] = []
         self._pump: asyncio.Task[None] | None = None
         self._stubborn: set[asyncio.Task[None]] = set()
+        self._large: Large = {}  # what the changes that are not written yet refer to
 
     def change_for(self, record: InvocationRecord, outcome: Outcome, fingerprint: str | None) -> Change:
         """The named change that an outcome means."""
         operation, at = self._ids.operation(), self._store.now()
         match outcome:
-            case Returned(result):
+            case Returned(result, _):
                 return changes.completed(record, result=result, operation=operation, at=at)
-            case Raised(error, why):
+            case Raised(error, why, _):
                 return changes.failed(record, error=error, operation=operation, at=at, why=why)
             case Unfit(why):
                 return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
@@ -68,13 +75,37 @@ class Settler:
         """Reserved work goes back to the queue."""
         return changes.handed_back(record, operation=self._ids.operation(), at=self._store.now(), why=why)
 
-    def settle(self, settled: Sequence[tuple[InvocationRecord, Change]]) -> None:
-        """Take these changes; they are written as soon as the write before them is done."""
+    def settle(self, settled: Sequence[Settled], large: Large | None = None) -> None:
+        """Take these changes; they are written as soon as the write before them is done.
+
+        Those with payloads (`large`, by operation) follow when their payloads are in the store.
+        """
+        if large:
+            for record, change in settled:
+                if change.operation in large:
+                    self._beside(self._settle_large(record, change, large[change.operation]))
+            settled = [(record, change) for record, change in settled if change.operation not in large]
         if not settled:
             return
         self._gathered += settled
         if self._pump is None or self._pump.done():
             self._pump = asyncio.get_running_loop().create_task(self._write_groups())
+
+    async def _settle_large(self, record: InvocationRecord, change: Change, payloads: tuple[Payload, ...]) -> None:
+        what = f"storing the {'result' if change.name == 'completed' else 'error'} of {record.id}"
+        try:
+            await self._patience.until_reached(what, lambda again: self._depot.keep(payloads))
+        except (StoreFull, StoreReadOnly):
+            await self._patience.until_answered(what, lambda again: self._depot.keep(payloads))
+        except StoreUnavailable as error:
+            log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
+            return
+        except StoreError as error:
+            log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
+            self.settle([(record, self._substitute(record, change, error))])
+            return
+        self._large[change.operation] = payloads
+        self.settle([(record, change)])
 
     async def finish(self) -> None:
         """Wait until everything taken so far is written, or given up."""
@@ -93,11 +124,14 @@ class Settler:
 
     async def _write(self, group: list[Settled]) -> None:
         """Write a group, waiting while the store is away. One that the store refuses must not hold up the others."""
+
+        async def attempt(again: bool) -> Sequence[Verdict]:
+            if again:  # the store may have been away for so long that the payloads were collected
+                await self._depot.keep([one for _, change in group for one in self._large.get(change.operation, ())])
+            return await self._store.apply([change for _, change in group])
+
         try:
-            verdicts = await self._patience.until_reached(
-                f"writing the ends of {len(group)} invocations",
-                lambda again: self._store.apply([change for _, change in group]),
-            )
+            verdicts = await self._patience.until_reached(f"writing the ends of {len(group)} invocations", attempt)
         except Exception as error:
             if len(group) > 1 and not isinstance(error, StoreUnavailable):
                 for settled in group:
@@ -106,6 +140,9 @@ class Settler:
                 self._refused(group, error)
         else:
             self._announce(group, verdicts)
+        finally:
+            for _, change in group:
+                self._large.pop(change.operation, None)
 
     def _refused(self, group: list[Settled], error: Exception) -> None:
         """The store said no to one change, or the runner stops and the store is away."""
@@ -121,16 +158,23 @@ class Settler:
     def _try_on(self, record: InvocationRecord, change: Change) -> None:
         """Beside the others, and without end: a full disk may be emptied."""
 
+        payloads = self._large.get(change.operation, ())
+
+        async def apply(again: bool) -> Sequence[Verdict]:
+            await self._depot.keep(payloads)
+            return await self._store.apply([change])
+
         async def attempt() -> None:
             try:
-                verdicts = await self._patience.until_answered(
-                    f"writing the end of {record.id}", lambda again: self._store.apply([change])
-                )
+                verdicts = await self._patience.until_answered(f"writing the end of {record.id}", apply)
                 self._announce([(record, change)], verdicts)
             except Exception as error:
                 log.error("'%s' of %s was given up: %s", change.name, record.task, error, extra=fields(record))
 
-        task = asyncio.get_running_loop().create_task(attempt())
+        self._beside(attempt())
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._stubborn.add(task)
         task.add_done_callback(self._stubborn.discard)
 

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from holdfast.codec import Codec, ErrorRecord
+from holdfast.codec import Codec, ErrorRecord, Limits, Payload
 from holdfast.errors import ArgumentsDoNotBind, CodecError, NotEncodable
 
 
@@ -24,12 +24,15 @@ class Call(NamedTuple):
     signature: inspect.Signature
     arguments: bytes
     codec: Codec
+    limits: Limits
+    payloads: dict[str, bytes]  # that the arguments refer to; emptied once they are decoded, to save memory
 
 
 class Returned(NamedTuple):
     """User code returned, and this is its encoded result."""
 
     result: bytes
+    payloads: tuple[Payload, ...] = ()
 
 
 class Raised(NamedTuple):
@@ -37,6 +40,7 @@ class Raised(NamedTuple):
 
     error: ErrorRecord
     why: str
+    payloads: tuple[Payload, ...] = ()
 
 
 class Unfit(NamedTuple):
@@ -88,7 +92,8 @@ async def run_coroutine(call: Call) -> Outcome:
 
 def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
     try:
-        args, kwargs = call.codec.decode_call(call.arguments)
+        args, kwargs = call.codec.decode_call(call.arguments, call.payloads)
+        call.payloads.clear()
         if args or kwargs or call.signature.parameters:
             bind(call.signature, args, kwargs, call.task)
         return args, kwargs
@@ -98,15 +103,16 @@ def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
 
 def _returned(call: Call, value: object) -> Outcome:
     try:
-        return Returned(call.codec.encode(value, at="result"))
+        return Returned(*call.codec.pack(value, call.limits, at="result"))
     except NotEncodable as error:
         return Raised(call.codec.encode_error(error), f"the result cannot be stored: {error}")
 
 
 def _raised(call: Call, error: BaseException) -> Outcome:
+    payloads: tuple[Payload, ...] = ()
     try:
-        record = call.codec.encode_error(error)
+        record, payloads = call.codec.pack_error(error, call.limits)
     except BaseException as worse:  # an exception whose own methods raise
         message = f"it cannot be described: describing it raised {type(worse).__name__}"
         record = ErrorRecord(type_name=type(error).__name__, message=message, traceback="", data=None)
-    return Raised(record, f"{record.type_name.rpartition(':')[2]}: {record.message}")
+    return Raised(record, f"{record.type_name.rpartition(':')[2]}: {record.message}", payloads)

@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, digests_in
 from holdfast.lifecycle.status import AVAILABLE, TABLE, Status, compute_new_owner, validate_transition
 
 
@@ -51,6 +51,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def target(self) -> Status:
         return self.path[-1]
+
+    @property
+    def payloads(self) -> tuple[str, ...]:
+        """The digests of what the change's result or error has apart."""
+        return digests_in(self.result, self.error)
 
     @property
     def attempts(self) -> int:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UnsetType
 
-from holdfast.codec import ErrorRecord
+from holdfast.codec import ErrorRecord, references
 from holdfast.lifecycle.status import Status
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
@@ -58,6 +59,11 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lane(self) -> str:
         return lane_of(self.queue, self.task, self.tags)
+
+    @property
+    def payloads(self) -> tuple[str, ...]:
+        """The digests of what lies apart."""
+        return digests_in(self.arguments, self.result, self.error)
 
     @property
     def version(self) -> int:
@@ -110,6 +116,32 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     def serves(self) -> Serves:
         queues = None if self.queues is None else frozenset(self.queues)
         return Serves(tasks=frozenset(self.tasks), queues=queues, tags=frozenset(self.tags))
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a payload's bytes, compressed (`packed`) or as they are."""
+
+    data: bytes
+    packed: bool = False
+
+
+class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
+    """A payload as it is stored: its first piece, and how many there are."""
+
+    digest: str
+    size: int
+    pieces: int
+    first: Piece
+
+
+def digests_in(*encoded: bytes | ErrorRecord | UnsetType | None) -> tuple[str, ...]:
+    """The payloads that arguments, results and errors refer to, each once."""
+    found: dict[str, None] = {}
+    for part in encoded:
+        data = part.data if isinstance(part, ErrorRecord) else part
+        if isinstance(data, bytes):
+            found.update(dict.fromkeys(reference.digest for reference in references(data)))
+    return tuple(found)
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):

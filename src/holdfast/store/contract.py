@@ -22,7 +22,14 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
-from holdfast.lifecycle.records import HintChannel, InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.records import (
+    HintChannel,
+    InvocationRecord,
+    Piece,
+    Quarantined,
+    RunnerRecord,
+    StoredPayload,
+)
 from holdfast.lifecycle.status import Status
 
 
@@ -140,6 +147,43 @@ class Store(Protocol):
         """How many invocations there are in each status; statuses without any are absent."""
         ...
 
+    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
+        """Renew the time at which these payloads were last wanted. True: the whole payload is there, and
+        `collect_payloads` leaves it alone until that time is over. False: it is not, and has to be put.
+
+        Atomic: each by itself. Idempotent: yes.
+        """
+        ...
+
+    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
+        """Store a piece of a payload that is not there yet; the first one has the number 0 and is put with the
+        payload itself.
+
+        Idempotent: yes, it is replaced.
+        """
+        ...
+
+    async def put_payloads(self, app: str, payloads: Sequence[StoredPayload]) -> None:
+        """From now on these payloads are there; their other pieces have been put before.
+
+        Atomic: each by itself. Idempotent: yes. Raises: `StoreFull`.
+        """
+        ...
+
+    async def get_payload(self, app: str, digest: str) -> StoredPayload | None: ...
+
+    async def get_piece(self, app: str, digest: str, number: int) -> Piece | None: ...
+
+    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+        """Remove payloads, and pieces without a payload, that nobody has wanted since `before` and no invocation
+        refers to; look at up to `limit` of each. The number of removed ones. What is still referred to counts as
+        wanted now, so that the next call looks at others.
+
+        Atomic: a payload that is kept or put at the same time is either whole for its keeper, or the keeper is told
+        that it is not there. Order: longest unwanted first.
+        """
+        ...
+
     async def enrol(self, runner: RunnerRecord) -> None:
         """Put a runner on the roster. Idempotent: yes, the entry is replaced."""
         ...
@@ -164,9 +208,38 @@ class Store(Protocol):
         """Look the store over without changing it. `deep` reads everything."""
         ...
 
+    def joined(self, session: object) -> Transaction:
+        """A user's own transaction on this store, as something to insert into. Raises: `UsageError`."""
+        ...
+
     def hints(self) -> HintChannel | None:
         """A channel to the other processes of this store that rides on the store itself, or None."""
         ...
+
+
+class Transaction(Protocol):
+    """A user's own transaction. What is inserted is there when the user commits, and never was if not. Errors pass
+    through as the driver raises them, and nothing is tried again: that is the business of whoever began it.
+    """
+
+    is_async: bool  # whether `ainsert` has to be awaited on the loop of the session; else `insert` is called
+    carries_payloads: bool  # whether payloads have to be inserted with it; else they are kept before
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def insert(
+        self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
+    ) -> Sequence[InvocationRecord | None]:
+        """Insert what is not there; what is, is answered. All records are of one app.
+
+        Atomic: with the transaction.
+        """
+        ...
+
+    async def ainsert(
+        self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
+    ) -> Sequence[InvocationRecord | None]: ...
 
 
 class StoreOpener(Protocol):

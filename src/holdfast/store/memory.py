@@ -8,6 +8,7 @@ process, for tests and for trying things out.
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
 from bisect import bisect_left, insort
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
+from holdfast.errors import UsageError
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -32,9 +34,9 @@ from holdfast.lifecycle.changes import (
     claimed,
     was_applied,
 )
-from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord, Piece, Quarantined, RunnerRecord, StoredPayload
 from holdfast.lifecycle.status import AVAILABLE, Status
-from holdfast.store.contract import Ability, Filter, Finding, Observe, ignore
+from holdfast.store.contract import Ability, Filter, Finding, Observe, Transaction, ignore
 
 
 class MemoryStore:
@@ -48,6 +50,8 @@ class MemoryStore:
         self._records: dict[tuple[str, str], InvocationRecord] = {}
         self._ready: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
         self._runners: dict[tuple[str, str], RunnerRecord] = {}
+        self._payloads: dict[tuple[str, str], tuple[float, StoredPayload]] = {}
+        self._pieces: dict[tuple[str, str, int], tuple[float, Piece]] = {}
         self._lock = threading.Lock()  # an app has one loop, but two apps may share a store in a test
 
     def now(self) -> float:
@@ -115,6 +119,47 @@ class MemoryStore:
         with self._lock:
             return Counter(record.status for record in self._of(app))
 
+    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
+        with self._lock:
+            there = [(app, digest) in self._payloads for digest in digests]
+            for digest in itertools.compress(digests, there):
+                self._payloads[app, digest] = (self.now(), self._payloads[app, digest][1])
+            return there
+
+    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
+        with self._lock:
+            self._pieces[app, digest, number] = (self.now(), piece)
+
+    async def put_payloads(self, app: str, payloads: Sequence[StoredPayload]) -> None:
+        with self._lock:
+            self._payloads.update({(app, payload.digest): (self.now(), payload) for payload in payloads})
+
+    async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
+        with self._lock:
+            return self._payloads.get((app, digest), (0.0, None))[1]
+
+    async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
+        with self._lock:
+            return self._pieces.get((app, digest, number), (0.0, None))[1]
+
+    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+        with self._lock:
+            wanted = {digest for record in self._of(app) for digest in record.payloads}
+            old = sorted((at, key) for key, (at, _) in self._payloads.items() if key[0] == app and at < before)
+            gone = [key for _, key in old[:limit] if key[1] not in wanted]
+            for _, key in old[:limit]:
+                self._payloads[key] = (self.now(), self._payloads[key][1])
+            for key in gone:
+                del self._payloads[key]
+            orphans = [
+                key
+                for key, (at, _) in self._pieces.items()
+                if key[0] == app and at < before and key[:2] not in self._payloads
+            ]
+            for orphan in orphans:
+                del self._pieces[orphan]
+            return len(gone)
+
     async def enrol(self, runner: RunnerRecord) -> None:
         with self._lock:
             self._runners[runner.app, runner.id] = runner
@@ -141,6 +186,9 @@ class MemoryStore:
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         return [Finding(subject="memory", ok=True, detail=f"{len(self._records)} invocations in this process")]
+
+    def joined(self, session: object) -> Transaction:
+        raise UsageError("a store in memory has no transactions; session= needs SQLite or MongoDB")
 
     def hints(self) -> None:
         return None

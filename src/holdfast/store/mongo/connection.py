@@ -3,20 +3,29 @@
 A client belongs to the loop and to the process that made it: a forked child finds another pid and makes its own.
 Clients are counted; the last `release` closes. Nothing is connected before the first operation, and a failed first
 connection leaves nothing behind that would be remembered.
+
+The URL is looked over before the driver gets it: of an option that it does not know, or whose value it cannot use, the
+driver only warns and goes on without it, so a misspelt ``tls`` would be found in production. No message quotes what
+may be a password or a part of one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 
 from pymongo import AsyncMongoClient
+from pymongo.common import URI_OPTIONS_VALIDATOR_MAP
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.errors import InvalidURI
-from pymongo.uri_parser import parse_uri
+from pymongo.uri_parser import validate_options
+from pymongo.uri_parser_shared import URI_OPTIONS
 
 from holdfast.errors import ConfigurationError
 
@@ -70,30 +79,121 @@ async def release(url: str) -> None:
 
 
 def _make(url: str) -> AsyncMongoClient[dict[str, Any]]:
-    lower = url.lower()
-    options = {name: value for name, value in _DEFAULTS.items() if f"{name.lower()}=" not in lower}
+    _refuse_odd_hosts(url)
+    given = _checked_options(url)
+    defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
     try:
-        return AsyncMongoClient(url, tz_aware=True, **options)
-    except (InvalidURI, DriverConfigurationError, ValueError, OSError) as error:  # the last: a TLS file is missing
-        raise ConfigurationError(f"this MongoDB URL cannot be used: {_without_secrets(str(error), url)}") from None
+        return AsyncMongoClient(url, tz_aware=True, **defaults)
+    except (InvalidURI, DriverConfigurationError, ValueError, OSError) as error:
+        raise _unusable(_quotable(str(error), url)) from None
 
 
 def database_name(url: str) -> str:
-    """The database that the URL names, else `holdfast`."""
-    path = url.partition("://")[2].partition("?")[0].partition("/")[2]
+    """The database that the URL names, else `holdfast`.
+
+    Not read with the driver's parser, which asks the name server about a ``mongodb+srv://`` URL.
+    """
+    path = _rest(url).partition("?")[0].partition("/")[2]
     if "@" in path:
         # The driver would take the rest of the password for the database, and messages would show it.
-        raise ConfigurationError("this MongoDB URL cannot be used: a '/' in a user name or password is written %2F")
-    if url.startswith("mongodb+srv://"):
-        # Parsing one would ask the name server; its path is all that is wanted here.
-        return unquote(path).partition(".")[0] or DEFAULT_DATABASE
+        raise _unusable("a '/' in a user name or password is written %2F")
+    name = unquote_plus(path).partition(".")[0]
+    if re.search(r"[/\\ \"$]", name):
+        raise _unusable("the name of a database has no slash, blank, quote or dollar sign")
+    return name or DEFAULT_DATABASE
+
+
+# --- looking a URL over
+
+
+def _rest(url: str) -> str:
+    return url.partition("://")[2]
+
+
+def _unusable(why: str) -> ConfigurationError:
+    return ConfigurationError(f"this MongoDB URL cannot be used: {why}.")
+
+
+def _refuse_odd_hosts(url: str) -> None:
+    """What the driver would quote as a host may be a user and a password without their "@"."""
+    hosts = re.split(r"[/?]", _rest(url))[0].rpartition("@")[2]
+    if any("%" in host for host in hosts.split(",") if not host.startswith("[") and not host.endswith(".sock")):
+        raise _unusable("a host's name has no '%'; after a user name and password there is an '@' before the hosts")
+
+
+def _quotable(message: str, url: str) -> str:
+    """The driver's message, unless it has any part of what may be secret in it."""
+    userinfo = _rest(url).rpartition("@")[0]
+    options = [value for name, value in _pairs(url) if name.lower() in _SECRET or "@" in value]
+    secrets = {userinfo, *userinfo.split(":")[1:], *options} - {""}
+    if any(secret in message or unquote_plus(secret) in message for secret in secrets):
+        return "it is written mongodb://user:password@host:port/database?option=value&option=value"
+    return message.rstrip(".")
+
+
+_KNOWN = frozenset(URI_OPTIONS_VALIDATOR_MAP)
+_SPELLED = {name.lower(): name for name in URI_OPTIONS}  # the driver knows the others in small letters only
+_SECRET = frozenset({"authmechanismproperties", "tlscertificatekeyfilepassword"})
+_UNNAMED = (
+    "it has an option that is not known, or whose value is not allowed. It is not named here, because it may be part "
+    "of a password or of a secret option: there '@', '/', '?', '&' and '=' are written %40, %2F, %3F, %26 and %3D"
+)
+
+
+def _pairs(url: str) -> list[tuple[str, str]]:
+    """The options as they are written."""
+    query = _rest(url).partition("?")[2]
+    pieces = [piece.partition("=") for piece in query.split("&" if "&" in query else ";")] if query else []
+    return [(name, value) for name, _, value in pieces]
+
+
+def _checked_options(url: str) -> set[str]:
+    """The names of the URL's options, in small letters. Raises for the first that the driver would leave out."""
+    pairs = _pairs(url)
+    # Before an "@", and behind a secret, what looks like an option may be a piece of a secret.
+    doubtful = any("@" in name or ("@" in value and name.lower() != "appname") for name, value in pairs)
+    seen: set[str] = set()
+    for name, value in pairs:
+        option = name.lower()
+        if complaint := _complaint(name, value, seen):
+            raise _unusable(_UNNAMED if doubtful else complaint)
+        seen.add(option)
+        doubtful = doubtful or option in _SECRET
+    return seen
+
+
+def _complaint(name: str, value: str, seen: set[str]) -> str:
+    """What is wrong with an option, and what is allowed, or an empty text."""
+    option = name.lower()
+    if not name or "=" in value:
+        return "options are written name=value, with '&' between them"
+    if option not in _KNOWN:
+        near = difflib.get_close_matches(option, _KNOWN, n=1)
+        known = ", ".join(sorted(map(_spelled, _KNOWN), key=str.lower))
+        return f"there is no option {name}; " + (f"did you mean {_spelled(near[0])}" if near else f"there are {known}")
+    if option in seen and option != "readpreferencetags":
+        return f"the option {name} is given twice"
+    refusal = _refusal(name, value if option == "authmechanismproperties" else unquote_plus(value))
+    if refusal and option in _SECRET:
+        return f"the value of {name} is not allowed; it is written NAME:value,NAME:value"
+    return f"the option {name} does not take this value: {refusal}" if refusal else ""
+
+
+def _refusal(option: str, value: str) -> str:
+    """Why the driver does not take this value, or an empty text."""
     try:
-        return parse_uri(url, validate=False, warn=False)["database"] or DEFAULT_DATABASE
-    except (InvalidURI, DriverConfigurationError, ValueError) as error:
-        raise ConfigurationError(f"this MongoDB URL cannot be used: {_without_secrets(str(error), url)}") from None
+        if option.lower() != "compressors":
+            validate_options({option: value})
+            return ""
+        with warnings.catch_warnings(record=True) as told:  # the only one of which it warns in any case
+            warnings.simplefilter("always")
+            validate_options({option: value})
+        return f"{told[0].message} There are zlib, zstd and snappy" if told else ""
+    except OSError as error:
+        return f"{error.strerror}: {value}"
+    except (ValueError, TypeError, KeyError, DriverConfigurationError) as error:
+        return str(error).rstrip(".")
 
 
-def _without_secrets(message: str, url: str) -> str:
-    """The driver may quote the URL, and with it the password."""
-    secret = url.partition("://")[2].rpartition("@")[0]
-    return message.replace(secret, "***") if secret else message
+def _spelled(option: str) -> str:
+    return _SPELLED.get(option, option)

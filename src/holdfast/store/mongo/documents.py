@@ -65,6 +65,8 @@ def to_document(record: InvocationRecord) -> Document:
         document["ready"] = True
     if record.status in OWNED:
         document["owned"] = True
+    if payloads := record.payloads:
+        document["payloads"] = list(payloads)
     return document
 
 
@@ -169,6 +171,8 @@ def pipeline(change: Change) -> list[Document]:
         value = getattr(change, name)
         if value is not UNSET:
             fields[name] = {"$literal": _stored(name, value)}
+    if payloads := change.payloads:
+        fields["payloads"] = {"$setUnion": [{"$ifNull": ["$payloads", []]}, list(payloads)]}
     return [{"$set": fields}]
 
 
@@ -209,6 +213,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         update["$inc"] = {"attempt": change.attempts}
     if gone:
         update["$unset"] = gone
+    if payloads := change.payloads:
+        update["$addToSet"] = {"payloads": {"$each": list(payloads)}}
     return wanted, update
 
 

@@ -26,7 +26,7 @@ from pymongo.errors import (
 )
 
 from holdfast.clock import Clock
-from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.store.contract import Observe
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ TRANSIENT_CODES = frozenset(
     {
         6,  # HostUnreachable
         7,  # HostNotFound
+        24,  # LockTimeout
         43,  # CursorNotFound
         50,  # MaxTimeMSExpired
         64,  # WriteConcernFailed: the majority did not answer in time
@@ -45,21 +46,33 @@ TRANSIENT_CODES = frozenset(
         133,  # FailedToSatisfyReadPreference
         134,  # ReadConcernMajorityNotAvailableYet
         150,  # StaleEpoch
+        175,  # QueryPlanKilled
         189,  # PrimarySteppedDown
+        202,  # NetworkInterfaceExceededTimeLimit
         234,  # RetryChangeStream
+        237,  # CursorKilled
+        246,  # SnapshotUnavailable
         262,  # ExceededTimeLimit
+        365,  # TemporarilyUnavailable: its cache is full
         9001,  # SocketException
         10107,  # NotWritablePrimary
         11600,  # InterruptedAtShutdown
+        11601,  # Interrupted: an operator ended it
         11602,  # InterruptedDueToReplStateChange
         13435,  # NotPrimaryNoSecondaryOk
         13436,  # NotPrimaryOrSecondary
         16500,  # too many requests, on services that speak MongoDB's protocol
     }
 )
-NOT_ABOUT_THE_DOCUMENT = frozenset({13, 18, 14031})  # rights and space: another document would fare no better
-_UNAUTHORISED = frozenset({13, 18})
-_FULL = frozenset({14031})  # OutOfDiskSpace
+_FORBIDDEN = 13  # Unauthorized: this user may not do that
+_AUTHENTICATION = frozenset({18, 334})  # AuthenticationFailed, MechanismUnavailable
+_FULL = 14031  # OutOfDiskSpace
+_HOSTED = 8000  # AtlasError: what a hosted MongoDB says in place of any of these; only its words tell which
+# Rights and space: another document would fare no better.
+NOT_ABOUT_THE_DOCUMENT = frozenset({_FORBIDDEN, *_AUTHENTICATION, _FULL, _HOSTED})
+
+READS = frozenset({"lanes", "get", "find", "counts", "roster", "quarantined", "check"})
+"""The operations that write nothing."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +86,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_transient(error: PyMongoError) -> bool:
+    if _is_authentication(error):
+        return False  # whatever its labels say: the same password is wrong the next time too
     if isinstance(error, BulkWriteError):
         # One of many is enough: asked again, the others are found as they are now.
         return bool((error.details or {}).get("writeConcernErrors")) or bool(_codes(error) & TRANSIENT_CODES)
@@ -81,6 +96,11 @@ def is_transient(error: PyMongoError) -> bool:
     if isinstance(error, OperationFailure):
         return error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
     return False
+
+
+def _is_authentication(error: PyMongoError) -> bool:
+    codes, said = _codes(error), str(error).lower()
+    return bool(codes & _AUTHENTICATION) or (_HOSTED in codes and ("bad auth" in said or "authentication" in said))
 
 
 def _codes(error: PyMongoError) -> set[int | None]:
@@ -132,15 +152,25 @@ class Retry:
             delay = min(delay * 2, policy.retry_max_delay)
 
     def _translated(self, what: str, error: PyMongoError) -> StoreError:
-        codes = _codes(error)
+        kind, advice = _meaning(what, error)
         message = f"MongoDB at {self._where} refused {what}: {_text(error)}"
-        if codes & _UNAUTHORISED:
-            return StoreReadOnly(f"{message}. Check the user, its password and its roles.")
-        if codes & _FULL:
-            return StoreFull(f"{message}. Free some space there, and try again.")
-        if isinstance(error, ConfigurationError):
-            return StoreUnavailable(f"{message}. Check the URL's options.")
-        return StoreError(message)
+        return kind(f"{message.removesuffix('.')}. {advice}" if advice else message)
+
+
+def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
+    """The class of a refusal, and what to do about it."""
+    codes, said = _codes(error), str(error).lower()
+    if _is_authentication(error):
+        return StoreUnauthorised, "Check the user and its password in the URL, authSource and authMechanism."
+    if _FORBIDDEN in codes and "requires authentication" in said:
+        return StoreUnauthorised, "Check the user: the URL has no user and password, or they were not used."
+    if _FORBIDDEN in codes or (_HOSTED in codes and "not allowed" in said):
+        return StoreUnauthorised if what in READS else StoreReadOnly, "Check the user and its roles."
+    if _FULL in codes or (_HOSTED in codes and "quota" in said):
+        return StoreFull, "Free some space there, and try again."
+    if isinstance(error, ConfigurationError):
+        return StoreUnavailable, "Check the URL's options."
+    return StoreError, ""
 
 
 def _text(error: PyMongoError) -> str:

@@ -8,6 +8,7 @@ what is missing and adjusts times to live; a process whose user may not do that 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from typing import Any, NamedTuple, TypeGuard
 
 from pymongo import ASCENDING, IndexModel
@@ -16,15 +17,17 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from holdfast.errors import SchemaMismatch
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MIN_READER = 1
 
 INVOCATIONS = "holdfast_invocations"
 RUNNERS = "holdfast_runners"
 SIGNALS = "holdfast_signals"
 QUARANTINE = "holdfast_quarantine"
+PAYLOADS = "holdfast_payloads"
+PIECES = "holdfast_payload_pieces"
 META = "holdfast_meta"
-COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, META)
+COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, META)
 
 _UNAUTHORISED = 13
 
@@ -73,6 +76,22 @@ INDEXES = (
     Index(INVOCATIONS, "status", _up("app", "status", "id"), "find by status; counts", {}),
     Index(INVOCATIONS, "task", _up("app", "task", "id"), "find by task", {}),
     Index(INVOCATIONS, "queue", _up("app", "queue", "id"), "find by queue", {}),
+    Index(
+        INVOCATIONS,
+        "payloads",
+        _up("app", "payloads"),
+        "whether a payload is referred to",
+        {"partialFilterExpression": {"payloads": {"$exists": True}}},
+    ),
+    Index(PAYLOADS, "wanted", _up("app", "wanted_at"), "payloads that nobody has wanted for long", {}),
+    Index(PIECES, "put", _up("app", "put_at"), "pieces that lost their payload", {}),
+    Index(
+        QUARANTINE,
+        "payloads",
+        _up("app", "document.payloads"),
+        "whether what was set aside refers to a payload",
+        {"partialFilterExpression": {"document.payloads": {"$exists": True}}},
+    ),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),
     Index(
@@ -108,8 +127,8 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-async def prepare(database: AsyncDatabase[dict[str, Any]]) -> None:
-    """Check the version, then create what is missing.
+async def prepare(database: AsyncDatabase[dict[str, Any]]) -> object:
+    """Check the version, then create what is missing. Returns the mark by which this database is known.
 
     The version is written last: where it is, the rest was. What a newer version has made is left to it.
     """
@@ -118,7 +137,7 @@ async def prepare(database: AsyncDatabase[dict[str, Any]]) -> None:
     refuse_or_accept(found)
     version = 0 if found is None else found["schema_version"]
     if version > SCHEMA_VERSION:
-        return
+        return found and found.get("mark")
     try:
         for name in COLLECTIONS:
             await _put_right(database, name)
@@ -129,6 +148,9 @@ async def prepare(database: AsyncDatabase[dict[str, Any]]) -> None:
         now = {"schema_version": SCHEMA_VERSION, "min_reader": MIN_READER}
         with contextlib.suppress(DuplicateKeyError):  # another process was faster, with the same
             await meta.update_one({"_id": "schema"}, {"$max": now}, upsert=True)
+        await meta.update_one({"_id": "schema", "mark": None}, {"$set": {"mark": secrets.token_hex(8)}})
+        found = await meta.find_one({"_id": "schema"})
+    return found and found.get("mark")
 
 
 async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str) -> None:

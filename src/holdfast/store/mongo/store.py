@@ -41,10 +41,10 @@ from holdfast.lifecycle.changes import (
     rounds,
     was_applied,
 )
-from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord, Piece, Quarantined, RunnerRecord, StoredPayload
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.mongo import connection, queries, schema
+from holdfast.store.mongo import connection, payloads, queries, schema
 from holdfast.store.mongo.documents import (
     Document,
     from_document,
@@ -60,6 +60,7 @@ from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.inspection import inspect
 from holdfast.store.mongo.retry import NOT_ABOUT_THE_DOCUMENT, Retry, RetryPolicy, is_transient
 from holdfast.store.mongo.time import ServerTime
+from holdfast.store.mongo.transaction import MongoTransaction, joined
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ _WIDER = 4  # how many batches a claimer looks at when others take what it wants
 class MongoStore:
     """See `holdfast.store.contract.Store`."""
 
-    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS
+    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS | Ability.TRANSACTIONS
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class MongoStore:
         self._time = ServerTime(clock)
         self._crowded = False  # others took what the last claim wanted
         self._database: AsyncDatabase[Document] | None = None
+        self._mark: object = None  # tells this database from others of the same name
         self._hints: StreamHints | None = None
 
     def now(self) -> float:
@@ -133,7 +135,7 @@ class MongoStore:
     async def _prepare(self, database: AsyncDatabase[Document]) -> None:
         """Learn the server's time, check the version, create what is missing."""
         await self._learn_time(database)
-        await schema.prepare(database)
+        self._mark = await schema.prepare(database)
 
     async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
         asked = self._clock.monotonic()
@@ -147,6 +149,9 @@ class MongoStore:
         if self._database is not None:
             self._database = None
             await connection.release(self._url)
+
+    def joined(self, session: object) -> MongoTransaction:
+        return joined(session, connection.database_name(self._url), self._mark)
 
     def hints(self) -> StreamHints | None:
         return self._hints
@@ -418,6 +423,43 @@ class MongoStore:
     async def counts(self, app: str) -> Mapping[Status, int]:
         found = await self._ask("counts", lambda again: queries.counts(self._collection(schema.INVOCATIONS), app))
         return {Status(name): count for name, count in found.items() if name in _KNOWN}
+
+    # --- payloads
+
+    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
+        there = self._collection(schema.PAYLOADS, majority=True)
+        return await self._ask("keep payloads", lambda again: payloads.keep(there, app, digests, self.now()))
+
+    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
+        pieces = self._collection(schema.PIECES)
+        await self._ask("put piece", lambda again: payloads.put_piece(pieces, app, digest, number, piece, self.now()))
+
+    async def put_payloads(self, app: str, stored: Sequence[StoredPayload]) -> None:
+        there = self._collection(schema.PAYLOADS)
+        await self._ask("put payloads", lambda again: payloads.put(there, app, stored, self.now()))
+
+    async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
+        there = self._collection(schema.PAYLOADS, majority=True)
+        return await self._ask("get payload", lambda again: payloads.get(there, app, digest))
+
+    async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
+        pieces = self._collection(schema.PIECES, majority=True)
+        return await self._ask("get piece", lambda again: payloads.get_piece(pieces, app, digest, number))
+
+    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+        return await self._ask("collect payloads", lambda again: self._collect(app, before, limit))
+
+    async def _collect(self, app: str, before: float, limit: int) -> int:
+        there, pieces = self._collection(schema.PAYLOADS), self._collection(schema.PIECES)
+        referring = (self._collection(schema.INVOCATIONS), self._collection(schema.QUARANTINE))
+        removed = 0
+        for digest in await payloads.unwanted(there, app, before, limit):
+            if await payloads.is_referred_to(*referring, app, digest):
+                await payloads.keep(there, app, [digest], self.now())
+            else:
+                removed += await payloads.remove(there, pieces, app, digest, before)
+        await payloads.remove_orphans(there, pieces, app, before, limit, self.now())
+        return removed
 
     # --- the roster
 

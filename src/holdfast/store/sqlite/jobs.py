@@ -28,6 +28,7 @@ from holdfast.lifecycle.changes import (
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.payloads import refer
 from holdfast.store.sqlite.rows import error_text, from_row, history_of, history_text, operation_text, to_row
 
 _IDS_PER_QUERY = 500
@@ -38,6 +39,7 @@ SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], 
 
 def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
     if connection.execute(queries.INSERT, to_row(record)).rowcount:
+        refer(connection, record.app, record.id, record.payloads)
         return True
     (text,) = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
     try:
@@ -160,6 +162,7 @@ def _apply_part(
         if verdict is APPLIED and head is not None:
             optional, step = _step_of(change, head)
             steps.setdefault(optional, []).append(step)
+            refer(connection, change.app, change.id, change.payloads)
         yield index, verdict
     for optional, batch in steps.items():
         _write(connection, optional, batch)

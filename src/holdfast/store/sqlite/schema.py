@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable, UnsupportedFileSystem
 from holdfast.lifecycle.status import AVAILABLE, Status
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MIN_READER = 1
 OLDEST_SQLITE = (
     3,
@@ -98,7 +98,42 @@ MIGRATIONS: dict[int, list[str]] = {
             raw TEXT NOT NULL
         ) STRICT
         """,
-    ]
+    ],
+    2: [
+        # The bytes lie in a table of their own: SQLite writes a whole row anew when one of its columns changes.
+        """
+        CREATE TABLE holdfast_payloads (
+            app TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            size INTEGER NOT NULL,
+            pieces INTEGER NOT NULL,
+            wanted_at REAL NOT NULL,
+            PRIMARY KEY (app, digest)
+        ) STRICT, WITHOUT ROWID
+        """,
+        "CREATE INDEX holdfast_payloads_wanted ON holdfast_payloads (app, wanted_at)",
+        """
+        CREATE TABLE holdfast_payload_pieces (
+            app TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            number INTEGER NOT NULL,
+            put_at REAL NOT NULL,
+            packed INTEGER NOT NULL,
+            data BLOB NOT NULL
+        ) STRICT
+        """,
+        "CREATE UNIQUE INDEX holdfast_pieces ON holdfast_payload_pieces (app, digest, number)",
+        "CREATE INDEX holdfast_pieces_put ON holdfast_payload_pieces (app, put_at)",
+        # Which invocations refer to a payload. What is set aside keeps its references.
+        """
+        CREATE TABLE holdfast_payload_references (
+            app TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            id TEXT NOT NULL,
+            PRIMARY KEY (app, digest, id)
+        ) STRICT, WITHOUT ROWID
+        """,
+    ],
 }
 
 

@@ -23,14 +23,15 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
-from holdfast.lifecycle.records import InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord, Piece, Quarantined, RunnerRecord, StoredPayload
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.sqlite import jobs, queries, schema
+from holdfast.store.sqlite import jobs, payloads, queries, schema
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
 from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
+from holdfast.store.sqlite.transaction import SqliteTransaction, joined
 from holdfast.store.sqlite.turn import Turn
 
 T = TypeVar("T")
@@ -150,6 +151,9 @@ class SqliteStore:
                 "Restart what uses it; work that was stored in the old file is lost with it."
             )
 
+    def joined(self, session: object) -> SqliteTransaction:
+        return joined(session, self.path, self._clock)
+
     def hints(self) -> SocketHints | None:
         return self._hints
 
@@ -191,6 +195,24 @@ class SqliteStore:
         total = found.pop("")
         found[Status.SUCCESS.value] = total - sum(found.values())
         return {Status(name): count for name, count in found.items() if count and name in _KNOWN}
+
+    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
+        return await self._write(lambda connection: payloads.keep(connection, app, digests, self.now()))
+
+    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
+        await self._write(lambda connection: payloads.put_piece(connection, app, digest, number, piece, self.now()))
+
+    async def put_payloads(self, app: str, stored: Sequence[StoredPayload]) -> None:
+        await self._write(lambda connection: payloads.put(connection, app, stored, self.now()))
+
+    async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
+        return await self._read(lambda connection: payloads.get(connection, app, digest))
+
+    async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
+        return await self._read(lambda connection: payloads.get_piece(connection, app, digest, number))
+
+    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+        return await self._write(lambda connection: payloads.collect(connection, app, before, limit, self.now()))
 
     async def enrol(self, runner: RunnerRecord) -> None:
         await self._write(lambda connection: connection.execute(queries.ENROL, runner_row(runner)))

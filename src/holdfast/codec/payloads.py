@@ -1,0 +1,163 @@
+"""Large values: what is too large for a record lies beside it, named by its content.
+
+A stored value above a limit is put out: its bytes become a *payload*, and the record keeps a reference. A payload is
+named by the SHA-256 of its bytes, so the same bytes are stored once however many calls share them, and a reader can
+tell damage. What has references begins with a byte that MessagePack never uses, then their names and sizes; so a
+store can tell what a record refers to without decoding it.
+
+Of a call each large argument is put out by itself: a fan-out over a common argument shares that one. A large `bytes`
+is its own payload, without a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.msgpack import Ext
+
+from holdfast.codec.extensions import Code, pack
+from holdfast.codec.refusals import Refused
+from holdfast.errors import NotDecodable
+
+_MARK = 0xC1
+_HEAD = struct.Struct(">BH")
+_REFERENCE = struct.Struct(">32sQ")
+
+
+class Reference(NamedTuple):
+    """What a record keeps of a payload."""
+
+    digest: str  # SHA-256 of its bytes, in hexadecimal
+    size: int
+
+
+class Limits(NamedTuple):
+    """Above `inline` bytes a value is put out; above `most` it is refused."""
+
+    inline: int
+    most: int
+
+
+class Payload(NamedTuple):
+    """Bytes that are stored beside the records that refer to them."""
+
+    digest: str
+    data: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> Payload:
+        return cls(hashlib.sha256(data).hexdigest(), data)
+
+    @property
+    def reference(self) -> Reference:
+        return Reference(self.digest, len(self.data))
+
+
+class Packed(NamedTuple):
+    """An encoded value, and the payloads it refers to."""
+
+    data: bytes
+    payloads: tuple[Payload, ...] = ()
+
+
+Payloads = Mapping[str, bytes]
+"""The payloads at hand, by digest."""
+
+
+def references(data: bytes | None) -> tuple[Reference, ...]:
+    """What encoded bytes refer to. Bytes that are damaged refer to nothing: reading them will tell."""
+    if data is None or len(data) < _HEAD.size or data[0] != _MARK:
+        return ()
+    found, _ = _split(data)
+    return found
+
+
+def _split(data: bytes) -> tuple[tuple[Reference, ...], memoryview]:
+    _, count = _HEAD.unpack_from(data)
+    end = _HEAD.size + count * _REFERENCE.size
+    if len(data) < end:
+        return (), memoryview(data)
+    items = _REFERENCE.iter_unpack(memoryview(data)[_HEAD.size : end])
+    return tuple(Reference(digest.hex(), size) for digest, size in items), memoryview(data)[end:]
+
+
+def split(data: bytes) -> tuple[tuple[Reference, ...], bytes | memoryview]:
+    """The references of encoded bytes, and the bytes proper."""
+    return _split(data) if len(data) >= _HEAD.size and data[0] == _MARK else ((), data)
+
+
+Seen = dict[int, tuple[bytes, Payload]]
+"""Payloads by the identity of their bytes, which are kept so that it stays theirs."""
+
+
+class Large:
+    """Stands for a value that was put out, while what is around it is encoded."""
+
+    __slots__ = ("ext",)
+
+    def __init__(self, ext: Ext) -> None:
+        self.ext = ext
+
+
+class Spill:
+    """Collects the payloads of one value or call. `seen` is shared by the calls of one fan-out: it saves hashing the
+    same immutable bytes again.
+    """
+
+    def __init__(self, limits: Limits, seen: Seen | None = None) -> None:
+        self.limit, self._most = limits
+        self._seen = {} if seen is None else seen
+        self._index: dict[str, int] = {}
+        self._payloads: list[Payload] = []
+
+    def bytes_put_out(self, value: Any) -> Any:
+        """The value, or what stands for it if it is large bytes."""
+        return self.put_out(value, is_value=True) if type(value) is bytes and len(value) > self.limit else value
+
+    def put_out(self, data: bytes, *, is_value: bool = False) -> Large:
+        """Put out encoded bytes, or bytes that are the value themselves."""
+        if len(data) > self._most:
+            text = f"takes {len(data) / 2**20:,.1f} MB, more than payload_limit allows ({self._most / 2**20:,.1f} MB)"
+            raise Refused(f"{text}; store it elsewhere and pass its name, or raise the setting")
+        known = self._seen.get(id(data))
+        if known is None:
+            known = self._seen[id(data)] = (data, Payload.of(data))
+        payload = known[1]
+        index = self._index.setdefault(payload.digest, len(self._payloads))
+        if index == len(self._payloads):
+            self._payloads.append(payload)
+        return Large(Ext(Code.PAYLOAD, pack((index, is_value))))
+
+    def packed(self, body: bytes) -> Packed:
+        """What is stored: the references, then the rest."""
+        if not self._payloads:
+            return Packed(body)
+        head = _HEAD.pack(_MARK, len(self._payloads))
+        items = [_REFERENCE.pack(bytes.fromhex(payload.digest), len(payload.data)) for payload in self._payloads]
+        return Packed(b"".join((head, *items, body)), tuple(self._payloads))
+
+
+class Shelf:
+    """The payloads of one decoding: what stands in their place is looked up here."""
+
+    __slots__ = ("_payloads", "_references", "describe")
+
+    def __init__(self, references: Sequence[Reference], payloads: Payloads, *, describe: bool = False) -> None:
+        self._references = references
+        self._payloads = payloads
+        self.describe = describe
+
+    def find(self, index: int) -> bytes | str:
+        """The payload, or a text that stands for it where that is enough."""
+        if not 0 <= index < len(self._references):
+            raise NotDecodable(f"stored bytes refer to a payload {index}, and name {len(self._references)}")
+        digest, size = self._references[index]
+        data = self._payloads.get(digest)
+        if data is not None:
+            return data
+        if self.describe:
+            return f"<{size:,} bytes stored apart, {digest[:12]}…>"
+        raise NotDecodable(f"the payload {digest} of {size:,} bytes is not in the store")

@@ -1,0 +1,151 @@
+"""The depot: large values lie beside the records, and are there before a record says so.
+
+To keep payloads is to tell the store that they are wanted, and to put those that it does not have; then the record that
+refers to them is written. A crash in between leaves payloads without a reference, which are collected after a day. A
+payload that somebody else is collecting at that moment is either spared or put again (see `Store.collect_payloads`).
+
+Above `chunk_threshold` the bytes are cut into pieces of a fixed size, each compressed by itself: what a piece holds
+depends on nothing but the payload, so two writers may mix, and neither side ever holds a second copy of the whole.
+What is fetched is checked against its name: its size before anything is unpacked, its digest at the end.
+
+Costs: keeping what is there one round trip, putting one more per batch or piece; fetching one per payload and piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from holdfast.clock import Clock
+from holdfast.codec import Payload, Reference
+from holdfast.errors import PayloadLost
+from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.store.contract import Store
+
+PIECE_BYTES = 4 * 2**20  # a part of every stored name: another size would need other names
+UNWANTED_SECONDS = 86_400.0
+_BATCH_BYTES = 8 * 2**20
+_STALE_SECONDS = 3_600.0  # pieces that were put so long ago may be collected before their payload comes
+_LEVEL = 1  # of compression: most of the gain for a fifth of the time
+_QUICK_BYTES = 256 * 2**10  # what is smaller is hashed on the spot
+
+
+class Depot:
+    def __init__(self, store: Store, clock: Clock, *, app: str, chunk_threshold: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._app = app
+        self._chunk_threshold = chunk_threshold
+
+    async def keep(self, payloads: Iterable[Payload]) -> None:
+        """When this returns, these payloads are in the store, and nobody collects them within a day."""
+        wanted = {payload.digest: payload for payload in payloads}
+        while wanted:
+            began = self._clock.monotonic()
+            there = await self._store.keep_payloads(self._app, tuple(wanted))
+            missing = [payload for payload, found in zip(wanted.values(), there, strict=True) if not found]
+            for batch in _batches(missing, self._chunk_threshold):
+                await self._store.put_payloads(self._app, [await self._put_pieces(payload) for payload in batch])
+            if self._clock.monotonic() - began < _STALE_SECONDS:
+                return
+
+    async def _put_pieces(self, payload: Payload) -> StoredPayload:
+        """Put all pieces but the first, which comes with the payload."""
+        digest, data = payload
+        if len(data) <= self._chunk_threshold:
+            return StoredPayload(digest=digest, size=len(data), pieces=1, first=Piece(data))
+        count = -(-len(data) // PIECE_BYTES)
+        view = memoryview(data)
+        for number in range(1, count):
+            piece = await asyncio.to_thread(_packed, view[number * PIECE_BYTES : (number + 1) * PIECE_BYTES])
+            await self._store.put_piece(self._app, digest, number, piece)
+        first = await asyncio.to_thread(_packed, view[:PIECE_BYTES])
+        return StoredPayload(digest=digest, size=len(data), pieces=count, first=first)
+
+    async def fetch(self, references: Sequence[Reference]) -> dict[str, bytes]:
+        """The payloads by digest. Raises `PayloadLost` if one is not there, or not what its name says."""
+        found: dict[str, bytes] = {}
+        for digest, size in references:
+            if digest not in found:
+                found[digest] = await self._fetch(digest, size)
+        return found
+
+    async def _fetch(self, digest: str, size: int) -> bytes:
+        stored = await self._store.get_payload(self._app, digest)
+        if stored is None:
+            raise PayloadLost(f"the payload {digest} ({size:,} bytes) is not in the store")
+        if stored.size != size or stored.pieces != (1 if stored.pieces == 1 else -(-size // PIECE_BYTES)):
+            raise _damaged(digest, f"{stored.size:,} bytes in {stored.pieces} pieces instead of {size:,} bytes")
+        if stored.pieces == 1 and not stored.first.packed:
+            data = stored.first.data
+        else:
+            data = await self._assembled(stored)
+        if len(data) != size or await _aside(len(data), lambda: hashlib.sha256(data).hexdigest()) != digest:
+            raise _damaged(digest, "its content has changed")
+        return data
+
+    async def _assembled(self, stored: StoredPayload) -> bytes:
+        whole = io.BytesIO()  # hands its buffer over at the end without a copy
+        for number in range(stored.pieces):
+            piece = stored.first if number == 0 else await self._store.get_piece(self._app, stored.digest, number)
+            if piece is None:
+                raise _damaged(stored.digest, f"the piece {number} of {stored.pieces} is missing")
+            most = min(PIECE_BYTES, stored.size - number * PIECE_BYTES)
+            try:
+                whole.write(await asyncio.to_thread(_unpacked, piece, most))
+            except (zlib.error, ValueError) as error:
+                raise _damaged(stored.digest, f"the piece {number}: {error}") from error
+        return whole.getvalue()
+
+    async def collect(self, limit: int = 1000) -> int:
+        """Remove what nobody has wanted for a day and nothing refers to."""
+        return await self._store.collect_payloads(self._app, self._store.now() - UNWANTED_SECONDS, limit)
+
+
+def whole(payloads: Iterable[Payload]) -> list[StoredPayload]:
+    """Payloads in one piece each, for a store that takes them with the record, in one transaction."""
+    each = {payload.digest: payload.data for payload in payloads}
+    return [StoredPayload(digest=name, size=len(data), pieces=1, first=Piece(data)) for name, data in each.items()]
+
+
+def _damaged(digest: str, why: str) -> PayloadLost:
+    return PayloadLost(f"the payload {digest} is damaged: {why}")
+
+
+def _packed(part: memoryview) -> Piece:
+    """Compressed, if that makes it smaller."""
+    packed = zlib.compress(part, _LEVEL)
+    return Piece(packed, packed=True) if len(packed) < len(part) else Piece(bytes(part))
+
+
+def _unpacked(piece: Piece, most: int) -> bytes:
+    """The bytes of a piece, which may be no more than `most`: a bomb is not unpacked."""
+    if not piece.packed:
+        data = piece.data
+    else:
+        machine = zlib.decompressobj()
+        data = machine.decompress(piece.data, most + 1)
+    if len(data) != most:
+        raise ValueError(f"{len(data):,} bytes or more instead of {most:,}")
+    return data
+
+
+async def _aside(size: int, work: Callable[[], str]) -> str:
+    return work() if size <= _QUICK_BYTES else await asyncio.to_thread(work)
+
+
+def _batches(payloads: Sequence[Payload], alone: int) -> Iterator[list[Payload]]:
+    """Groups of payloads for one write each. Those of several pieces go alone."""
+    batch: list[Payload] = []
+    size = 0
+    for payload in payloads:
+        if batch and size + len(payload.data) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(payload)
+        size += len(payload.data) if len(payload.data) <= alone else _BATCH_BYTES
+    if batch:
+        yield batch

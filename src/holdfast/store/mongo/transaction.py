@@ -1,0 +1,89 @@
+"""Submit inside a user's own MongoDB transaction: the invocation is there if that commits, else it never was.
+
+The session belongs to a client of the user, blocking or asynchronous, and only that client can use it; so the insert
+runs where the user's own writes run, on the user's thread or loop, and not on ours. Nothing is tried again here and
+every error passes through as the driver raised it, labels and all: the user's `with_transaction` decides. A key is read
+before it is inserted, because a duplicate would end the transaction; a race for it is a write conflict, which the
+server labels as transient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.synchronous.client_session import ClientSession
+
+from holdfast.errors import UsageError
+from holdfast.lifecycle.records import InvocationRecord, StoredPayload
+from holdfast.store.mongo import schema
+from holdfast.store.mongo.documents import Document, from_document, to_document
+
+_ours: WeakSet[Any] = WeakSet()  # clients that were seen to reach the database of a store
+
+
+class MongoTransaction:
+    """See `holdfast.store.contract.Transaction`."""
+
+    carries_payloads = False
+
+    def __init__(self, session: Any, database: str, mark: object) -> None:
+        self.is_async = isinstance(session, AsyncClientSession)
+        self._session = session
+        self._database = session.client[database]
+        self._mark = mark
+
+    @property
+    def is_over(self) -> bool:
+        return self._session.has_ended or not self._session.in_transaction
+
+    def _check(self, meta: Document | None) -> None:
+        if (meta or {}).get("mark") != self._mark:
+            raise UsageError(
+                f"the session's client reaches another MongoDB: its database '{self._database.name}' is not the one "
+                "that this app works on. Nothing was written."
+            )
+        _ours.add(self._session.client)
+
+    def insert(
+        self, records: Sequence[InvocationRecord], payloads: Sequence[StoredPayload]
+    ) -> Sequence[InvocationRecord | None]:
+        if self._session.client not in _ours:
+            self._check(self._database[schema.META].find_one({"_id": "schema"}))
+        invocations, session = self._database[schema.INVOCATIONS], self._session
+        documents = [to_document(record) for record in records]
+        keys = [document["_id"] for document in documents]
+        there = _by_key(invocations.find({"_id": {"$in": keys}}, session=session).to_list())
+        if fresh := [document for document in documents if document["_id"] not in there]:
+            invocations.insert_many(fresh, session=session)
+        return [there.get(key) for key in keys]
+
+    async def ainsert(
+        self, records: Sequence[InvocationRecord], payloads: Sequence[StoredPayload]
+    ) -> Sequence[InvocationRecord | None]:
+        if self._session.client not in _ours:
+            self._check(await self._database[schema.META].find_one({"_id": "schema"}))
+        invocations, session = self._database[schema.INVOCATIONS], self._session
+        documents = [to_document(record) for record in records]
+        keys = [document["_id"] for document in documents]
+        there = _by_key(await invocations.find({"_id": {"$in": keys}}, session=session).to_list())
+        if fresh := [document for document in documents if document["_id"] not in there]:
+            await invocations.insert_many(fresh, session=session)
+        return [there.get(key) for key in keys]
+
+
+def _by_key(documents: Iterable[Document]) -> dict[str, InvocationRecord]:
+    return {document["_id"]: from_document(document) for document in documents}
+
+
+def joined(session: object, database: str, mark: object) -> MongoTransaction:
+    """Raises `UsageError` unless the session is in a transaction."""
+    if not isinstance(session, ClientSession | AsyncClientSession):
+        raise UsageError(
+            f"session= takes a session of pymongo's MongoClient or AsyncMongoClient, not {type(session).__name__}"
+        )
+    if not session.in_transaction:
+        raise UsageError("the session is in no transaction; call submit inside session.start_transaction()")
+    return MongoTransaction(session, database, mark)

@@ -1,0 +1,80 @@
+"""Payloads in SQLite: jobs over one transaction each.
+
+A payload of many pieces is written in many transactions, so that a large one holds up nobody; its row in
+``holdfast_payloads`` comes last and makes it whole. References are written in the transaction of what refers. To
+collect is one transaction too, so nothing can be kept, put or referred to between the look and the removal.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from holdfast.lifecycle.records import Piece, StoredPayload
+
+REFER = "INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id) VALUES (?, ?, ?)"
+KEEP = "UPDATE holdfast_payloads SET wanted_at = max(wanted_at, ?) WHERE app = ? AND digest = ?"
+PUT = "INSERT OR REPLACE INTO holdfast_payloads (app, digest, size, pieces, wanted_at) VALUES (?, ?, ?, ?, ?)"
+PUT_PIECE = """
+INSERT OR REPLACE INTO holdfast_payload_pieces (app, digest, number, put_at, packed, data) VALUES (?, ?, ?, ?, ?, ?)
+"""
+GET = "SELECT size, pieces FROM holdfast_payloads WHERE app = ? AND digest = ?"
+GET_PIECE = "SELECT data, packed FROM holdfast_payload_pieces WHERE app = ? AND digest = ? AND number = ?"  # pieces
+UNWANTED = """
+SELECT digest, EXISTS (
+    SELECT 1 FROM holdfast_payload_references AS r WHERE r.app = p.app AND r.digest = p.digest
+) FROM holdfast_payloads AS p WHERE app = ? AND wanted_at < ? ORDER BY wanted_at LIMIT ?
+"""  # payloads_wanted
+REMOVE = "DELETE FROM holdfast_payloads WHERE app = ? AND digest = ?"
+REMOVE_PIECES = "DELETE FROM holdfast_payload_pieces WHERE app = ? AND digest = ?"
+ORPHANS = """
+DELETE FROM holdfast_payload_pieces WHERE rowid IN (
+    SELECT rowid FROM holdfast_payload_pieces AS p WHERE app = ? AND put_at < ? AND NOT EXISTS (
+        SELECT 1 FROM holdfast_payloads AS h WHERE h.app = p.app AND h.digest = p.digest
+    ) ORDER BY put_at LIMIT ?
+)
+"""  # pieces_put
+
+
+def refer(connection: sqlite3.Connection, app: str, id: str, digests: Sequence[str]) -> None:
+    if digests:
+        connection.executemany(REFER, [(app, digest, id) for digest in digests])
+
+
+def keep(connection: sqlite3.Connection, app: str, digests: Sequence[str], now: float) -> list[bool]:
+    return [connection.execute(KEEP, (now, app, digest)).rowcount > 0 for digest in digests]
+
+
+def put_piece(connection: sqlite3.Connection, app: str, digest: str, number: int, piece: Piece, now: float) -> None:
+    connection.execute(PUT_PIECE, (app, digest, number, now, piece.packed, piece.data))
+
+
+def put(connection: sqlite3.Connection, app: str, payloads: Sequence[StoredPayload], now: float) -> None:
+    for payload in payloads:
+        put_piece(connection, app, payload.digest, 0, payload.first, now)
+        connection.execute(PUT, (app, payload.digest, payload.size, payload.pieces, now))
+
+
+def get(connection: sqlite3.Connection, app: str, digest: str) -> StoredPayload | None:
+    head, first = connection.execute(GET, (app, digest)).fetchone(), get_piece(connection, app, digest, 0)
+    if head is None or first is None:
+        return None
+    return StoredPayload(digest=digest, size=head[0], pieces=head[1], first=first)
+
+
+def get_piece(connection: sqlite3.Connection, app: str, digest: str, number: int) -> Piece | None:
+    found = connection.execute(GET_PIECE, (app, digest, number)).fetchone()
+    return None if found is None else Piece(found[0], bool(found[1]))
+
+
+def collect(connection: sqlite3.Connection, app: str, before: float, limit: int, now: float) -> int:
+    removed = 0
+    for digest, wanted in connection.execute(UNWANTED, (app, before, limit)).fetchall():
+        if wanted:
+            connection.execute(KEEP, (now, app, digest))
+        else:
+            connection.execute(REMOVE, (app, digest))
+            connection.execute(REMOVE_PIECES, (app, digest))
+            removed += 1
+    connection.execute(ORPHANS, (app, before, limit))
+    return removed

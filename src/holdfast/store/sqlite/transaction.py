@@ -1,0 +1,82 @@
+"""Submit inside a user's own SQLite transaction: on the user's connection to the same file, and on the user's thread.
+
+The connection's transaction may hold the file's only write lock, so everything goes through it, large values included:
+to wait here for our own writer would be to wait for oneself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.errors import UsageError
+from holdfast.lifecycle.records import InvocationRecord, StoredPayload
+from holdfast.store.sqlite import jobs, payloads
+from holdfast.store.sqlite.rows import from_row
+
+
+class SqliteTransaction:
+    """See `holdfast.store.contract.Transaction`."""
+
+    carries_payloads = True
+    is_async = False
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    @property
+    def is_over(self) -> bool:
+        try:
+            return not self._connection.in_transaction
+        except sqlite3.ProgrammingError:  # closed
+            return True
+
+    def insert(
+        self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
+    ) -> Sequence[InvocationRecord | None]:
+        with _plainly(self._connection) as connection:
+            if not connection.in_transaction:
+                connection.execute("BEGIN IMMEDIATE")  # as Python itself would before an INSERT
+            app = records[0].app
+            rows = jobs.rows_by_id(connection, app, [record.id for record in records])
+            there = {record.id: record for record in map(from_row, rows)}
+            payloads.put(connection, app, stored, self._clock.now())
+            for record in records:
+                if record.id not in there:
+                    jobs.insert(connection, record)
+            return [there.get(record.id) for record in records]
+
+    async def ainsert(
+        self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
+    ) -> Sequence[InvocationRecord | None]:
+        return self.insert(records, stored)
+
+
+def joined(connection: object, path: Path, clock: Clock) -> SqliteTransaction:
+    """Raises `UsageError` unless it is a connection to that file, in a transaction or about to begin one."""
+    if not isinstance(connection, sqlite3.Connection):
+        raise UsageError(f"session= takes a sqlite3.Connection to {path}, not {type(connection).__name__}")
+    with _plainly(connection):
+        (file,) = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
+    if not file or not os.path.samefile(file, path):
+        raise UsageError(f"the connection is to {file or 'a database in memory'}; this app works on {path}")
+    begins = connection.isolation_level is not None or getattr(connection, "autocommit", None) is False
+    if not connection.in_transaction and not begins:
+        raise UsageError("the connection is in no transaction and begins none by itself; execute BEGIN first")
+    return SqliteTransaction(connection, clock)
+
+
+@contextlib.contextmanager
+def _plainly(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """The owner may have rows and texts made into something else."""
+    before = connection.row_factory, connection.text_factory
+    connection.row_factory, connection.text_factory = None, str
+    try:
+        yield connection
+    finally:
+        connection.row_factory, connection.text_factory = before
