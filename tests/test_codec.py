@@ -9,6 +9,7 @@ import datetime as dt
 import decimal
 import enum
 import functools
+import hashlib
 import math
 import pathlib
 import random
@@ -27,7 +28,19 @@ from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
 from holdfast import errors
-from holdfast.codec import MAX_DEPTH, MAX_ERROR_TEXT_BYTES, Code, Codec, ErrorRecord
+from holdfast.codec import (
+    MAX_DEPTH,
+    MAX_ERROR_TEXT_BYTES,
+    Code,
+    Codec,
+    ErrorRecord,
+    Limits,
+    Packed,
+    Payload,
+    Reference,
+    Seen,
+    references,
+)
 from holdfast.errors import InvocationCancelled, NotDecodable, NotEncodable, ResultTimeout, TaskFailed, UsageError
 
 pack = msgspec.msgpack.encode
@@ -1150,3 +1163,260 @@ def test_one_codec_serves_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+# ---- large values, put out
+
+MOST = 1 << 30
+INLINE = st.sampled_from([0, 1, 8, 40, 300, 700])
+SIZED = st.one_of(
+    VALUES,
+    st.binary(min_size=30, max_size=900),
+    st.builds(lambda text, times: text * times, TEXT, st.integers(1, 99)),
+    st.lists(st.binary(max_size=90), max_size=9),
+)
+
+
+def apart(payloads: typing.Iterable[Payload]) -> dict[str, bytes]:
+    return {payload.digest: payload.data for payload in payloads}
+
+
+def check_references(data: bytes | None, payloads: typing.Sequence[Payload]) -> None:
+    """What the bytes say they refer to is what came with them, each once, and named by its content."""
+    assert references(data) == tuple(Reference(payload.digest, len(payload.data)) for payload in payloads)
+    assert len(apart(payloads)) == len(payloads)
+    assert all(hashlib.sha256(payload.data).hexdigest() == payload.digest for payload in payloads)
+
+
+def header(count: int, *, size: int = 1, digest: bytes = b"\xaa" * 32, body: bytes = b"") -> bytes:
+    return b"\xc1" + count.to_bytes(2, "big") + (digest + size.to_bytes(8, "big")) * count + body
+
+
+@given(SIZED, INLINE)
+@settings(max_examples=300, deadline=None)
+def test_a_value_comes_back_whatever_lies_apart(value: object, inline: int) -> None:
+    packed = CODEC.pack(value, Limits(inline, MOST))
+    assert same(CODEC.decode(packed.data, apart(packed.payloads)), value)
+    check_references(packed.data, packed.payloads)
+    whole = CODEC.encode(value)
+    size = len(value) if type(value) is bytes else len(whole)
+    assert len(packed.payloads) == (size > inline)
+    if not packed.payloads:
+        assert packed.data == whole
+    else:
+        with pytest.raises(NotDecodable, match=packed.payloads[0].digest):
+            CODEC.decode(packed.data)
+
+
+@given(st.lists(SIZED, max_size=4).map(tuple), st.dictionaries(TEXT, SIZED, max_size=3), INLINE)
+@settings(max_examples=300, deadline=None)
+def test_a_call_comes_back_whatever_lies_apart(
+    args: tuple[object, ...], kwargs: dict[str, object], inline: int
+) -> None:
+    packed = CODEC.pack_call(args, kwargs, ("a", "b"), Limits(inline, MOST))
+    assert same(CODEC.decode_call(packed.data, apart(packed.payloads)), (args, kwargs))
+    check_references(packed.data, packed.payloads)
+    head = 3 + 40 * len(packed.payloads) if packed.payloads else 0
+    assert len(packed.data) <= head + max(inline, 8)  # 8: the call as a whole, put out
+    if len(CODEC.encode_call(args, kwargs)) <= inline:
+        assert packed == Packed(CODEC.encode_call(args, kwargs))
+
+
+@given(st.lists(SIZED, max_size=3), st.dictionaries(TEXT.filter(str.isidentifier), SIZED, max_size=2), INLINE)
+@settings(max_examples=200, deadline=None)
+def test_an_error_comes_back_whatever_lies_apart(args: list[object], state: dict[str, object], inline: int) -> None:
+    codec = full_codec()
+    codec.register(Declined)
+    error = Declined.__new__(Declined)
+    error.args = tuple(args)
+    vars(error).update(state)
+    record, payloads = codec.pack_error(error, Limits(inline, MOST))
+    check_references(record.data, payloads)
+    back = codec.decode_error(record, apart(payloads))
+    del back.__notes__
+    assert type(back) is Declined
+    assert same((back.args, vars(back)), (error.args, vars(error)))
+    if payloads:
+        assert type(codec.decode_error(record)) is TaskFailed  # without its payload, its text is left
+
+
+def test_an_error_that_cannot_be_stored_or_is_too_large_has_no_payloads(codec: Codec) -> None:
+    for error, limits in (
+        (ValueError("x" * 5000, object()), Limits(64, MOST)),
+        (ValueError("x" * 5000), Limits(64, 4000)),
+    ):
+        record, payloads = codec.pack_error(error, limits)
+        assert (record.data, payloads) == (None, ())
+        assert str(codec.decode_error(record)).startswith(("('xxx", "xxx"))
+
+
+def test_large_bytes_are_their_own_payload_without_a_copy(codec: Codec) -> None:
+    blob = bytes(5000)
+    packed = codec.pack(blob, Limits(64, MOST))
+    assert packed.payloads[0].data is blob
+    assert codec.decode(packed.data, apart(packed.payloads)) is blob
+    call = codec.pack_call((1, blob), {"again": blob, "text": "t" * 5000}, (), Limits(64, MOST))
+    assert [payload.data is blob for payload in call.payloads] == [True, False]
+    (_, first), kwargs = codec.decode_call(call.data, apart(call.payloads))
+    assert first is kwargs["again"] is blob
+
+
+@pytest.mark.parametrize("common", [b"c" * 5000, "c" * 5000, [1] * 5000], ids=["bytes", "text", "list"])
+def test_the_calls_of_a_fan_out_share_what_is_equal(codec: Codec, common: object) -> None:
+    seen: Seen = {}
+    calls = [codec.pack_call((n, common), {"own": f"{n}" * 500}, (), Limits(64, MOST), seen) for n in range(20)]
+    payloads = [payload for call in calls for payload in call.payloads]
+    assert len(apart(payloads)) == 21
+    assert len({id(payload.data) for payload in payloads}) == 21  # also in memory
+
+
+def test_bytes_that_are_gone_are_not_taken_for_others_at_the_same_place(codec: Codec) -> None:
+    seen: Seen = {}
+    for number in range(300):
+        blob = bytes([number % 3]) * 5000  # equal to others, so not kept; the next ones may come to lie there
+        packed = codec.pack_call((blob,), {}, (), Limits(64, MOST), seen)
+        assert codec.decode_call(packed.data, apart(packed.payloads)) == ((blob,), {})
+        del blob, packed
+
+
+def test_the_largest_argument_lies_apart_and_small_ones_stay(codec: Codec) -> None:
+    args = ("small", "m" * 300, "l" * 500, 7)
+    packed = codec.pack_call(args, {"k": "n" * 100}, (), Limits(450, MOST))
+    assert [len(payload.data) for payload in packed.payloads] == [503]
+    assert codec.decode_call(packed.data, describe=True) == (
+        ("small", "m" * 300, f"<503 bytes stored apart, {packed.payloads[0].digest[:12]}…>", 7),
+        {"k": "n" * 100},
+    )
+
+
+def test_thousands_of_arguments_lie_apart_together(codec: Codec) -> None:
+    args = tuple(range(3000))
+    packed = codec.pack_call(args, {"blob": b"b" * 999}, (), Limits(1024, MOST))
+    assert len(packed.payloads) == 1
+    assert len(packed.data) < 100
+    assert codec.decode_call(packed.data, apart(packed.payloads)) == (args, {"blob": b"b" * 999})
+
+
+def test_nesting_is_limited_alike_apart_and_not(codec: Codec) -> None:
+    value: object = 1
+    for _ in range(MAX_DEPTH):
+        value = (value,)
+    packed = codec.pack(value, Limits(64, MOST))
+    assert packed.payloads
+    assert codec.decode(packed.data, apart(packed.payloads)) == value
+    with pytest.raises(NotEncodable, match="levels deep"):
+        codec.pack((value,), Limits(64, MOST))
+
+
+# ---- too large
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "path"),
+    [
+        (("s", b"b" * 2001), {}, "blob"),
+        (("s", "b" * 2001), {}, "blob"),
+        ((), {"blob": b"b" * 2001}, "blob"),
+        (("s", 1, 2, [3] * 2001), {}, "args[3]"),
+    ],
+)
+def test_what_is_too_large_is_refused_by_name(
+    codec: Codec, args: tuple[object, ...], kwargs: dict[str, object], path: str
+) -> None:
+    with pytest.raises(NotEncodable) as caught:
+        codec.pack_call(args, kwargs, ("small", "blob"), Limits(64, 2000))
+    assert caught.value.path == path
+    assert str(caught.value).startswith(f"argument {path!r}: {path} takes 2,0")
+    assert "payload_limit allows (2,000)" in str(caught.value)
+
+
+def test_a_call_that_is_too_large_only_as_a_whole_is_refused_as_such(codec: Codec) -> None:
+    with pytest.raises(NotEncodable, match=r"^the call takes [\d,]+ bytes, more than payload_limit"):
+        codec.pack_call(tuple("x" * 100 for _ in range(50)), {}, (), Limits(64, 2000))
+
+
+@pytest.mark.parametrize("value", [b"x" * 2000, "x" * 1997])
+def test_the_limit_itself_is_allowed(codec: Codec, value: bytes | str) -> None:
+    packed = codec.pack(value, Limits(64, 2000))
+    assert len(packed.payloads[0].data) == 2000
+    with pytest.raises(NotEncodable, match=r"^result takes 2,001 bytes") as caught:
+        codec.pack(value + value[:1], Limits(64, 2000), at="result")
+    assert caught.value.path == "result"
+
+
+# ---- damage
+
+
+REFERRING = {
+    "without its payload": header(1, body=pack(Ext(Code.PAYLOAD, pack([0, True])))),
+    "to a number too high": header(1, body=pack(Ext(Code.PAYLOAD, pack([1, True])))),
+    "to a negative number": header(1, body=pack(Ext(Code.PAYLOAD, pack([-1, True])))),
+    "to a number that is none": header(1, body=pack(Ext(Code.PAYLOAD, pack([False, True])))),
+    "to a text": header(1, body=pack(Ext(Code.PAYLOAD, pack(["0", True])))),
+    "in too few words": header(1, body=pack(Ext(Code.PAYLOAD, pack([0])))),
+    "in too many words": header(1, body=pack(Ext(Code.PAYLOAD, pack([0, True, 1])))),
+    "as no list": header(1, body=pack(Ext(Code.PAYLOAD, pack(0)))),
+    "without a header": pack(Ext(Code.PAYLOAD, pack([0, True]))),
+    "with an empty header": header(0, body=pack(1)),
+    "with half a header": header(3)[:-1],
+    "with nothing behind it": header(1),
+    "with more behind it": header(1, body=pack(1) + pack(1)),
+    "one after another": header(1, body=header(1, body=pack(1))),
+}
+
+
+@pytest.mark.parametrize("name", REFERRING)
+def test_a_damaged_reference_raises_not_decodable(codec: Codec, name: str) -> None:
+    for describe in (False, True):
+        if describe and name == "without its payload":
+            continue
+        with pytest.raises(NotDecodable):
+            codec.decode(REFERRING[name], describe=describe)
+    with pytest.raises(NotDecodable):
+        codec.decode_call(REFERRING[name])
+
+
+def test_a_payload_that_refers_to_payloads_is_refused(codec: Codec) -> None:
+    inner = pack(Ext(Code.PAYLOAD, pack([0, False])))
+    for data in (inner, pack([inner, Ext(Code.TUPLE, pack([Ext(Code.PAYLOAD, pack([0, True]))]))]), header(1)):
+        payload = Payload.of(data)
+        packed = header(1, digest=bytes.fromhex(payload.digest), size=len(data), body=inner)
+        with pytest.raises(NotDecodable):
+            codec.decode(packed, apart([payload]))
+
+
+@given(st.binary(max_size=150))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes_behind_the_mark(data: bytes) -> None:
+    for raw in (b"\xc1" + data, header(1, body=data), header(2, body=data), b"\xc1\x00\x01" + data):
+        found = references(raw)
+        assert all(len(reference.digest) == 64 for reference in found)
+        for payloads in ({}, {reference.digest: data for reference in found}):
+            try:
+                CODEC.decode(raw, payloads)
+            except NotDecodable:
+                continue
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_damaged_references_and_payloads(codec: Codec, sample: object) -> None:
+    """Whatever happens to the bytes in the record, or to those apart: NotDecodable, or some value."""
+    packed, rng = codec.pack_call((sample, b"b" * 300), {"k": 1}, (), Limits(40, MOST)), random.Random(7)
+    assert len(packed.payloads) == 2 or codec.pack(sample, Limits(256, MOST)).payloads == ()
+    shelf, refused = apart(packed.payloads), 0
+    for turn in range(1500):
+        data, payloads = bytearray(packed.data), dict(shelf)
+        if turn < len(data):
+            del data[turn:]
+        elif turn % 3:
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        else:
+            digest = rng.choice(list(payloads))
+            copy = bytearray(payloads[digest])
+            copy[rng.randrange(len(copy))] = rng.randrange(256)
+            payloads[digest] = bytes(copy[: rng.randrange(len(copy))] if turn % 2 else copy)
+        try:
+            codec.decode_call(bytes(data), payloads)
+        except NotDecodable:
+            refused += 1
+    assert refused >= len(packed.data)  # every truncation, at least

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from holdfast import App
 from holdfast.errors import ConfigurationError, InvalidSetting, UnknownSetting
+from holdfast.lifecycle.schedule import cron, ticks_between
+from holdfast.lifecycle.slots import SlotSettings
 from holdfast.settings import SPECS, Origin, Settings, _Spec, mask_url
 
 
@@ -42,8 +44,24 @@ def test_defaults(tmp_path: Path) -> None:
         "drain_timeout_seconds": 30.0,
         "runner_heartbeat_seconds": 2.0,
         "runner_considered_dead_after_minutes": 0.25,
+        "atomic_service_interval_minutes": 1.0,
+        "atomic_service_spread_margin_minutes": 1 / 60,
+        "atomic_service_check_interval_minutes": 1 / 60,
+        "atomic_service_max_start_slot_fraction": 0.9,
+        "atomic_service_membership_stabilization_minutes": 0.0,
+        "atomic_service_min_run_margin_seconds": 0.05,
+        "atomic_service_execution_retention_minutes": 60.0,
+        "atomic_service_execution_max_records": 1000,
+        "atomic_service_max_members": 3,
+        "recover_pending_invocations_cron": "*/15 * * * * *",
+        "max_pending_seconds": 5.0,
+        "recover_running_invocations_cron": "*/15 * * * * *",
+        "max_crash_recoveries": 3,
         "sqlite_synchronous": "full",
         "sqlite_busy_timeout_seconds": 10.0,
+        "inline_limit": 64 * 2**10,
+        "chunk_threshold": 15 * 2**20,
+        "payload_limit": 512 * 2**20,
         "use_change_streams": True,
         "max_retries": 5,
         "retry_base_delay": 0.1,
@@ -201,6 +219,23 @@ def test_switches_of_tests_and_other_programs_are_left_alone(tmp_path: Path) -> 
         ("drain_timeout_seconds", "-1s"),
         ("drain_timeout_seconds", 86_401),
         ("runner_considered_dead_after_minutes", 0),
+        ("atomic_service_interval_minutes", 0),
+        ("atomic_service_interval_minutes", "2 days"),
+        ("atomic_service_spread_margin_minutes", -1),
+        ("atomic_service_check_interval_minutes", 0),
+        ("atomic_service_max_start_slot_fraction", 1.1),
+        ("atomic_service_max_start_slot_fraction", "90s"),
+        ("atomic_service_membership_stabilization_minutes", "-1s"),
+        ("atomic_service_min_run_margin_seconds", 3_601),
+        ("atomic_service_execution_retention_minutes", -1),
+        ("atomic_service_execution_max_records", 0),
+        ("atomic_service_max_members", 0),
+        ("max_pending_seconds", 0),
+        ("max_crash_recoveries", -1),
+        ("recover_pending_invocations_cron", "*/15 * * * * * *"),
+        ("recover_running_invocations_cron", "0 0 31 2 *"),
+        ("recover_running_invocations_cron", ""),
+        ("recover_running_invocations_cron", 15),
         ("sqlite_synchronous", "off"),
         ("sqlite_synchronous", "FULL"),
         ("sqlite_busy_timeout_seconds", 0.05),
@@ -256,6 +291,33 @@ def test_a_heartbeat_of_more_than_a_quarter_of_dead_after_is_refused_naming_both
     assert load(tmp_path, runner_heartbeat_seconds="5s", runner_considered_dead_after_minutes="20s")
 
 
+def test_a_margin_that_leaves_nothing_of_a_slot_is_refused_naming_what_it_depends_on(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        load(tmp_path, {"HOLDFAST_ATOMIC_SERVICE_INTERVAL_MINUTES": "3s"})
+    for part in (
+        "atomic_service_spread_margin_minutes = 0.01666666667 (1s) (default)",
+        "atomic_service_interval_minutes = 0.05 (3s) (environment HOLDFAST_ATOMIC_SERVICE_INTERVAL_MINUTES)",
+        "atomic_service_max_members = 3 (default)",
+    ):
+        assert part in str(caught.value)
+    assert load(tmp_path, atomic_service_interval_minutes="3s", atomic_service_max_members=2)
+    # A lone runner has no margin.
+    assert load(tmp_path, atomic_service_interval_minutes="1s", atomic_service_max_members=1)
+
+
+def test_a_cron_setting_takes_five_fields_or_six_and_says_what_is_wrong(tmp_path: Path) -> None:
+    settings = load(tmp_path, {"HOLDFAST_RECOVER_RUNNING_INVOCATIONS_CRON": "*/15 * * * *"})
+    assert settings.recover_running_invocations_cron == "*/15 * * * *"
+    with pytest.raises(
+        InvalidSetting, match="a cron expression of five fields, or of six with seconds first"
+    ) as caught:
+        load(tmp_path, recover_pending_invocations_cron="61 * * * *")
+    assert "bad minute field" in str(caught.value.__cause__)
+    for spec in SPECS.values():  # defaults are not checked when settings are made
+        if spec.name.endswith("_cron"):
+            assert ticks_between(cron(str(spec.default)), 0.0, 60.0, 9) == [15.0, 30.0, 45.0, 60.0]
+
+
 @pytest.mark.parametrize("content", [b"[tool.holdfast\n", b"\xff\xfe", b"a = \n"])
 def test_a_broken_pyproject_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pyproject.toml").write_bytes(content)
@@ -282,6 +344,22 @@ def test_a_length_of_time_is_stored_in_the_unit_of_its_name(tmp_path: Path, valu
     settings = load(tmp_path, runner_considered_dead_after_minutes=value)
     assert settings.runner_considered_dead_after_minutes == minutes
     assert type(settings.runner_considered_dead_after_minutes) is float
+
+
+def test_the_slots_get_their_settings_in_seconds(tmp_path: Path) -> None:
+    assert load(tmp_path).slots == SlotSettings(
+        interval_seconds=60.0,
+        spread_margin_seconds=1.0,
+        check_interval_seconds=1.0,
+        max_start_slot_fraction=0.9,
+        membership_stabilization_seconds=0.0,
+        min_run_margin_seconds=0.05,
+        execution_retention_seconds=3600.0,
+        execution_max_records=1000,
+        max_members=3,
+    )
+    slots = load(tmp_path, atomic_service_interval_minutes=5, atomic_service_spread_margin_minutes="90s").slots
+    assert (slots.interval_seconds, slots.spread_margin_seconds) == (300.0, 90.0)
 
 
 def test_durations_work_from_everywhere(tmp_path: Path) -> None:
@@ -348,7 +426,7 @@ def test_no_secret_in_repr_or_explain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [f"mongodb://me:{SECRET}@host", [f"mongodb://me:{SECRET}@host"]])
 def test_no_secret_in_an_error(tmp_path: Path, value: object) -> None:
-    for name in ("sqlite_synchronous", "concurrency", "poll_interval_seconds"):
+    for name in ("sqlite_synchronous", "concurrency", "poll_interval_seconds", "recover_running_invocations_cron"):
         with pytest.raises(InvalidSetting) as caught:
             load(tmp_path, **{name: value})
         assert SECRET not in "".join(traceback.format_exception(caught.value))

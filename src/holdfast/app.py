@@ -18,15 +18,16 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from holdfast._bridge import Bridge
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.core import Engine, log_store_event
-from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.definition import TaskDefinition, place_for, signature_of
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
+from holdfast.execution.declared import MAINS, remember
 from holdfast.ids import Ids
 from holdfast.invocation import End, Invocation, outcome_of
 from holdfast.lifecycle.explain import explain, living
@@ -40,6 +41,7 @@ from holdfast.task import AsyncTask, Submittable, Task, valid_name, valid_priori
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+Executor = Literal["thread", "loop", "process"]
 
 DEFAULT_FILE = "holdfast.db"
 DEFAULT_NAME = "default"
@@ -89,6 +91,7 @@ class App:
         queue: str = "default",
         tags: Iterable[str] = (),
         priority: int = 0,
+        executor: Executor | None = None,
     ) -> _Decorator: ...
 
     def task(
@@ -101,16 +104,18 @@ class App:
         queue: str = "default",
         tags: Iterable[str] = (),
         priority: int = 0,
+        executor: Executor | None = None,
     ) -> Any:
         """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
 
         Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names
         under which stored work may still call for it. A coroutine function shares one event loop with the others; a
-        plain function gets a thread.
+        plain function gets a thread. ``executor="process"`` runs either in a process of its own, which may crash or
+        compute without harm to others.
         """
         if function is None:
             return lambda function: self.task(
-                function, name=name, aliases=aliases, queue=queue, tags=tags, priority=priority
+                function, name=name, aliases=aliases, queue=queue, tags=tags, priority=priority, executor=executor
             )
         if not callable(function) or inspect.isclass(function) or isinstance(function, Submittable):
             raise UsageError(f"a task is made of a function, not of {function!r}")
@@ -119,8 +124,8 @@ class App:
         definition = TaskDefinition(
             name=valid_name("task", name or import_name(function)),
             function=function,
-            signature=_signature(function),
-            place=Place.LOOP if inspect.iscoroutinefunction(function) else Place.THREAD,
+            signature=signature_of(function),
+            place=place_for(function, executor),
             queue=valid_name("queue", queue),
             tags=tuple(sorted(valid_name("tag", tag) for tag in _names(tags))),
             priority=valid_priority(priority),
@@ -137,7 +142,8 @@ class App:
                     f"{_where(definition.function)}. Give one of them name='…'."
                 )
         self._codec.register_annotations(definition.function)
-        kind: type[Submittable[..., Any]] = AsyncTask if definition.place is Place.LOOP else Task
+        remember(self.name, definition.name, definition.function, self._codec)
+        kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task
         task = kind(self, definition)
         self._tasks.update(dict.fromkeys(definition.names, task))
         return task
@@ -448,21 +454,15 @@ def import_name(function: Callable[..., Any]) -> str:
         raise UsageError(f"{function!r} has no name to find it by again; give name='…'")
     if "<lambda>" in qualname:
         raise UsageError("a lambda has no name to find it by again; use a named function, or give name='…'")
-    if module == "__main__":
-        main = sys.modules["__main__"]
+    if module in MAINS:
+        main = sys.modules[module]
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         if spec is not None:
-            module = spec.name.removesuffix(".__main__")
+            module = spec.name
         elif file is not None:
             module = Path(file).stem
+    module = module.removesuffix(".__main__")
     return f"{module}:{qualname.replace('<locals>.', '')}"
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except ValueError:
-        raise UsageError(f"{function!r} does not tell its parameters; wrap it in a function that does") from None
 
 
 def _is_redefined(old: TaskDefinition, new: TaskDefinition) -> bool:

@@ -35,6 +35,7 @@
     ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
     └── InvocationError                         the invocation ended, but not with a result
         ├── TaskFailed                          user code raised a class that is not registered here
+        ├── WorkerLost                          the process that ran it died
         ├── InvocationCancelled
         └── InvocationRefused                   ended as CONCURRENCY_CONTROLLED_FINAL
 
@@ -206,6 +207,10 @@ class TaskFailed(InvocationError):
 
 def _rebuild_task_failed(type_name: str, message: str, remote: str, invocation_id: str | None) -> TaskFailed:
     return TaskFailed(type_name, message, remote, invocation_id=invocation_id)
+
+
+class WorkerLost(InvocationError):
+    """The process that ran the invocation died before it was done. Nobody knows how far it came."""
 
 
 class InvocationCancelled(InvocationError):

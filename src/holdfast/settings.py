@@ -24,12 +24,15 @@ from typing import Any, Literal, NamedTuple
 
 from holdfast.clock import format_duration, parse_duration
 from holdfast.errors import ConfigurationError, HoldfastError, InvalidSetting, UnknownSetting
+from holdfast.lifecycle.schedule import cron
+from holdfast.lifecycle.slots import SlotSettings, window_seconds
 
 PREFIX = "HOLDFAST_"
 # Switches of the test suite and of fault injection. They share the prefix and are no settings.
 _FOREIGN_PREFIXES = ("HOLDFAST_TEST_", "HOLDFAST_CRASH_")
 _UNITS = {"_seconds": 1.0, "_minutes": 60.0}
 _HEARTBEAT_PAIR = ("runner_heartbeat_seconds", "runner_considered_dead_after_minutes")
+_SLOT_TRIO = tuple(f"atomic_service_{name}" for name in ("spread_margin_minutes", "interval_minutes", "max_members"))
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -87,6 +90,33 @@ class Settings:
     runner_considered_dead_after_minutes: float = _setting(
         0.25, "how long a runner may be silent before its work is given to others", low=0.001, high=1_440
     )
+    atomic_service_interval_minutes: float = _setting(1.0, "the cycle; each member has one slot", low=0.001, high=1_440)
+    atomic_service_spread_margin_minutes: float = _setting(
+        1 / 60, "the gap after a slot, for clocks that differ; a lone runner needs none", low=0, high=1_440
+    )
+    atomic_service_check_interval_minutes: float = _setting(
+        1 / 60, "how often a runner looks whether it is its turn, and serves while it is", low=0.0001, high=1_440
+    )
+    atomic_service_max_start_slot_fraction: float = _setting(
+        0.9, "the part of a slot after which it is too late to start in it; 0 or 1 for never", low=0, high=1
+    )
+    atomic_service_membership_stabilization_minutes: float = _setting(
+        0.0, "how long a new runner has a slot without starting in it", low=0, high=1_440
+    )
+    atomic_service_min_run_margin_seconds: float = _setting(
+        0.05, "what must be left of the slot once the start is recorded", low=0, high=3_600
+    )
+    atomic_service_execution_retention_minutes: float = _setting(
+        60.0, "how long records of the services' executions are kept", low=0, high=525_600
+    )
+    atomic_service_execution_max_records: int = _setting(1000, "and how many of them at most", low=1, high=1_000_000)
+    atomic_service_max_members: int = _setting(3, "how many runners take turns: the oldest", low=1, high=1_000)
+    recover_pending_invocations_cron: str = _setting("*/15 * * * * *", "when to look for claimed work that never began")
+    max_pending_seconds: float = _setting(
+        5.0, "how long claimed work may wait for its start before it is given to others", low=0.1, high=86_400
+    )
+    recover_running_invocations_cron: str = _setting("*/15 * * * * *", "when to look for work of dead runners")
+    max_crash_recoveries: int = _setting(3, "crashes in a row, without progress, that work outlives", low=0, high=1_000)
     sqlite_synchronous: Literal["full", "normal"] = _setting(
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )
@@ -142,6 +172,20 @@ class Settings:
                 f"{heartbeat} is too long for {dead_after}: with fewer than four heartbeats in that time, a living "
                 f"runner could be declared dead. Use at most {format_duration(longest)}, or a longer dead-after."
             )
+
+        if window_seconds(self.atomic_service_max_members, self.slots) <= 0:
+            margin, interval, members = map(self._described, _SLOT_TRIO)
+            raise InvalidSetting(
+                f"{margin} leaves nothing of a slot, with {interval} and {members}: with so many runners no service "
+                "would run. Use a shorter margin, a longer interval or fewer members."
+            )
+
+    @property
+    def slots(self) -> SlotSettings:
+        """The settings ``atomic_service_…`` in seconds."""
+        own = [spec for spec in SPECS.values() if spec.name.startswith("atomic_service_")]
+        names = [spec.name.removeprefix("atomic_service_").replace("_minutes", "_seconds") for spec in own]
+        return SlotSettings(**{n: getattr(self, s.name) * (s.unit or 1) for n, s in zip(names, own, strict=True)})
 
     def _described(self, name: str) -> str:
         return f"{name} = {SPECS[name].show(getattr(self, name))} ({self._source(name)})"
@@ -213,6 +257,11 @@ class _Spec:
             raise self.invalid(value, source)
         if isinstance(value, int | float) and not self.low <= value <= self.high:  # so put that NaN fails too
             raise self.invalid(value, source)
+        if self.name.endswith("_cron") and value != self.default:
+            try:
+                cron(str(value))
+            except HoldfastError as error:
+                raise self.invalid(value, source) from (None if mask_url(value) != value else error)
         return value
 
     def _number(self, value: object, source: str) -> object:
@@ -235,6 +284,8 @@ class _Spec:
     def allowed(self) -> str:
         if isinstance(self.default, bool):
             return "true or false"
+        if self.name.endswith("_cron"):
+            return "a cron expression of five fields, or of six with seconds first"
         if isinstance(self.default, str):
             return " or ".join(f'"{choice}"' for choice in self.choices) or "a string"
         bounds = "" if math.isinf(self.high) else f" from {self.low:g} to {self.high:g}"
@@ -407,7 +458,7 @@ def _mask_query(query: str) -> str:
     """The options up to the first that may be a secret. What follows that one is hidden with it: its "&", and what
     looks like another option, may be part of it.
     """
-    shown = []
+    shown: list[str] = []
     for option in query.split("&"):
         name, equals, value = option.partition("=")
         harmless = equals and _HARMLESS.fullmatch(urllib.parse.unquote(name))

@@ -108,14 +108,14 @@ class Submittable(Generic[P, R]):
         A tuple is positional arguments, a dict keyword arguments, anything else the only argument. If one of them
         cannot be stored, none is.
         """
-        return self._store(self._app._ready(), [_spread(call) for call in calls])
+        return self._store(self._app._ready(), (_spread(call) for call in calls))
 
     async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
-        return await self._astore(await self._app._aready(), [_spread(call) for call in calls])
+        return await self._astore(await self._app._aready(), (_spread(call) for call in calls))
 
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 
-    def _store(self, engine: Engine, calls: list[CallArguments]) -> InvocationGroup[R]:
+    def _store(self, engine: Engine, calls: Iterable[CallArguments]) -> InvocationGroup[R]:
         records, payloads = self._records(engine, calls)
         if not records or self._options.session is None:
             return self._handles(records, self._app._run(engine.submitter.submit(records, payloads)))
@@ -128,7 +128,7 @@ class Submittable(Generic[P, R]):
         self._app._run(engine.submitter.announce(transaction, records))
         return self._handles(records, there)
 
-    async def _astore(self, engine: Engine, calls: list[CallArguments]) -> InvocationGroup[R]:
+    async def _astore(self, engine: Engine, calls: Iterable[CallArguments]) -> InvocationGroup[R]:
         records, payloads = self._records(engine, calls)
         if not records or self._options.session is None:
             return self._handles(records, await self._app._arun(engine.submitter.submit(records, payloads)))
@@ -142,12 +142,14 @@ class Submittable(Generic[P, R]):
         await self._app._arun(engine.submitter.announce(transaction, records))
         return self._handles(records, there)
 
-    def _records(self, engine: Engine, calls: list[CallArguments]) -> tuple[list[InvocationRecord], list[Payload]]:
-        if self._options.key is not None and len(calls) > 1:
-            raise UsageError(f"the key {self._options.key!r} is for one call, and these are {len(calls)}")
+    def _records(self, engine: Engine, calls: Iterable[CallArguments]) -> tuple[list[InvocationRecord], list[Payload]]:
+        """Each call is encoded as it comes: a generator may change what it has yielded before it yields the next."""
         seen: Seen = {}
         payloads: list[Payload] = []
-        return [self._record(engine, args, dict(kwargs), payloads, seen) for args, kwargs in calls], payloads
+        records = [self._record(engine, args, dict(kwargs), payloads, seen) for args, kwargs in calls]
+        if self._options.key is not None and len(records) > 1:
+            raise UsageError(f"the key {self._options.key!r} is for one call, and these are {len(records)}")
+        return records, payloads
 
     def _handles(self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]) -> InvocationGroup[R]:
         """Handles of these, some of which were there already."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pymongo import MongoClient
 
 from holdfast._version import __version__
 from holdfast.lifecycle.diagram import render
@@ -64,6 +67,77 @@ def test_store_prepare_and_check(shop: Path, holdfast: Command) -> None:
     worse = holdfast("store", "check")
     assert worse.code == 1
     assert "NOT OK" in worse.out
+
+
+@pytest.mark.xdist_group("mongo")
+def test_check_tells_of_a_missing_index_and_prepare_makes_it(holdfast: Command, mongo_url: str) -> None:
+    assert holdfast("store", "prepare", "--url", mongo_url).code == 0
+    with MongoClient[dict[str, Any]](mongo_url) as client:
+        client.get_default_database().holdfast_invocations.drop_index("task")
+    for _ in range(2):  # to look is not to heal
+        answer = holdfast("store", "check", "--url", mongo_url, "--json")
+        assert (answer.code, answer.json["ok"]) == (1, False)
+        (wrong,) = [finding for finding in answer.json["findings"] if not finding["ok"]]
+        assert wrong["subject"] == "index holdfast_invocations.task"
+        assert "missing" in wrong["detail"]
+        assert wrong["advice"] == "holdfast store prepare"
+    answer = holdfast("store", "check", "--url", mongo_url)
+    (line,) = [line for line in answer.out.splitlines() if "NOT OK" in line]
+    assert line.startswith("index holdfast_invocations.task ")
+    assert line.endswith("holdfast store prepare")
+    assert holdfast("store", "prepare", "--url", mongo_url).code == 0
+    assert holdfast("store", "check", "--url", mongo_url).code == 0
+
+
+@pytest.mark.xdist_group("mongo")
+def test_check_makes_nothing_where_no_store_is(holdfast: Command, mongo_url: str) -> None:
+    answer = holdfast("store", "check", "--url", mongo_url)
+    assert answer.code == 1
+    assert "Holdfast's collections are not there" in answer.out
+    with MongoClient[dict[str, Any]](mongo_url) as client:
+        assert client.get_default_database().list_collection_names() == []
+
+
+def test_check_of_a_file_without_tables_makes_none(folder: Path, holdfast: Command) -> None:
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    (folder / "shop.db").chmod(0o600)
+    before = (folder / "shop.db").read_bytes()
+    answer = holdfast("store", "check", "--deep", "--url", "sqlite:///shop.db", "--json")
+    assert (answer.code, answer.json["ok"]) == (1, False)
+    (wrong,) = [finding for finding in answer.json["findings"] if not finding["ok"]]
+    assert (wrong["subject"], wrong["advice"]) == ("schema", "holdfast store prepare")
+    assert (folder / "shop.db").read_bytes() == before
+    assert holdfast("store", "prepare", "--url", "sqlite:///shop.db").code == 0
+    assert holdfast("store", "check", "--deep", "--url", "sqlite:///shop.db").code == 0
+
+
+def test_a_damaged_file_that_was_left_open_can_be_looked_at(shop: Path, holdfast: Command) -> None:
+    """Opening it is refused, with the advice to look with this very command. To look changes nothing."""
+    for n in range(20):
+        holdfast("submit", "shop:add", str(n))
+    left_open = f"""
+import os, sqlite3
+connection = sqlite3.connect({str(shop / "shop.db")!r}, isolation_level=None)
+connection.execute("CREATE TABLE theirs (x)")
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", left_open], check=True)
+    with closing(sqlite3.connect(f"file:{shop / 'shop.db'}?mode=ro", uri=True)) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'holdfast_invocations'"
+        ((page,),) = connection.execute(query).fetchall()
+    content = bytearray((shop / "shop.db").read_bytes())
+    content[(page - 1) * 4096 : page * 4096] = b"\x55" * 4096
+    (shop / "shop.db").write_bytes(content)
+    log = (shop / "shop.db-wal").read_bytes()
+    answer = holdfast("store", "check", "--deep", "--json")
+    assert answer.code == 1
+    assert [finding["subject"] for finding in answer.json["findings"] if not finding["ok"]] == ["integrity"]
+    assert (shop / "shop.db-wal").read_bytes() == log, "what the next opening has to see is gone"
+    assert (shop / "shop.db").read_bytes() == bytes(content)
+    opened = holdfast("ps")
+    assert opened.code == 1
+    assert "holdfast store check" in opened.err
 
 
 def test_a_store_that_cannot_be_opened_is_one_clear_error(folder: Path, holdfast: Command) -> None:

@@ -385,10 +385,10 @@ def test_a_url_that_cannot_be_used_is_a_configuration_error(url: str) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("replicaSett=rs0", "there is no option replicaSett; did you mean replicaSet."),
-        ("tsl=true", "there is no option tsl; did you mean tls."),
-        ("colour=blue", "there is no option colour; there are appname, authMechanism, authMechanismProperties, "),
-        ("proxyHost=p", "there is no option proxyHost; "),  # the driver would go on without the proxy
+        ("replicaSett=rs0", "there is no option replicaSett. Did you mean replicaSet?"),
+        ("tsl=true", "there is no option tsl. Did you mean tls?"),
+        ("colour=blue", "there is no option colour. There are appname, authMechanism, authMechanismProperties, "),
+        ("proxyHost=p", "there is no option proxyHost. "),  # the driver would go on without the proxy
         (
             "maxPoolSize=many",
             "the option maxPoolSize does not take this value: The value of maxPoolSize must be an int",
@@ -462,8 +462,11 @@ def test_who_may_not_is_told_so(guarded: Mongod, caplog: pytest.LogCaptureFixtur
 
     url = f"mongodb://root:{CANARY}@{server}/shop?directConnection=true&authSource=admin"
     play(url, lambda store: store.insert([invocation("a")]), use_change_streams=False)
-    with App(f"mongodb://reader:{CANARY}@{server}/shop?directConnection=true&authSource=admin", name="shop") as app:
+    reader = f"mongodb://reader:{CANARY}@{server}/shop?directConnection=true&authSource=admin"
+    with App(reader, name="shop") as app:
         assert len(app.invocations()) == 1, "a reader may look at what is there"
+        findings = app._run(make_store(reader).check(deep=True))
+        assert [finding.subject for finding in findings if not finding.ok] == []
 
 
 @pytest.mark.slow

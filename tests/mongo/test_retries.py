@@ -17,6 +17,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.records import Piece, StoredPayload
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.retry import READS, Retry, RetryPolicy, is_transient
@@ -102,6 +103,8 @@ async def ask_nobody(what: str, attempt: object) -> Any:
     raise Marker
 
 
+DIGEST = "d" * 64
+PAYLOAD = StoredPayload(digest=DIGEST, size=6, pieces=2, first=Piece(b"one"))
 OPERATIONS: dict[str, Operation] = {
     "insert": lambda store: store.insert([invocation("new")]),
     "claim": lambda store: store.claim(wish("many", limit=3)),
@@ -110,6 +113,12 @@ OPERATIONS: dict[str, Operation] = {
     "get": lambda store: store.get("shop", ["a"]),
     "find": lambda store: store.find("shop", Filter(), 10),
     "counts": lambda store: store.counts("shop"),
+    "keep_payloads": lambda store: store.keep_payloads("shop", [DIGEST]),
+    "put_piece": lambda store: store.put_piece("shop", DIGEST, 1, Piece(b"two")),
+    "put_payloads": lambda store: store.put_payloads("shop", [PAYLOAD]),
+    "get_payload": lambda store: store.get_payload("shop", DIGEST),
+    "get_piece": lambda store: store.get_piece("shop", DIGEST, 1),
+    "collect_payloads": lambda store: store.collect_payloads("shop", store.now() + 1, 10),
     "enrol": lambda store: store.enrol(runner("new")),
     "heartbeat": lambda store: store.heartbeat("shop", "r"),
     "leave": lambda store: store.leave("shop", "r"),
@@ -151,6 +160,8 @@ async def stocked(store: MongoStore) -> None:
     await owned(store, "held")
     await store.insert([invocation(id) for id in "abc"])
     await store.enrol(runner("r"))
+    await store.put_piece("shop", DIGEST, 1, Piece(b"two"))
+    await store.put_payloads("shop", [PAYLOAD])
 
 
 @pytest.mark.slow
@@ -334,7 +345,8 @@ def test_a_refusal_has_a_class_and_advice(said: str, code: int, kind: type[Store
 def test_every_reading_operation_is_known_as_one() -> None:
     """Who may not read is told something else than who may not write, so each operation is one or the other."""
     writes = {"insert", "claim", "apply", "enrol", "heartbeat", "leave"}
-    assert set(OPERATIONS) - writes == READS
+    writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
+    assert {name.replace("_", " ") for name in set(OPERATIONS) - writes} == READS
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Finding
-from holdfast.store.mongo import open_mongo, schema
+from holdfast.store.mongo import connection, open_mongo, schema
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.samples import START, invocation, the, wish
@@ -44,6 +45,7 @@ def indexes(raw: Raw) -> set[tuple[str, str]]:
 
 def meta(raw: Raw) -> dict[str, Any]:
     (found,) = raw.holdfast_meta.find()
+    assert len(found.pop("mark")) == 16  # by chance: it tells this database from others of the same name
     return found
 
 
@@ -125,7 +127,7 @@ def test_what_we_cannot_read_is_refused(mongo_url: str, raw: Raw, found: dict[st
     try:
         with pytest.raises(SchemaMismatch, match=said):
             play(mongo_url, lambda store: store.counts("shop"))
-        assert meta(raw) == {"_id": "schema", **found}
+        assert raw.holdfast_meta.find_one() == {"_id": "schema", **found}
     finally:
         raw.holdfast_meta.delete_many({})
 
@@ -217,6 +219,61 @@ def test_missing_differing_and_foreign_indexes_are_told(new_url: str, fresh: Raw
     assert of("by_colour").ok
     assert "not ours" in of("by_colour").detail
     assert "indexes" not in found
+
+
+def looked_at(url: str, *, deep: bool = False) -> dict[str, Finding]:
+    """What a store says that was not opened, as `holdfast store check` asks it."""
+    store = make_store(url)
+    found = asyncio.run(_checked(store, deep))
+    assert connection._clients == {}
+    return {finding.subject: finding for finding in found}
+
+
+async def _checked(store: MongoStore, deep: bool) -> Sequence[Finding]:
+    return await store.check(deep=deep)
+
+
+def test_a_store_is_looked_at_as_it_is(new_url: str, fresh: Raw) -> None:
+    """Opening it would make the missing index first, and nobody would ever hear of it."""
+    play(new_url, lambda store: store.counts("shop"))
+    fresh.holdfast_invocations.drop_index("task")
+    fresh.command("collMod", "holdfast_signals", index={"name": "at", "expireAfterSeconds": 42})
+    for deep in (False, True):
+        found = looked_at(new_url, deep=deep)
+        wrong = {subject for subject, finding in found.items() if not finding.ok}
+        assert wrong == {"index holdfast_invocations.task", "index holdfast_signals.at"}
+    assert indexes(fresh) == EXPECTED - {("holdfast_invocations", "task")}
+    play(new_url, lambda store: store.counts("shop"))
+    assert all(finding.ok for finding in looked_at(new_url, deep=True).values())
+
+
+def test_looking_makes_nothing(new_url: str, fresh: Raw) -> None:
+    found = looked_at(new_url, deep=True)
+    assert not found["schema"].ok
+    assert found["schema"].advice == "holdfast store prepare"
+    assert fresh.list_collection_names() == []
+
+
+@pytest.mark.parametrize(
+    ("version", "said", "advice"),
+    [
+        ({"schema_version": 9, "min_reader": 9}, "Upgrade Holdfast", ""),
+        ({"schema_version": "?", "min_reader": 1}, "does not tell", ""),
+        ({"schema_version": 0, "min_reader": 0}, "version 0", "holdfast store prepare; else"),
+    ],
+)
+def test_a_version_that_would_be_refused_is_told(
+    mongo_url: str, raw: Raw, version: dict[str, Any], said: str, advice: str
+) -> None:
+    play(mongo_url, lambda store: store.counts("shop"))
+    raw.holdfast_meta.update_one({"_id": "schema"}, {"$set": version})
+    try:
+        found = looked_at(mongo_url)["schema"]
+    finally:
+        raw.holdfast_meta.delete_many({})
+    assert not found.ok
+    assert said in found.detail
+    assert found.advice.startswith(advice)
 
 
 def test_a_missing_index_is_made_again_by_preparing(new_url: str, fresh: Raw) -> None:

@@ -10,21 +10,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import bson
 import pytest
 from benchmarks.commands import CommandCounter
+from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.database import Database
 from tests.mongo.tools import Events, auntil, database_of, failing, nudge, opened, until, with_options
+from tests.mongod import Mongod
 
 from holdfast import App
 from holdfast.lifecycle.records import FINAL, READY, Hint
 from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Observe
 from holdfast.store.mongo import hints as hints_module
 from holdfast.store.mongo.hints import StreamHints
+from holdfast.store.mongo.store import MongoStore
 from holdfast.task import Task
 
 pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
@@ -319,7 +325,231 @@ def test_what_somebody_else_wrote_into_the_signals_hurts_nobody(mongo_url: str, 
     asyncio.run(run())
 
 
+def test_a_receiver_that_fails_does_not_end_the_hints(mongo_url: str) -> None:
+    heard: list[Hint] = []
+    events, trusted = Events(), list[int]()
+
+    def receive(hint: Hint) -> None:
+        if hint.subjects == ("bad",):
+            raise RuntimeError("a mistake of ours")
+        heard.append(hint)
+
+    async def run() -> None:
+        async with opened(mongo_url) as one, opened(mongo_url) as other:
+            sending = other.hints()
+            assert sending is not None
+
+            def observe(event: str, facts: Mapping[str, Any]) -> None:
+                events(event, facts)
+                trusted.extend([listening.trust] if event == "change_stream_broken" else [])
+
+            listening = channel_of(one, observe)
+            listening.listen(READY, receive)
+            await auntil(lambda: listening.trust)
+            sending.send([Hint(READY, ("bad",))])
+            await auntil(lambda: events.named("change_stream_broken"))
+            await auntil(lambda: len(events.named("change_stream_open")) == 2)
+            heard.clear()
+            sending.send([Hint(READY, ("good",))])
+            await auntil(lambda: heard, SOON)
+            await listening.close()
+
+    asyncio.run(run())
+    assert trusted == [0], "it was trusted when nobody listened"
+    assert "a mistake of ours" in events.named("change_stream_broken")[0]["why"]
+    assert [hint.subjects for hint in heard] == [("good",)], "it began anew before the bad one"
+
+
+def test_one_receiver_that_fails_keeps_no_other_from_looking(mongo_url: str) -> None:
+    heard: list[Hint] = []
+
+    def fail(hint: Hint) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    async def run() -> None:
+        async with opened(mongo_url) as store:
+            listening = channel_of(store, Events())
+            listening.listen(READY, fail)
+            listening.listen(FINAL, heard.append)
+            await auntil(lambda: heard, SOON)
+            assert listening.trust
+            await listening.close()
+
+    asyncio.run(run())
+
+
+def test_an_event_that_cannot_be_read_does_not_end_the_hints(mongo_url: str, raw: Raw) -> None:
+    """Text that is no UTF-8, which the server takes. The driver's error is none of its own family."""
+    heard: list[Hint] = []
+    events = Events()
+    odd = bson.encode({"_id": "odd", "hints": [], "text": "12345678"}).replace(b"12345678", b"\xff\xfe" * 4)
+
+    async def run() -> None:
+        async with opened(mongo_url, events) as one, opened(mongo_url) as other:
+            listening, sending = one.hints(), other.hints()
+            assert listening is not None
+            assert sending is not None
+            listening.listen(READY, heard.append)
+            await auntil(lambda: listening.trust)
+            await asyncio.to_thread(raw.holdfast_signals.insert_one, RawBSONDocument(odd))
+            await auntil(lambda: len(events.named("change_stream_open")) == 2)
+            heard.clear()
+            sending.send([Hint(READY, ("lane",))])
+            await auntil(lambda: heard, SOON)
+
+    try:
+        asyncio.run(run())
+    finally:
+        raw.holdfast_signals.delete_one({"_id": "odd"})
+    (broken,) = events.named("change_stream_broken")
+    assert "InvalidBSON" in broken["why"]
+
+
+def test_a_stream_that_nobody_follows_is_not_trusted(mongo_url: str) -> None:
+    async def run() -> None:
+        async with opened(mongo_url) as store:
+            channel = store.hints()
+            assert channel is not None
+            channel.listen(READY, lambda hint: None)
+            await auntil(lambda: channel.trust)
+            assert channel._listener is not None
+            channel._listener.cancel()
+            await asyncio.wait({channel._listener}, timeout=SOON)
+            assert channel.trust == 0
+
+    asyncio.run(run())
+
+
+# --- when a hint cannot be sent
+
+
+@pytest.mark.parametrize("first", ["a name that no document can hold", "a mistake of ours"])
+def test_what_cannot_be_sent_does_not_hold_up_the_others(mongo_url: str, first: str) -> None:
+    heard: list[Hint] = []
+    events = Events()
+
+    async def run() -> None:
+        async with opened(mongo_url) as one, opened(mongo_url, events) as other:
+            listening, sending = one.hints(), other.hints()
+            assert listening is not None
+            assert sending is not None
+            for kind in (READY, FINAL):
+                listening.listen(kind, heard.append)
+            await auntil(lambda: listening.trust)
+            heard.clear()
+            if first == "a mistake of ours":
+                sending._signals = FailingOnce(sending._signals)  # type: ignore[assignment]
+                sending.send([Hint(READY, ("first",))])
+            else:
+                sending.send([Hint(READY, ("\ud800",)), Hint(FINAL, ("x",))])
+            await asyncio.sleep(0)  # that one is on its way, and this one gathers
+            sending.send([Hint(READY, ("lane",))])
+            await auntil(lambda: heard and heard[-1].subjects == ("lane",), SOON)
+
+    asyncio.run(run())
+    if first == "a mistake of ours":
+        assert [facts["why"] for facts in events.named("hints_not_sent")] == ["RuntimeError: a mistake of ours"]
+    else:
+        assert heard[:2] == [Hint(READY, ()), Hint(FINAL, ())], "whoever it was for shall look"
+
+
+class FailingOnce:
+    """A collection whose first write fails in a way that nobody foresaw."""
+
+    def __init__(self, collection: Any) -> None:
+        self._collection = collection
+        self._failed = False
+
+    async def replace_one(self, *arguments: Any, **more: Any) -> Any:
+        if not self._failed:
+            self._failed = True
+            raise RuntimeError("a mistake of ours")
+        return await self._collection.replace_one(*arguments, **more)
+
+
 # --- without one
+
+
+def channel_of(store: MongoStore, observe: Observe, ask_again_seconds: float = 0.02) -> StreamHints:
+    """Another channel on the store, which asks for a change stream again soon where there is none."""
+    return StreamHints(
+        store._collection("holdfast_signals", majority=True),
+        "another process",
+        use_change_streams=True,
+        observe=observe,
+        ask_again_seconds=ask_again_seconds,
+    )
+
+
+@pytest.mark.usefixtures("failpoints")
+@pytest.mark.parametrize("code", [13, 8000, 40573])
+def test_a_change_stream_is_asked_for_again_quietly_where_there_is_none(
+    mongo_url: str, client: Client, code: int
+) -> None:
+    events, looked = Events(), list[Hint]()
+    url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
+
+    async def run() -> None:
+        async with opened(url) as store:
+            channel = channel_of(store, events)
+            with failing(client, "aggregate", app=STREAMING, times=4, errorCode=code):
+                channel.listen(READY, looked.append)
+                await auntil(lambda: events.named("no_change_streams"))
+                assert channel.trust == 0
+                await auntil(lambda: channel.trust)  # that was four times later
+            await channel.close()
+
+    asyncio.run(run())
+    assert [event for event, _ in events.all] == ["no_change_streams", "change_stream_open"]
+    assert len(looked) == 2, "once because there is none, and once because there is one"
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_a_role_that_is_taken_away_and_given_back(mongo_url: str, client: Client) -> None:
+    events = Events()
+    url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
+
+    async def run() -> None:
+        async with opened(url) as store, opened(mongo_url) as other:
+            channel, sending = channel_of(store, events), other.hints()
+            assert sending is not None
+            channel.listen(READY, lambda hint: None)
+            for turn in (1, 2):
+                await auntil(lambda: len(events.named("change_stream_open")) == turn)  # noqa: B023
+                with failing(client, "getMore", "aggregate", app=STREAMING, errorCode=13):
+                    sending.send([Hint(READY, ("x",))])  # the stream's wait ends with this event
+                    await auntil(lambda: len(events.named("no_change_streams")) == turn)  # noqa: B023
+                    assert channel.trust == 0
+            await auntil(lambda: channel.trust)
+            await channel.close()
+
+    asyncio.run(run())
+    assert events.named("change_stream_broken") == []
+
+
+@pytest.mark.slow
+def test_a_standalone_that_becomes_a_replica_set_gets_its_change_stream(tmp_path: Path) -> None:
+    server = Mongod(tmp_path / "db")
+    url = with_options(server.url("shop"), serverMonitoringMode="poll")
+    events = Events()
+
+    async def run() -> None:
+        async with opened(url) as store:
+            channel = channel_of(store, events, 0.1)
+            channel.listen(READY, lambda hint: None)
+            await auntil(lambda: events.named("no_change_streams"))
+            await asyncio.to_thread(server.kill)
+            server.replica_set = "rs0"
+            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(server.initiate)
+            await auntil(lambda: channel.trust, 30)
+            await channel.close()
+
+    server.start()
+    try:
+        asyncio.run(run())
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow

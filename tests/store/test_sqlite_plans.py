@@ -86,7 +86,7 @@ def test_every_listing_runs_on_an_index_and_sorts_nothing(connection: sqlite3.Co
 
 
 def test_the_statements_are_found() -> None:
-    assert {"INSERT", "CANDIDATES", "HEADS", "NEXT_DUE", "GET", "ROSTER", "HEARTBEAT"} <= statements().keys()
+    assert {"INSERT", "CANDIDATES", "HEADS", "NEXT_DUE", "GET", "ROSTER", "SILENT", "OWNERS"} <= statements().keys()
 
 
 @pytest.mark.parametrize(

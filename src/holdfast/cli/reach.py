@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.app import App
@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.invocation import End, Invocation
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL, OWNED
-from holdfast.store.contract import Store
+from holdfast.store.contract import Finding, Store
 
 T = TypeVar("T")
 
@@ -22,6 +22,15 @@ def with_store(app: App, work: Callable[[Store], Awaitable[T]]) -> T:
 
     async def job() -> T:
         return await work((await app._engine()).store)
+
+    return app._run(job())
+
+
+def looked_over(app: App, *, deep: bool) -> Sequence[Finding]:
+    """What there is to tell about the app's store as it is. It is not opened: that would make good what is missing."""
+
+    async def job() -> Sequence[Finding]:
+        return await app._engine_maker()().store.check(deep=deep)
 
     return app._run(job())
 

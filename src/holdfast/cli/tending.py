@@ -12,7 +12,7 @@ import typer
 from holdfast.cli.choosing import looked_at, opened, shared
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import FAILED, Output
-from holdfast.cli.reach import with_store
+from holdfast.cli.reach import looked_over, with_store
 from holdfast.errors import ConfigurationError, UsageError
 from holdfast.settings import mask_url
 from holdfast.store.contract import Store
@@ -121,7 +121,7 @@ def check(
 ) -> None:
     """Look the store over; fails if something is not well."""
     with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
-        findings = with_store(chosen, lambda store: store.check(deep=deep))
+        findings = looked_over(chosen, deep=deep)
         well = all(finding.ok for finding in findings)
         if json:
             facts = [msgspec.structs.asdict(finding) for finding in findings]

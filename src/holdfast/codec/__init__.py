@@ -150,7 +150,7 @@ class Codec:
             return self._encode_call_carefully(args, kwargs, names)
 
     def _encode_call_carefully(self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str]) -> bytes:
-        roots = [names[index] if index < len(names) else f"args[{index}]" for index in range(len(args))]
+        roots = _roots(args, names)
         self._encode_carefully(list(kwargs), "keywords")
         again = self._encode_carefully
         positional = [again(item, root, f"argument {root!r}: ") for root, item in zip(roots, args, strict=True)]
@@ -220,14 +220,23 @@ class Codec:
             named = {name: spill.bytes_put_out(item) for name, item in kwargs.items()}
             data = self.encode_call(small, named, names)
             if len(data) > limits.inline:
+                del data  # it may be large, and comes once more
                 data = self._call_put_out(small, named, spill)
             if len(data) > limits.inline:  # thousands of arguments
-                spill = Spill(limits)
+                spill = Spill(limits, seen)
                 data = pack(spill.put_out(self.encode_call(args, kwargs, names)).ext)
         except Refused as refused:
-            path, why = refused.locate("an argument")
-            raise NotEncodable(f"{path} {why}", path=path) from None
+            raise self._too_large(args, kwargs, names, limits, refused.why) from None
         return spill.packed(data)
+
+    def _too_large(
+        self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str], limits: Limits, why: str
+    ) -> NotEncodable:
+        """Which argument was it?"""
+        for root, item in zip((*_roots(args, names), *kwargs), (*args, *kwargs.values()), strict=True):
+            if len(item if type(item) is bytes else self.encode(item)) > limits.most:
+                return NotEncodable(f"argument {root!r}: {root} {why}", path=root)
+        return NotEncodable(f"the call {why}", path="arguments")
 
     def _call_put_out(self, args: tuple[Any, ...], kwargs: dict[str, object], spill: Spill) -> bytes:
         """The arguments with the largest put out, until the rest is small enough."""
@@ -252,3 +261,8 @@ class Codec:
 
         record = self._errors.to_record(error, encode)
         return record, found[-1].payloads if found and record.data is not None else ()
+
+
+def _roots(args: tuple[Any, ...], names: Sequence[str]) -> list[str]:
+    """What the paths of positional arguments begin with."""
+    return [names[index] if index < len(names) else f"args[{index}]" for index in range(len(args))]

@@ -78,7 +78,7 @@ def references(data: bytes | None) -> tuple[Reference, ...]:
 def _split(data: bytes) -> tuple[tuple[Reference, ...], memoryview]:
     _, count = _HEAD.unpack_from(data)
     end = _HEAD.size + count * _REFERENCE.size
-    if len(data) < end:
+    if not count or len(data) < end:
         return (), memoryview(data)
     items = _REFERENCE.iter_unpack(memoryview(data)[_HEAD.size : end])
     return tuple(Reference(digest.hex(), size) for digest, size in items), memoryview(data)[end:]
@@ -89,8 +89,8 @@ def split(data: bytes) -> tuple[tuple[Reference, ...], bytes | memoryview]:
     return _split(data) if len(data) >= _HEAD.size and data[0] == _MARK else ((), data)
 
 
-Seen = dict[int, tuple[bytes, Payload]]
-"""Payloads by the identity of their bytes, which are kept so that it stays theirs."""
+Seen = dict[int | str, Payload]
+"""Payloads by the identity of their bytes (which a payload keeps, so that it stays theirs) and by their digest."""
 
 
 class Large:
@@ -103,8 +103,8 @@ class Large:
 
 
 class Spill:
-    """Collects the payloads of one value or call. `seen` is shared by the calls of one fan-out: it saves hashing the
-    same immutable bytes again.
+    """Collects the payloads of one value or call. `seen` is shared by the calls of one fan-out: the same bytes are
+    hashed once, and equal ones are kept once.
     """
 
     def __init__(self, limits: Limits, seen: Seen | None = None) -> None:
@@ -120,16 +120,19 @@ class Spill:
     def put_out(self, data: bytes, *, is_value: bool = False) -> Large:
         """Put out encoded bytes, or bytes that are the value themselves."""
         if len(data) > self._most:
-            text = f"takes {len(data) / 2**20:,.1f} MB, more than payload_limit allows ({self._most / 2**20:,.1f} MB)"
+            text = f"takes {len(data):,} bytes, more than payload_limit allows ({self._most:,})"
             raise Refused(f"{text}; store it elsewhere and pass its name, or raise the setting")
-        known = self._seen.get(id(data))
-        if known is None:
-            known = self._seen[id(data)] = (data, Payload.of(data))
-        payload = known[1]
+        payload = self._seen.get(id(data)) or self._met(Payload.of(data))
         index = self._index.setdefault(payload.digest, len(self._payloads))
         if index == len(self._payloads):
             self._payloads.append(payload)
         return Large(Ext(Code.PAYLOAD, pack((index, is_value))))
+
+    def _met(self, payload: Payload) -> Payload:
+        known = self._seen.setdefault(payload.digest, payload)
+        if known is payload:  # another one's bytes are not kept, and once they are gone, their identity is free
+            self._seen[id(payload.data)] = payload
+        return known
 
     def packed(self, body: bytes) -> Packed:
         """What is stored: the references, then the rest."""

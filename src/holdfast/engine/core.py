@@ -19,7 +19,9 @@ from holdfast.engine.depot import Depot
 from holdfast.engine.runner import MakePlaces, Runner
 from holdfast.engine.submit import Submitter
 from holdfast.engine.watch import Watcher
+from holdfast.execution.declared import refuse_while_importing
 from holdfast.execution.places import Deliver, Execution, LoopPlaces, ThreadPlaces
+from holdfast.execution.processes import ProcessPlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import RunnerRecord
 from holdfast.store.contract import Store
@@ -78,6 +80,7 @@ class Engine:
         make_places: MakePlaces | None = None,
     ) -> Runner:
         """A runner of these tasks, not started yet."""
+        refuse_while_importing()
         known = list(definitions)
         now = self.store.now()
         record = RunnerRecord(
@@ -95,7 +98,13 @@ class Engine:
         )
 
         def places(place: Place, deliver: Deliver) -> Execution:
-            return ThreadPlaces(concurrency, deliver) if place is Place.THREAD else LoopPlaces(deliver)
+            match place:
+                case Place.THREAD:
+                    return ThreadPlaces(concurrency, deliver)
+                case Place.LOOP:
+                    return LoopPlaces(deliver)
+                case Place.PROCESS:
+                    return ProcessPlaces(concurrency, deliver)
 
         return Runner(
             record=record,

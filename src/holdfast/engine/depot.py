@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from holdfast.clock import Clock
 from holdfast.codec import Payload, Reference
-from holdfast.errors import PayloadLost
+from holdfast.errors import CorruptRecord, PayloadLost
 from holdfast.lifecycle.records import Piece, StoredPayload
 from holdfast.store.contract import Store
 
@@ -48,9 +48,21 @@ class Depot:
             there = await self._store.keep_payloads(self._app, tuple(wanted))
             missing = [payload for payload, found in zip(wanted.values(), there, strict=True) if not found]
             for batch in _batches(missing, self._chunk_threshold):
-                await self._store.put_payloads(self._app, [await self._put_pieces(payload) for payload in batch])
+                await self._put(batch)
             if self._clock.monotonic() - began < _STALE_SECONDS:
                 return
+
+    async def _put(self, batch: Sequence[Payload]) -> None:
+        """Put payloads, and do it again if it took so long (the host was suspended, say) that their first pieces may
+        have been collected.
+        """
+        while True:
+            began = self._clock.monotonic()
+            stored = [await self._put_pieces(payload) for payload in batch]
+            if self._clock.monotonic() - began < _STALE_SECONDS:
+                await self._store.put_payloads(self._app, stored)
+                if self._clock.monotonic() - began < _STALE_SECONDS:
+                    return
 
     async def _put_pieces(self, payload: Payload) -> StoredPayload:
         """Put all pieces but the first, which comes with the payload."""
@@ -74,7 +86,10 @@ class Depot:
         return found
 
     async def _fetch(self, digest: str, size: int) -> bytes:
-        stored = await self._store.get_payload(self._app, digest)
+        try:
+            stored = await self._store.get_payload(self._app, digest)
+        except CorruptRecord as error:
+            raise _damaged(digest, str(error)) from error
         if stored is None:
             raise PayloadLost(f"the payload {digest} ({size:,} bytes) is not in the store")
         if stored.size != size or stored.pieces != (1 if stored.pieces == 1 else -(-size // PIECE_BYTES)):
@@ -90,13 +105,13 @@ class Depot:
     async def _assembled(self, stored: StoredPayload) -> bytes:
         whole = io.BytesIO()  # hands its buffer over at the end without a copy
         for number in range(stored.pieces):
-            piece = stored.first if number == 0 else await self._store.get_piece(self._app, stored.digest, number)
-            if piece is None:
-                raise _damaged(stored.digest, f"the piece {number} of {stored.pieces} is missing")
             most = min(PIECE_BYTES, stored.size - number * PIECE_BYTES)
             try:
+                piece = stored.first if number == 0 else await self._store.get_piece(self._app, stored.digest, number)
+                if piece is None:
+                    raise _damaged(stored.digest, f"the piece {number} of {stored.pieces} is missing")
                 whole.write(await asyncio.to_thread(_unpacked, piece, most))
-            except (zlib.error, ValueError) as error:
+            except (CorruptRecord, zlib.error, ValueError) as error:
                 raise _damaged(stored.digest, f"the piece {number}: {error}") from error
         return whole.getvalue()
 

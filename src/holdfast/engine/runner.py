@@ -27,7 +27,7 @@ from holdfast.engine.pace import Pace
 from holdfast.engine.patience import Patience
 from holdfast.engine.reserve import Reserve
 from holdfast.engine.settle import Settler, fields
-from holdfast.errors import PayloadLost, StoreError
+from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, Returned, Unfit
 from holdfast.execution.places import Deliver, Execution
 from holdfast.ids import Ids
@@ -94,7 +94,7 @@ class Runner:
         self._search = Patience(rng)
         self._claimer = Claimer(store, ids, self._search, app=record.app, owner=self.owner)
         self._patience = Patience(rng)
-        self._settler = Settler(store, depot, hub, ids, self._patience, self._started)
+        self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored)
         self._make_places = make_places
         self._places: dict[Place, Execution] = {}
         self._running: dict[str, InvocationRecord] = {}
@@ -124,8 +124,7 @@ class Runner:
                 heart.cancel()
         finally:
             unsubscribe()
-            for task in self._fetching:
-                task.cancel()
+            self._stop_fetching()
             for places in self._places.values():
                 places.close()
         return self.account
@@ -191,7 +190,11 @@ class Runner:
             self._begin(await self._claim(free, start=True))
 
     def _free(self) -> int:
-        return self.record.concurrency - len(self._running) - self._starting
+        # A large end keeps its place until its payloads are stored: else memory could fill faster than the store takes.
+        return self.record.concurrency - len(self._running) - self._starting - self._settler.storing
+
+    def _stored(self) -> None:
+        self._bell.ring()
 
     async def _claim(self, most: int, *, start: bool) -> tuple[InvocationRecord, ...]:
         # What is heard while the claim is under way counts for the next one.
@@ -271,22 +274,32 @@ class Runner:
         self._call([(record, {}) for record in here])
 
     async def _fetch_and_call(self, record: InvocationRecord) -> None:
+        found: dict[str, bytes] | Unfit | None = None
+
+        async def fetch(again: bool) -> dict[str, bytes] | Unfit:
+            try:
+                return await self._depot.fetch(references(record.arguments))
+            except (StoreUnavailable, StoreReadOnly):
+                raise  # it may pass
+            except Exception as error:
+                why = error if isinstance(error, PayloadLost) else f"{type(error).__name__}: {error}"
+                return Unfit(f"its arguments cannot be had: {why}")
+
         try:
-            payloads = await self._search.until_reached(
-                f"fetching the arguments of {record.id}",
-                lambda again: self._depot.fetch(references(record.arguments)),
-            )
-        except PayloadLost as error:
-            self._ended([(record.id, Unfit(f"its arguments cannot be had: {error}"))])
-            return
-        except StoreError as error:
+            found = await self._search.until_answered(f"fetching the arguments of {record.id}", fetch)
+        except (StoreError, asyncio.CancelledError) as error:
             log.debug("the arguments of %s were not fetched: %s", record.id, error)  # a stop
-            payloads = None
-        if payloads is not None and not self._stopping:
-            self._call([(record, payloads)])
+        if isinstance(found, Unfit):
+            self._ended([(record.id, found)])
+        elif found is not None and not self._stopping:
+            self._call([(record, found)])
         elif self._running.pop(record.id, None) is not None:
             self._hand_back([record], "the runner stops")
             self._bell.ring()
+
+    def _stop_fetching(self) -> None:
+        for task in self._fetching:
+            task.cancel()
 
     def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
         batches: dict[Place, list[Call]] = {}
@@ -351,6 +364,7 @@ class Runner:
         if self._prefetching is not None:
             await self._prefetching
         self._hand_back(self._reserve.take(len(self._reserve)), "the runner stops")
+        self._stop_fetching()
         await self._drained(self._drain, unless=self._hurry)
         if self._running:
             self._interrupt()

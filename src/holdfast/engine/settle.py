@@ -14,11 +14,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.codec import ErrorRecord, Payload
+from holdfast.codec import Codec, ErrorRecord, Payload
 from holdfast.engine.depot import Depot
 from holdfast.engine.patience import Patience
-from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
-from holdfast.execution.call import Interrupted, Outcome, Raised, Returned, Unfit
+from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable, WorkerLost
+from holdfast.execution.call import Crashed, Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
@@ -40,7 +40,14 @@ class Settler:
     """Writes the ends of invocations for one owner."""
 
     def __init__(
-        self, store: Store, depot: Depot, hub: Hub, ids: Ids, patience: Patience, on_started: OnStarted
+        self,
+        store: Store,
+        depot: Depot,
+        hub: Hub,
+        ids: Ids,
+        patience: Patience,
+        on_started: OnStarted,
+        on_stored: Callable[[], None],
     ) -> None:
         self._store = store
         self._depot = depot
@@ -48,6 +55,8 @@ class Settler:
         self._ids = ids
         self._patience = patience
         self._on_started = on_started
+        self._on_stored = on_stored
+        self.storing = 0  # large ends whose payloads are being stored
         self._gathered: list[tuple[InvocationRecord, Change]] = []
         self._pump: asyncio.Task[None] | None = None
         self._stubborn: set[asyncio.Task[None]] = set()
@@ -66,6 +75,8 @@ class Settler:
             case Interrupted():
                 why = "the runner stopped before it was done"
                 return changes.killed(record, operation=operation, at=at, why=why)
+            case Crashed(why):
+                return _crashed(record, operation=operation, at=at, why=f"the process that ran it died: {why}")
 
     def start_of(self, record: InvocationRecord) -> Change:
         """Reserved work begins."""
@@ -83,6 +94,7 @@ class Settler:
         if large:
             for record, change in settled:
                 if change.operation in large:
+                    self.storing += 1
                     self._beside(self._settle_large(record, change, large[change.operation]))
             settled = [(record, change) for record, change in settled if change.operation not in large]
         if not settled:
@@ -92,20 +104,30 @@ class Settler:
             self._pump = asyncio.get_running_loop().create_task(self._write_groups())
 
     async def _settle_large(self, record: InvocationRecord, change: Change, payloads: tuple[Payload, ...]) -> None:
-        what = f"storing the {'result' if change.name == 'completed' else 'error'} of {record.id}"
+        async def keep(again: bool) -> Exception | None:
+            try:
+                await self._depot.keep(payloads)
+            except (StoreUnavailable, StoreFull, StoreReadOnly):
+                raise  # it may pass: a full disk may be emptied
+            except Exception as error:
+                return error
+            return None
+
         try:
-            await self._patience.until_reached(what, lambda again: self._depot.keep(payloads))
-        except (StoreFull, StoreReadOnly):
-            await self._patience.until_answered(what, lambda again: self._depot.keep(payloads))
-        except StoreUnavailable as error:
+            what = f"storing the {'result' if change.name == 'completed' else 'error'} of {record.id}"
+            refusal = await self._patience.until_answered(what, keep)
+        except StoreError as error:  # the runner stops, and the store is away
             log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
             return
-        except StoreError as error:
-            log.error("'%s' of %s was not written: %s", change.name, record.task, error, extra=fields(record))
-            self.settle([(record, self._substitute(record, change, error))])
-            return
-        self._large[change.operation] = payloads
-        self.settle([(record, change)])
+        finally:
+            self.storing -= 1
+            self._on_stored()
+        if refusal is None:
+            self._large[change.operation] = payloads
+            self.settle([(record, change)])
+        else:
+            log.error("'%s' of %s was not written: %s", change.name, record.task, refusal, extra=fields(record))
+            self.settle([(record, self._substitute(record, change, refusal))])
 
     async def finish(self) -> None:
         """Wait until everything taken so far is written, or given up."""
@@ -113,6 +135,8 @@ class Settler:
             waiting = {task for task in (self._pump, *self._stubborn) if task is not None and not task.done()}
             if waiting:
                 await asyncio.wait(waiting)
+            else:
+                await asyncio.sleep(0)  # they have just ended, and are taken off the list in the loop's next turn
 
     async def _write_groups(self) -> None:
         while self._gathered:
@@ -211,6 +235,12 @@ class Settler:
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if change.name == "started":
                 self._on_started(record, change, isinstance(verdict, Applied))
+
+
+def _crashed(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """What the death of its process means for an invocation: it ends."""
+    error = Codec().encode_error(WorkerLost(why, invocation_id=record.id))
+    return changes.failed(record, error=error, operation=operation, at=at, why=why)
 
 
 def _plain(text: str) -> str:

@@ -53,7 +53,13 @@ class Interrupted(NamedTuple):
     """User code was ended from outside before it was done."""
 
 
-Outcome = Returned | Raised | Unfit | Interrupted
+class Crashed(NamedTuple):
+    """The process that ran user code died; `why` is its exit code or signal. Nobody knows how far it came."""
+
+    why: str
+
+
+Outcome = Returned | Raised | Unfit | Interrupted | Crashed
 INTERRUPTED = Interrupted()
 
 

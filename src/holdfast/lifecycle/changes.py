@@ -307,10 +307,77 @@ def parked(record: InvocationRecord, *, fingerprint: str | None, operation: str,
     )
 
 
-def killed(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """The runner ended user code before it was done; the work goes back to the queue in the same write."""
-    sources = _RESERVED | _WORKING | {Status.PAUSED}
-    return _owned("killed", record, (Status.KILLED, Status.REROUTED), sources, operation=operation, at=at, why=why)
+def killed(
+    record: InvocationRecord, *, operation: str, at: float, why: str, error: ErrorRecord | None = None
+) -> Change:
+    """The runner ended user code before it was done; the work goes back to the queue in the same write, or ends where
+    it may not be run again (with this error) or was being cancelled.
+    """
+    return _taken_away("killed", record, Status.KILLED, operation=operation, at=at, why=why, error=error)
+
+
+def recovered(
+    record: InvocationRecord, *, operation: str, at: float, why: str, error: ErrorRecord | None = None
+) -> Change:
+    """The owner died. Its work goes back to the queue in the same write, or ends with this error: the caller gives one
+    if it has crashed too often.
+    """
+    if record.status is Status.PENDING:
+        recovery, error = Status.PENDING_RECOVERY, None
+    else:
+        recovery = Status.RUNNING_RECOVERY
+    return _taken_away("recovered", record, recovery, operation=operation, at=at, why=why, error=error)
+
+
+def _taken_away(
+    name: str,
+    record: InvocationRecord,
+    through: Status,
+    *,
+    operation: str,
+    at: float,
+    why: str,
+    error: ErrorRecord | None,
+) -> Change:
+    """Somebody ends or has ended the owner's code: by `through` to where the work belongs now."""
+    if record.status is Status.CANCELLING:
+        target, sources, error = Status.CANCELLED, frozenset({Status.CANCELLING}), None
+    elif through is Status.PENDING_RECOVERY:
+        target, sources = Status.REROUTED, _RESERVED
+    elif error is not None:
+        target, sources = Status.FAILED, _WORKING | {Status.PAUSED}
+    else:
+        reserved = _RESERVED if through is Status.KILLED else frozenset[Status]()
+        target, sources = Status.REROUTED, _WORKING | {Status.PAUSED} | reserved
+    return Change(
+        name=name,
+        app=record.app,
+        id=record.id,
+        path=(through, target),
+        sources=sources,
+        epoch=record.epoch,
+        operation=operation,
+        at=at,
+        actor=record.owner,
+        version=record.version,
+        why=why,
+        error=UNSET if error is None else error,
+    )
+
+
+def rescued(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """What stands in a status that is only ever passed through goes on to the queue."""
+    return Change(
+        name="rescued",
+        app=record.app,
+        id=record.id,
+        path=(Status.REROUTED,),
+        sources=frozenset({Status.KILLED, Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY}),
+        epoch=record.epoch,
+        operation=operation,
+        at=at,
+        why=why,
+    )
 
 
 def woken(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:

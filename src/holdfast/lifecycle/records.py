@@ -16,6 +16,7 @@ from msgspec import UnsetType
 from holdfast.codec import ErrorRecord, references
 from holdfast.lifecycle.status import Status
 
+DRAIN, STOP = "drain", "stop"
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 
 
@@ -54,6 +55,9 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes | None = None
     error: ErrorRecord | None = None
     parent_id: str | None = None
+    at_most_once: bool = False  # a crashed attempt is its last
+    limit_key: str | None = None  # those with the same key share a limit of how many run at once
+    slot: str | None = None  # the place under that limit that it holds
     history: tuple[HistoryEntry, ...] = ()
 
     @property
@@ -96,6 +100,15 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker of a runner: what owns invocations is called ``runner id/worker id``."""
+
+    id: str
+    pid: int
+    started_at: float
+    running: int = 0  # invocations, when its runner last heard of it
+
+
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A runner as the roster knows it."""
 
@@ -111,6 +124,15 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] | None = None  # None: any
     tags: tuple[str, ...] = ()
     draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
+    workers: tuple[WorkerRecord, ...] = ()
+    wish: str = ""  # what somebody asks of it: DRAIN, STOP
+    can_run_atomic_service: bool = True
+    sits_out_until: float | None = None  # it left its slot unused: others do its share until then
+
+    @property
+    def capacity(self) -> int:
+        """How many invocations it runs at once."""
+        return self.concurrency * max(1, len(self.workers))
 
     @property
     def serves(self) -> Serves:
@@ -169,6 +191,11 @@ class Hint(msgspec.Struct, frozen=True):
         subjects = tuple(dict.fromkeys(self.subjects + other.subjects))
         anything = not self.subjects or not other.subjects or len(subjects) > most_subjects
         return Hint(self.kind, () if anything else subjects, self.count + other.count)
+
+
+def runner_of(owner: str | None) -> str:
+    """The runner's id in the name of an owner."""
+    return (owner or "").partition("/")[0]
 
 
 READY = "ready"

@@ -29,6 +29,7 @@ from holdfast.lifecycle.records import (
     Quarantined,
     RunnerRecord,
     StoredPayload,
+    WorkerRecord,
 )
 from holdfast.lifecycle.status import Status
 
@@ -51,6 +52,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     statuses: frozenset[Status] = frozenset()
     tasks: frozenset[str] = frozenset()
     queues: frozenset[str] = frozenset()
+    runner: str | None = None  # only what workers of this runner own
     before_id: str | None = None  # for the next page: only ids smaller than this one
 
 
@@ -188,8 +190,36 @@ class Store(Protocol):
         """Put a runner on the roster. Idempotent: yes, the entry is replaced."""
         ...
 
-    async def heartbeat(self, app: str, runner_id: str) -> bool:
-        """Refresh a roster entry. False: there is none, so the runner was declared dead. Never creates one."""
+    async def heartbeat(
+        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+    ) -> RunnerRecord | None:
+        """Refresh a roster entry and tell who works there and whether its service loop `ticks`. The entry as it is
+        then, with what others ask of the runner; None: there is none, so the runner was declared dead. Never creates
+        one.
+
+        Atomic: yes. Idempotent: yes.
+        """
+        ...
+
+    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+        """The runner whose last heartbeat is oldest, and for how many seconds it was silent, by the store's clock."""
+        ...
+
+    async def declare_dead(self, runner: RunnerRecord) -> bool:
+        """Take a runner off the roster if it has been silent since that entry was read. True: we did it.
+
+        Atomic: a heartbeat comes before or after; if after, it finds no entry. Idempotent: the second time is False.
+        """
+        ...
+
+    async def ask_runner(
+        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
+    ) -> bool:
+        """Write into a roster entry what its runner shall do. False: there is no such entry. Idempotent: yes."""
+        ...
+
+    async def owners(self, app: str) -> Sequence[str]:
+        """Everybody who owns an invocation. Its cost grows with the owners, not with what they own. Order: sorted."""
         ...
 
     async def leave(self, app: str, runner_id: str) -> None:
@@ -205,7 +235,10 @@ class Store(Protocol):
         ...
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
-        """Look the store over without changing it. `deep` reads everything."""
+        """Look the store over as it is, without changing it. `deep` reads everything.
+
+        Needs no `open`, which would make good what is missing before anybody could be told.
+        """
         ...
 
     def joined(self, session: object) -> Transaction:

@@ -34,7 +34,15 @@ from holdfast.lifecycle.changes import (
     claimed,
     was_applied,
 )
-from holdfast.lifecycle.records import InvocationRecord, Piece, Quarantined, RunnerRecord, StoredPayload
+from holdfast.lifecycle.records import (
+    InvocationRecord,
+    Piece,
+    Quarantined,
+    RunnerRecord,
+    StoredPayload,
+    WorkerRecord,
+    runner_of,
+)
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe, Transaction, ignore
 
@@ -164,13 +172,46 @@ class MemoryStore:
         with self._lock:
             self._runners[runner.app, runner.id] = runner
 
-    async def heartbeat(self, app: str, runner_id: str) -> bool:
+    async def heartbeat(
+        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+    ) -> RunnerRecord | None:
+        with self._lock:
+            runner = self._runners.get((app, runner_id))
+            if runner is None:
+                return None
+            facts = {"heartbeat_at": self.now(), "workers": tuple(workers), "can_run_atomic_service": ticks}
+            fresh = self._runners[app, runner_id] = replace(runner, **facts)
+            return fresh
+
+    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+        with self._lock:
+            mine = [runner for runner in self._runners.values() if runner.app == app]
+            oldest = min(mine, key=lambda runner: (runner.heartbeat_at, runner.id), default=None)
+            return None if oldest is None else (oldest, self.now() - oldest.heartbeat_at)
+
+    async def declare_dead(self, runner: RunnerRecord) -> bool:
+        with self._lock:
+            there = self._runners.get((runner.app, runner.id))
+            if there is None or there.heartbeat_at != runner.heartbeat_at:
+                return False
+            del self._runners[runner.app, runner.id]
+            return True
+
+    async def ask_runner(
+        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
+    ) -> bool:
         with self._lock:
             runner = self._runners.get((app, runner_id))
             if runner is None:
                 return False
-            self._runners[app, runner_id] = replace(runner, heartbeat_at=self.now())
+            asked = {"wish": wish, "sits_out_until": sits_out_until}
+            facts = {name: value for name, value in asked.items() if value is not None}
+            self._runners[app, runner_id] = replace(runner, **facts)
             return True
+
+    async def owners(self, app: str) -> Sequence[str]:
+        with self._lock:
+            return sorted({record.owner for record in self._of(app) if record.owner is not None})
 
     async def leave(self, app: str, runner_id: str) -> None:
         with self._lock:
@@ -216,6 +257,7 @@ def _matches(where: Filter, record: InvocationRecord) -> bool:
         (not where.statuses or record.status in where.statuses)
         and (not where.tasks or record.task in where.tasks)
         and (not where.queues or record.queue in where.queues)
+        and (where.runner is None or runner_of(record.owner) == where.runner)
         and (where.before_id is None or record.id < where.before_id)
     )
 

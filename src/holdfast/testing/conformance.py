@@ -27,6 +27,7 @@ from holdfast.lifecycle.records import lane_of
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Filter, Store
+from holdfast.testing.conformance_payloads import PayloadConformance
 from holdfast.testing.conformance_reads import ReadConformance
 from holdfast.testing.samples import (
     BY_NAME,
@@ -47,8 +48,10 @@ from holdfast.testing.samples import (
 )
 
 
-class StoreConformance(ReadConformance):
-    """See the module. Reading, the roster and what outlives a process are in `ReadConformance`."""
+class StoreConformance(ReadConformance, PayloadConformance):
+    """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
+    `PayloadConformance`.
+    """
 
     @pytest.fixture
     def store_url(self) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.codec import ErrorRecord
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import APPLIED, MISSING, apply_to
-from holdfast.lifecycle.records import InvocationRecord, lane_of
+from holdfast.lifecycle.records import InvocationRecord, WorkerRecord, lane_of
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.samples import (
@@ -127,18 +127,85 @@ class ReadConformance:
 
     def test_a_heartbeat_refreshes_and_never_creates(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
-            assert await store.heartbeat("shop", "a") is False
+            assert await store.heartbeat("shop", "a") is None
             assert list(await store.roster("shop")) == []
             await store.enrol(runner("a"))
             stage.clock.advance(2)
-            assert await store.heartbeat("shop", "a") is True
+            workers = (WorkerRecord(id="1", pid=7, started_at=START, running=3),)
+            told = await store.heartbeat("shop", "a", workers, ticks=False)
             (entry,) = await store.roster("shop")
+            assert entry == told
             assert abs(entry.heartbeat_at - store.now()) < 1
-            assert replace(entry, heartbeat_at=START) == runner("a")
+            assert replace(entry, heartbeat_at=START) == runner("a", workers=workers, can_run_atomic_service=False)
             await store.leave("shop", "a")
             await store.leave("shop", "a")
-            assert await store.heartbeat("shop", "a") is False
+            assert await store.heartbeat("shop", "a") is None
             assert list(await store.roster("shop")) == []
+
+        stage.play(scenario)
+
+    def test_the_runner_that_was_silent_longest_is_told(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            assert await store.silent("shop") is None
+            now = store.now()
+            for id, age in (("a", 3.0), ("b", 10.0), ("c", 5.0)):
+                await store.enrol(runner(id, heartbeat_at=now - age))
+            await store.enrol(runner("d", app="other", heartbeat_at=now - 99))
+            found = await store.silent("shop")
+            assert found is not None
+            entry, silence = found
+            assert entry.id == "b"
+            assert 9.5 < silence < 15
+            await store.heartbeat("shop", "b")
+            found = await store.silent("shop")
+            assert found is not None
+            assert found[0].id == "c"
+
+        stage.play(scenario)
+
+    def test_a_runner_is_declared_dead_once_and_only_while_it_is_silent(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.enrol(runner("a", heartbeat_at=store.now() - 60))
+            (seen,) = await store.roster("shop")
+            stage.clock.advance(1)
+            fresh = await store.heartbeat("shop", "a")
+            assert fresh is not None
+            assert not await store.declare_dead(seen), "it has beaten since"
+            assert not await store.declare_dead(replace(fresh, app="other"))
+            assert await store.declare_dead(fresh)
+            assert not await store.declare_dead(fresh)
+            assert await store.heartbeat("shop", "a") is None
+
+        stage.play(scenario)
+
+    def test_a_runner_is_asked_by_its_entry(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            assert not await store.ask_runner("shop", "a", wish="drain")
+            await store.enrol(runner("a"))
+            assert await store.ask_runner("shop", "a", wish="drain")
+            assert await store.ask_runner("shop", "a", sits_out_until=START + 60)
+            told = await store.heartbeat("shop", "a")
+            assert told is not None
+            assert (told.wish, told.sits_out_until) == ("drain", START + 60)
+
+        stage.play(scenario)
+
+    def test_owners_and_what_a_runner_owns(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            assert list(await store.owners("shop")) == []
+            await store.insert([invocation(id) for id in "abcde"])
+            await store.insert([invocation("x", app="other")])
+            for owner in ("r1/1", "r1/2", "r10/1", "r0/1"):
+                await store.claim(wish(f"claim {owner}", owner=owner, limit=1, start=owner != "r1/2"))
+            assert list(await store.owners("shop")) == ["r0/1", "r1/1", "r1/2", "r10/1"]
+            assert sorted(map(str, ids_of(await store.find("shop", Filter(runner="r1"), 9)))) == ["a", "b"]
+            pending = Filter(runner="r1", statuses=frozenset({Status.PENDING}))
+            assert ids_of(await store.find("shop", pending, 9)) == ["b"]
+            assert ids_of(await store.find("shop", Filter(runner="r"), 9)) == []
+            (mine,) = await store.find("shop", pending, 9)
+            await store.apply([changes.handed_back(mine, operation="back", at=START, why="")])
+            assert list(await store.owners("shop")) == ["r0/1", "r1/1", "r10/1"]
+            assert list(await store.owners("other")) == []
 
         stage.play(scenario)
 
@@ -161,7 +228,7 @@ class ReadConformance:
             assert await the(store, app="other") == theirs
             assert list(await store.get("third", ["a"])) == [None]
             assert list(await store.roster("other")) == []
-            assert await store.heartbeat("other", "r") is False
+            assert await store.heartbeat("other", "r") is None
             await store.leave("other", "r")
             assert len(await store.roster("shop")) == 1
             assert list(await store.quarantined("other")) == []
@@ -179,7 +246,7 @@ class ReadConformance:
                 where = Filter(statuses=frozenset({Status.RUNNING}), tasks=frozenset({name}), queues=frozenset({name}))
                 assert ids_of(await store.find(name, where, 9)) == [name]
                 await store.enrol(runner(name, app=name, host=name, queues=(name,)))
-                assert await store.heartbeat(name, name) is True
+                assert await store.heartbeat(name, name) is not None
                 assert [entry.host for entry in await store.roster(name)] == [name]
 
         stage.play(scenario)
@@ -224,6 +291,17 @@ class ReadConformance:
             assert len(await store.find("shop", Filter(), 99)) == 24
             await store.close()
             await store.close()
+
+        stage.play(scenario)
+
+    def test_a_store_is_looked_at_without_being_opened(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await _mixture(store)
+            await store.close()
+            for deep in (False, True):
+                findings = await store.check(deep=deep)
+                assert findings
+                assert [found for found in findings if not found.ok and found.subject != "clock"] == []
 
         stage.play(scenario)
 

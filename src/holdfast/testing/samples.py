@@ -62,8 +62,9 @@ def runner(id: str, *, app: str = "shop", started_at: float = START, **fields: A
         "concurrency": 4,
         "queues": ("default",),
         "tasks": (TASK,),
+        "heartbeat_at": started_at,
     } | fields
-    return RunnerRecord(id=id, app=app, started_at=started_at, heartbeat_at=started_at, **given)
+    return RunnerRecord(id=id, app=app, started_at=started_at, **given)
 
 
 def ids_of(records: Iterable[InvocationRecord | None]) -> list[str | None]:
@@ -109,6 +110,25 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     ),
     "killed": (Status.RUNNING, lambda r: changes.killed(r, operation="op", at=START + 1, why="stop")),
     "killed, reserved": (Status.PENDING, lambda r: changes.killed(r, operation="op", at=START + 1, why="stop")),
+    "killed, at most once": (
+        Status.RUNNING,
+        lambda r: changes.killed(r, operation="op", at=START + 1, why="stop", error=ERROR),
+    ),
+    "killed, being cancelled": (
+        Status.CANCELLING,
+        lambda r: changes.killed(r, operation="op", at=START + 1, why="stop", error=ERROR),
+    ),
+    "recovered": (Status.RUNNING, lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead")),
+    "recovered, reserved": (Status.PENDING, lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead")),
+    "recovered, once too often": (
+        Status.RUNNING,
+        lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead", error=ERROR),
+    ),
+    "recovered, being cancelled": (
+        Status.CANCELLING,
+        lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead"),
+    ),
+    "rescued": (Status.KILLED, lambda r: changes.rescued(r, operation="op", at=START + 1, why="left behind")),
     "woken": (Status.PARKED, lambda r: changes.woken(r, operation="op", at=START + 60, why="new code")),
 }
 """Every named change, with the status to try it from."""
@@ -118,6 +138,8 @@ async def in_status(store: Store, status: Status, id: str = "a") -> InvocationRe
     record = await owned(store, id, start=status is not Status.PENDING)
     if status is Status.PARKED:
         await store.apply([changes.parked(record, fingerprint="f0", operation=f"park {id}", at=START, why="stuck")])
+    if status in (Status.KILLED, Status.CANCELLING):
+        await store.apply([raw_change(record, status, operation=f"to {id}", epoch=record.epoch)])
     return await the(store, id)
 
 

@@ -70,6 +70,7 @@ FILTERS = st.builds(
     statuses=st.frozensets(st.sampled_from(sorted(Status)), max_size=3),
     tasks=st.frozensets(TASKS, max_size=2),
     queues=st.frozensets(QUEUES, max_size=2),
+    runner=st.none() | st.sampled_from(["r1", "r2", "r"]),
     before_id=st.none() | IDS,
 )
 
@@ -195,6 +196,10 @@ class StoreMachine(RuleBasedStateMachine):
     def heartbeat(self, app: str, id: str) -> None:
         self.both(lambda store: store.heartbeat(app, id))
 
+    @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]), wish=st.none() | st.sampled_from(["drain", "stop"]))
+    def ask_runner(self, app: str, id: str, wish: str | None) -> None:
+        self.both(lambda store: store.ask_runner(app, id, wish=wish, sits_out_until=START))
+
     @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]))
     def leave(self, app: str, id: str) -> None:
         self.both(lambda store: store.leave(app, id))
@@ -206,6 +211,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.both(lambda store, app=app: store.counts(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.lanes(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.roster(app))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.owners(app))  # type: ignore[misc]
 
 
 def plain(answer: object) -> object:
@@ -217,7 +223,7 @@ def plain(answer: object) -> object:
     if isinstance(answer, list | tuple):
         many = len(answer) > 1
         return [_plain_item(item, many) for item in answer]
-    return dict(answer) if isinstance(answer, dict) else answer
+    return dict(answer) if isinstance(answer, dict) else _plain_item(answer, many=False)
 
 
 def _plain_item(item: object, many: bool) -> object:

@@ -16,7 +16,8 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -78,6 +79,16 @@ async def release(url: str) -> None:
         await shared.client.close()
 
 
+@asynccontextmanager
+async def borrowed(url: str) -> AsyncIterator[AsyncMongoClient[dict[str, Any]]]:
+    """The client for as long as it is needed."""
+    client = acquire(url)
+    try:
+        yield client
+    finally:
+        await release(url)
+
+
 def _make(url: str) -> AsyncMongoClient[dict[str, Any]]:
     _refuse_odd_hosts(url)
     given = _checked_options(url)
@@ -111,7 +122,7 @@ def _rest(url: str) -> str:
 
 
 def _unusable(why: str) -> ConfigurationError:
-    return ConfigurationError(f"this MongoDB URL cannot be used: {why}.")
+    return ConfigurationError(f"this MongoDB URL cannot be used: {why}{'' if why.endswith('?') else '.'}")
 
 
 def _refuse_odd_hosts(url: str) -> None:
@@ -170,7 +181,7 @@ def _complaint(name: str, value: str, seen: set[str]) -> str:
     if option not in _KNOWN:
         near = difflib.get_close_matches(option, _KNOWN, n=1)
         known = ", ".join(sorted(map(_spelled, _KNOWN), key=str.lower))
-        return f"there is no option {name}; " + (f"did you mean {_spelled(near[0])}" if near else f"there are {known}")
+        return f"there is no option {name}. " + (f"Did you mean {_spelled(near[0])}?" if near else f"There are {known}")
     if option in seen and option != "readpreferencetags":
         return f"the option {name} is given twice"
     refusal = _refusal(name, value if option == "authmechanismproperties" else unquote_plus(value))

@@ -65,6 +65,9 @@ def to_document(record: InvocationRecord) -> Document:
         document["ready"] = True
     if record.status in OWNED:
         document["owned"] = True
+    for name in _SELDOM:
+        if value := getattr(record, name):
+            document[name] = value
     if payloads := record.payloads:
         document["payloads"] = list(payloads)
     return document
@@ -92,6 +95,7 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
         raise ValueError(f"its history has {len(history)} entries for {history[-1].version} versions")
     error, result = document["error"], document["result"]
     fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
+    fields |= {name: document[name] for name in _SELDOM if name in document}
     return InvocationRecord(
         **fields,
         tags=tuple(document["tags"]),
@@ -108,6 +112,7 @@ _PLAIN = (
     *("app", "id", "task", "queue", "owner", "epoch", "attempt", "created_at", "due_at", "changed_at"),
     *("claim_token", "fingerprint", "parent_id", "reason"),
 )
+_SELDOM = ("at_most_once", "limit_key", "slot")  # a document has them only if there is something to say
 _TEXTS = ("app", "id", "task", "queue", "reason", "status")
 _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
 

@@ -6,25 +6,25 @@ process sees the write in its change stream. One document per process means that
 collection stays as small as the fleet.
 
 Hints are coalesced: the first goes out at once, and while it is being written, and for a short moment after, the
-following ones gather. Where there is no change stream (a standalone, a role that may not, a setting), the channel
-says that it is not `alive`, and those who wait look more often instead. When a stream breaks, it is taken up again
-after its last event, or anew if that is too old.
+following ones gather. When a stream breaks, whatever the reason, it is taken up again after its last event, or anew
+where that cannot be. Where there is none (a standalone, a role that may not), it is asked for again every few minutes:
+a role may be granted, and a standalone become a replica set. While there is none, `trust` is 0, and those who wait look
+more often instead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime as dt
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bson.errors import BSONError
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import ConnectionFailure, OperationFailure
 
 from holdfast.lifecycle.records import Hint
 from holdfast.store.contract import Observe
-from holdfast.store.mongo.retry import is_transient
 
 _QUICK_SECONDS, _GATHER_SECONDS = 0.002, 0.02
 _TRUST = 8  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
@@ -32,6 +32,7 @@ _AWAIT_MILLISECONDS = 10_000
 _MOST_SUBJECTS = 500  # of one kind in one write; beyond that a hint says: anything
 _LAST_WORDS_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+ASK_AGAIN_SECONDS = 300.0  # where change streams are not to be had
 _NO_CHANGE_STREAMS = frozenset(
     {40573, 40324, 13, 20, 303, 8000}
 )  # standalone, unknown stage, unauthorised, not offered
@@ -41,12 +42,19 @@ class StreamHints:
     """See `holdfast.lifecycle.records.HintChannel`."""
 
     def __init__(
-        self, signals: AsyncCollection[dict[str, Any]], process: str, *, use_change_streams: bool, observe: Observe
+        self,
+        signals: AsyncCollection[dict[str, Any]],
+        process: str,
+        *,
+        use_change_streams: bool,
+        observe: Observe,
+        ask_again_seconds: float = ASK_AGAIN_SECONDS,
     ) -> None:
         self._signals = signals
         self._process = process
         self._use = use_change_streams
         self._observe = observe
+        self._ask_again = ask_again_seconds
         self._receivers: dict[str, Callable[[Hint], None]] = {}
         self._waiting: dict[str, Hint] = {}
         self._sent = 0
@@ -54,6 +62,7 @@ class StreamHints:
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._token: Any = None
+        self._refused = False  # and said so
         self._pause = _FIRST_PAUSE_SECONDS  # before the stream is taken up again; grows until something arrives
         self.trust = 0
 
@@ -72,14 +81,25 @@ class StreamHints:
         pause = _QUICK_SECONDS
         while self._waiting:
             hints, self._waiting = list(self._waiting.values()), {}
-            body = [{"kind": hint.kind, "subjects": list(hint.subjects), "count": hint.count} for hint in hints]
-            self._sent += 1
-            # Replaced, not updated: an update that sets a field to what it was is left out of the change event.
-            document = {"hints": body, "at": dt.datetime.now(dt.UTC), "n": self._sent}
-            with contextlib.suppress(PyMongoError):  # a lost hint costs latency, never work
-                await self._signals.replace_one({"_id": self._process}, document, upsert=True)
+            try:
+                await self._send(hints)
+            except Exception as error:  # a lost hint costs latency, never work; and those that gather are to be sent
+                self._observe("hints_not_sent", {"why": _text(error)})
             await asyncio.sleep(pause)
             pause = min(pause * 2, _GATHER_SECONDS)  # the more there is to tell, the more of it goes into one write
+
+    async def _send(self, hints: list[Hint]) -> None:
+        try:
+            await self._write(hints)
+        except (BSONError, ValueError, OverflowError):  # one has a name that no document can hold
+            await self._write([Hint(hint.kind, ()) for hint in hints])
+
+    async def _write(self, hints: list[Hint]) -> None:
+        body = [{"kind": hint.kind, "subjects": list(hint.subjects), "count": hint.count} for hint in hints]
+        self._sent += 1
+        # Replaced, not updated: an update that sets a field to what it was is left out of the change event.
+        document = {"hints": body, "at": dt.datetime.now(dt.UTC), "n": self._sent}
+        await self._signals.replace_one({"_id": self._process}, document, upsert=True)
 
     # --- listening
 
@@ -89,39 +109,47 @@ class StreamHints:
             self._listener = asyncio.get_running_loop().create_task(self._listen())
 
     async def _listen(self) -> None:
+        """Follow the stream for as long as the store is open: no error ends that, since nobody would begin anew."""
         while not self._closing:
             try:
                 await self._follow()
-            except OperationFailure as error:
-                if error.code in _NO_CHANGE_STREAMS:
-                    self._observe("no_change_streams", {"why": str(error)[:200]})
-                    return
-                self._token = None  # most likely it has left the log; begin anew, and let everybody look once
+                self._token = None  # it ends by itself when the collection is dropped, and cannot go on from there
+            except Exception as error:
+                if isinstance(error, OperationFailure) and error.code in _NO_CHANGE_STREAMS:
+                    self._not_to_be_had(error)
+                    await asyncio.sleep(self._ask_again)
+                    continue
+                if not isinstance(error, ConnectionFailure):
+                    self._token = None  # it has left the log, or leads to what cannot be read: begin anew
                 self._broken(error)
-            except PyMongoError as error:
-                self._broken(error)
-                if not is_transient(error):
-                    self._token = None
             await asyncio.sleep(self._pause)
             self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
 
-    def _broken(self, error: PyMongoError) -> None:
-        self.trust = 0
-        if self._closing:
-            return
-        self._observe("change_stream_broken", {"why": str(error)[:200]})
-        self._everybody_looks()
+    def _not_to_be_had(self, error: OperationFailure) -> None:
+        if not self._refused:
+            self._refused = True
+            self._observe("no_change_streams", {"why": _text(error)})
+            self._everybody_looks()  # there may have been one until now
+
+    def _broken(self, error: Exception) -> None:
+        if not self._closing:
+            self._observe("change_stream_broken", {"why": _text(error)})
+            self._everybody_looks()
 
     async def _follow(self) -> None:
         match = [{"$match": {"operationType": {"$in": ["insert", "replace"]}}}]
         stream = await self._signals.watch(match, resume_after=self._token, max_await_time_ms=_AWAIT_MILLISECONDS)
         async with stream:
-            self.trust = _TRUST
-            self._observe("change_stream_open", {})
-            self._everybody_looks()  # something may have happened before it was open
-            async for event in stream:
-                self._token, self._pause = stream.resume_token, _FIRST_PAUSE_SECONDS
-                self._hear(event)
+            try:
+                self.trust = _TRUST
+                self._refused = False
+                self._observe("change_stream_open", {})
+                self._everybody_looks()  # something may have happened before it was open
+                async for event in stream:
+                    self._token, self._pause = stream.resume_token, _FIRST_PAUSE_SECONDS
+                    self._hear(event)
+            finally:
+                self.trust = 0  # at once: to close the stream may take a while
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event.get("documentKey", {}).get("_id") == self._process:
@@ -136,8 +164,11 @@ class StreamHints:
                 receive(hint)
 
     def _everybody_looks(self) -> None:
-        for kind, receive in self._receivers.items():
-            receive(Hint(kind, ()))
+        for kind, receive in tuple(self._receivers.items()):
+            try:
+                receive(Hint(kind, ()))
+            except Exception as error:  # the others shall look nevertheless
+                self._observe("hint_not_taken", {"kind": kind, "why": _text(error)})
 
     async def close(self) -> None:
         """Send what is left to send, and end. The driver may turn a cancellation into a network error, so the tasks are
@@ -153,3 +184,7 @@ class StreamHints:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_SECONDS)
         self._listener = self._sender = None
         self.trust = 0
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

@@ -45,6 +45,9 @@ async def _version(database: AsyncDatabase[Document]) -> Finding:
         f"version {found['schema_version']}, readable from version {found['min_reader']}; "
         f"this Holdfast knows {schema.SCHEMA_VERSION}"
     )
+    if found["schema_version"] < schema.SCHEMA_VERSION:
+        advice = "holdfast store prepare; else the first use brings it up to date"
+        return Finding(subject="schema", ok=False, detail=detail, advice=advice)
     return Finding(subject="schema", ok=True, detail=detail)
 
 

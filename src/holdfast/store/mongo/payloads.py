@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bson import Binary
 from pymongo import ASCENDING, ReplaceOne
 from pymongo.asynchronous.collection import AsyncCollection
 
+from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.records import Piece, StoredPayload
 from holdfast.store.mongo.documents import Document, key_of
 
@@ -39,7 +39,7 @@ async def keep(payloads: Collection, app: str, digests: Sequence[str], now: floa
 
 
 async def put_piece(pieces: Collection, app: str, digest: str, number: int, piece: Piece, now: float) -> None:
-    document = {"app": app, "put_at": now, "packed": piece.packed, "data": Binary(piece.data)}
+    document = {"app": app, "put_at": now, "packed": piece.packed, "data": piece.data}
     await pieces.replace_one({"_id": _piece_key(app, digest, number)}, document, upsert=True)
 
 
@@ -53,7 +53,7 @@ async def put(payloads: Collection, app: str, stored: Sequence[StoredPayload], n
                 "pieces": payload.pieces,
                 "wanted_at": now,
                 "packed": payload.first.packed,
-                "data": Binary(payload.first.data),
+                "data": payload.first.data,
             },
             upsert=True,
         )
@@ -66,7 +66,10 @@ async def get(payloads: Collection, app: str, digest: str) -> StoredPayload | No
     found = await payloads.find_one({"_id": key_of(app, digest)})
     if found is None:
         return None
-    return StoredPayload(digest=digest, size=found["size"], pieces=found["pieces"], first=_piece(found))
+    size, pieces = found.get("size"), found.get("pieces")
+    if not isinstance(size, int) or not isinstance(pieces, int):
+        raise CorruptRecord(f"its document tells {size!r} bytes in {pieces!r} pieces")
+    return StoredPayload(digest=digest, size=size, pieces=pieces, first=_piece(found))
 
 
 async def get_piece(pieces: Collection, app: str, digest: str, number: int) -> Piece | None:
@@ -75,7 +78,10 @@ async def get_piece(pieces: Collection, app: str, digest: str, number: int) -> P
 
 
 def _piece(found: Document) -> Piece:
-    return Piece(bytes(found["data"]), bool(found["packed"]))
+    data, packed = found.get("data"), found.get("packed")
+    if not isinstance(data, bytes) or not isinstance(packed, bool):
+        raise CorruptRecord(f"its document has {type(data).__name__} for its bytes, and {packed!r} for packed")
+    return Piece(bytes(data), packed)
 
 
 async def unwanted(payloads: Collection, app: str, before: float, limit: int) -> list[str]:

@@ -116,6 +116,8 @@ def listing_filter(app: str, where: Filter) -> tuple[Document, str, list[tuple[s
         if values:
             wanted[name] = {"$in": sorted(str(value) for value in values)}
             index = index or name
+    if where.runner is not None:
+        wanted["owner"] = {"$gte": f"{where.runner}/", "$lt": f"{where.runner}0"}  # 0 is the character after /
     if index:
         if where.before_id is not None:
             wanted["id"] = {"$lt": where.before_id}
@@ -157,6 +159,24 @@ async def roster(runners: Invocations, app: str) -> list[Document]:
     """Index: roster."""
     order = [("started_at", ASCENDING), ("id", ASCENDING)]
     return await runners.find({"app": app}, hint="roster").sort(order).to_list()
+
+
+async def silent(runners: Invocations, app: str) -> Document | None:
+    """The entry with the oldest heartbeat, and how old that is by the server's clock. Index: heartbeats."""
+    stages: list[dict[str, Any]] = [
+        {"$match": {"app": app}},
+        {"$sort": {"heartbeat_at": 1}},
+        {"$limit": 1},
+        {"$set": {"silent": {"$subtract": [{"$divide": [{"$toLong": "$$NOW"}, 1000]}, "$heartbeat_at"]}}},
+    ]
+    found = await (await runners.aggregate(stages, hint="heartbeats")).to_list()
+    return found[0] if found else None
+
+
+async def owners(invocations: Invocations, app: str) -> list[str]:
+    """The distinct owners. Index: owned, jumping from owner to owner (no hint before 7.1)."""
+    found = await invocations.distinct("owner", {"owned": True, "app": app})
+    return sorted(owner for owner in found if isinstance(owner, str))
 
 
 async def quarantined(quarantine: Invocations, app: str) -> list[Document]:

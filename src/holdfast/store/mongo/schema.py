@@ -16,6 +16,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from holdfast.errors import SchemaMismatch
+from holdfast.lifecycle.status import Status
 
 SCHEMA_VERSION = 2
 MIN_READER = 1
@@ -69,8 +70,9 @@ INDEXES = (
     Index(
         INVOCATIONS,
         "owned",
-        _up("app", "owner", "claim_token"),
-        "a claim repeated after a lost answer; what an owner holds",
+        # With `owned` among the keys, the owners can be told by jumping from one to the next, without a document.
+        _up("owned", "app", "owner", "claim_token"),
+        "a claim repeated after a lost answer; what an owner holds; who owns anything",
         {"partialFilterExpression": {"owned": True}},
     ),
     Index(INVOCATIONS, "status", _up("app", "status", "id"), "find by status; counts", {}),
@@ -92,6 +94,21 @@ INDEXES = (
         "whether what was set aside refers to a payload",
         {"partialFilterExpression": {"document.payloads": {"$exists": True}}},
     ),
+    Index(
+        INVOCATIONS,
+        "slot",
+        _up("app", "slot"),
+        "a place under a limit has one holder",
+        {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
+    ),
+    Index(
+        INVOCATIONS,
+        "waiting",
+        _up("app", "limit_key", "rank", "due_at", "id"),
+        "who waits longest for a place under a limit",
+        {"partialFilterExpression": {"status": Status.CONCURRENCY_CONTROLLED.value}},
+    ),
+    Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),
     Index(

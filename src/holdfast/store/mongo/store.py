@@ -19,7 +19,7 @@ from typing import TypeVar
 import bson
 import msgspec
 from msgspec.structs import replace
-from pymongo import ReadPreference, ReturnDocument, UpdateOne, WriteConcern
+from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError, OperationFailure
@@ -41,7 +41,14 @@ from holdfast.lifecycle.changes import (
     rounds,
     was_applied,
 )
-from holdfast.lifecycle.records import InvocationRecord, Piece, Quarantined, RunnerRecord, StoredPayload
+from holdfast.lifecycle.records import (
+    InvocationRecord,
+    Piece,
+    Quarantined,
+    RunnerRecord,
+    StoredPayload,
+    WorkerRecord,
+)
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
 from holdfast.store.mongo import connection, payloads, queries, schema
@@ -114,12 +121,7 @@ class MongoStore:
             return
         client = connection.acquire(self._url)
         try:
-            database = client.get_database(
-                connection.database_name(self._url),
-                write_concern=_MAJORITY,
-                read_concern=ReadConcern("local"),
-                read_preference=ReadPreference.PRIMARY,
-            )
+            database = self._database_of(client)
             await self._retry.ask("opening", lambda again: self._prepare(database))
         except BaseException:
             await connection.release(self._url)
@@ -130,6 +132,14 @@ class MongoStore:
             self._process,
             use_change_streams=self._use_change_streams,
             observe=self._observe,
+        )
+
+    def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
+        return client.get_database(
+            connection.database_name(self._url),
+            write_concern=_MAJORITY,
+            read_concern=ReadConcern("local"),
+            read_preference=ReadPreference.PRIMARY,
         )
 
     async def _prepare(self, database: AsyncDatabase[Document]) -> None:
@@ -468,24 +478,56 @@ class MongoStore:
         runners = self._collection(schema.RUNNERS)
         await self._ask("enrol", lambda again: runners.replace_one({"_id": document["_id"]}, document, upsert=True))
 
-    async def heartbeat(self, app: str, runner_id: str) -> bool:
-        return await self._ask("heartbeat", lambda again: self._beat(key_of(app, runner_id)))
+    async def heartbeat(
+        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+    ) -> RunnerRecord | None:
+        facts = {"workers": msgspec.to_builtins(list(workers)), "can_run_atomic_service": ticks}
+        found = await self._ask("heartbeat", lambda again: self._beat(key_of(app, runner_id), facts))
+        return None if found is None else runner_of(found)
 
-    async def _beat(self, key: str) -> bool:
+    async def _beat(self, key: str, facts: Document) -> Document | None:
         """The server stamps the time, so a runner with a wrong clock neither looks dead nor lives for ever; its
         answer tells us the difference.
         """
         asked = self._clock.monotonic()
+        now: Document = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
         found = await self._collection(schema.RUNNERS).find_one_and_update(
             {"_id": key},
-            [{"$set": {"heartbeat_at": {"$divide": [{"$toLong": "$$NOW"}, 1000]}}}],
-            projection={"heartbeat_at": True},
+            [{"$set": {"heartbeat_at": now} | {name: {"$literal": fact} for name, fact in facts.items()}}],
             return_document=ReturnDocument.AFTER,
         )
+        if found is not None:
+            self._time.learn(found["heartbeat_at"], asked)
+        return found
+
+    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+        runners = self._collection(schema.RUNNERS)
+        found = await self._ask("silent", lambda again: queries.silent(runners, app))
         if found is None:
-            return False
-        self._time.learn(found["heartbeat_at"], asked)
-        return True
+            return None
+        silence = float(found.pop("silent"))
+        return runner_of(found), silence
+
+    async def declare_dead(self, runner: RunnerRecord) -> bool:
+        return await self._ask("declare dead", lambda again: self._declare_dead(runner, again))
+
+    async def _declare_dead(self, runner: RunnerRecord, again: bool) -> bool:
+        runners, key = self._collection(schema.RUNNERS), key_of(runner.app, runner.id)
+        result = await runners.delete_one({"_id": key, "heartbeat_at": runner.heartbeat_at})
+        # If an earlier try may have done it, better two who see to its work than nobody.
+        return result.deleted_count > 0 or (again and await runners.find_one({"_id": key}, {"_id": True}) is None)
+
+    async def ask_runner(
+        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
+    ) -> bool:
+        asked = {"wish": wish, "sits_out_until": sits_out_until}
+        facts = {name: value for name, value in asked.items() if value is not None}
+        runners, key = self._collection(schema.RUNNERS), key_of(app, runner_id)
+        result = await self._ask("ask runner", lambda again: runners.update_one({"_id": key}, {"$set": facts}))
+        return result.matched_count > 0
+
+    async def owners(self, app: str) -> Sequence[str]:
+        return await self._ask("owners", lambda again: queries.owners(self._collection(schema.INVOCATIONS), app))
 
     async def leave(self, app: str, runner_id: str) -> None:
         runners = self._collection(schema.RUNNERS)
@@ -510,10 +552,9 @@ class MongoStore:
         ]
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
-        if self._database is None:
-            raise StoreUnavailable("the MongoDB store is not open")
-        database, clock = self._database, self._clock
-        return await self._ask("check", lambda again: inspect(database, clock, deep=deep))
+        async with connection.borrowed(self._url) as client:
+            database = self._database_of(client)
+            return await self._ask("check", lambda again: inspect(database, self._clock, deep=deep))
 
 
 _KNOWN = frozenset(status.value for status in Status)

@@ -17,12 +17,29 @@ from holdfast.store.sqlite.rows import LIST, from_row
 _SHOWN = 5
 
 
+def connect_to_look(path: Path, busy_timeout_seconds: float) -> sqlite3.Connection:
+    """A connection that cannot change the file. Nor does it write back and remove a log that a crash has left:
+
+    from that the next opening sees that it has to look closer.
+    """
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode=ro",
+        uri=True,
+        timeout=busy_timeout_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
 def inspect(connection: sqlite3.Connection, path: Path, synchronous: str, *, deep: bool) -> list[Finding]:
+    version = _version(connection)
+    surroundings = [_file_mode(path), _durability(synchronous)]
+    if not version.ok:
+        return [version, *surroundings]  # the tables are others than those that are known here, or not there
     return [
-        _version(connection),
+        version,
         *_indexes(connection),
-        _file_mode(path),
-        _durability(synchronous),
+        *surroundings,
         _quarantine(connection),
         *(_deep(connection) if deep else ()),
     ]
@@ -38,10 +55,14 @@ def _version(connection: sqlite3.Connection) -> Finding:
             subject="schema", ok=False, detail="Holdfast's tables are not there", advice="holdfast store prepare"
         )
     version, reader = found
+    detail = f"version {version}, readable from version {reader}; this Holdfast knows {schema.SCHEMA_VERSION}"
+    if version < schema.SCHEMA_VERSION:
+        advice = "holdfast store prepare; else the first use brings it up to date"
+        return Finding(subject="schema", ok=False, detail=detail, advice=advice)
     return Finding(
         subject="schema",
         ok=reader <= schema.SCHEMA_VERSION,
-        detail=f"version {version}, readable from version {reader}; this Holdfast knows {schema.SCHEMA_VERSION}",
+        detail=detail,
         advice="" if version <= schema.SCHEMA_VERSION else "a newer Holdfast wrote here; upgrade this one soon",
     )
 
@@ -110,7 +131,10 @@ def _quarantine(connection: sqlite3.Connection) -> Finding:
 
 
 def _deep(connection: sqlite3.Connection) -> Iterator[Finding]:
-    problems = [row[0] for row in connection.execute("PRAGMA integrity_check(10)")]
+    try:
+        problems = [row[0] for row in connection.execute("PRAGMA integrity_check(10)")]
+    except sqlite3.DatabaseError as error:  # some damage ends even that
+        problems = [str(error)]
     intact = problems == ["ok"]
     yield Finding(
         subject="integrity",
@@ -118,6 +142,8 @@ def _deep(connection: sqlite3.Connection) -> Iterator[Finding]:
         detail="every page was read" if intact else "; ".join(problems),
         advice="" if intact else "keep a copy of the file and restore a backup",
     )
+    if not intact:
+        return  # to read on would end in an error, and what is known would not be told
     bad, seen = [], 0
     for row in connection.execute(f"SELECT {LIST} FROM holdfast_invocations"):
         seen += 1

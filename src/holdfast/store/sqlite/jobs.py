@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,11 +25,20 @@ from holdfast.lifecycle.changes import (
     entries,
     rounds,
 )
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.payloads import refer
-from holdfast.store.sqlite.rows import error_text, from_row, history_of, history_text, operation_text, to_row
+from holdfast.store.sqlite.rows import (
+    error_text,
+    from_row,
+    history_of,
+    history_text,
+    operation_text,
+    runner_of,
+    runner_row,
+    to_row,
+)
 
 _IDS_PER_QUERY = 500
 
@@ -218,6 +227,20 @@ def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
     if len(items) <= size:
         return (items,) if items else ()
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+# --- the roster
+
+
+def alter_runner(connection: sqlite3.Connection, app: str, id: str, facts: Mapping[str, object]) -> RunnerRecord | None:
+    """The roster entry with these facts changed, or None if there is none."""
+    row = connection.execute(queries.GET_RUNNER, (app, id)).fetchone()
+    if row is None:
+        return None
+    runner = msgspec.structs.replace(runner_of(row), **facts)
+    _, _, _, heartbeat_at, body = runner_row(runner)
+    connection.execute(queries.SET_RUNNER, (heartbeat_at, body, app, id))
+    return runner
 
 
 # --- reading

@@ -18,7 +18,11 @@ PUT = "INSERT OR REPLACE INTO holdfast_payloads (app, digest, size, pieces, want
 PUT_PIECE = """
 INSERT OR REPLACE INTO holdfast_payload_pieces (app, digest, number, put_at, packed, data) VALUES (?, ?, ?, ?, ?, ?)
 """
-GET = "SELECT size, pieces FROM holdfast_payloads WHERE app = ? AND digest = ?"
+GET = """
+SELECT h.size, h.pieces, p.data, p.packed FROM holdfast_payloads AS h
+JOIN holdfast_payload_pieces AS p ON p.app = h.app AND p.digest = h.digest AND p.number = 0
+WHERE h.app = ? AND h.digest = ?
+"""  # one statement, so that the two fit if somebody replaces them
 GET_PIECE = "SELECT data, packed FROM holdfast_payload_pieces WHERE app = ? AND digest = ? AND number = ?"  # pieces
 UNWANTED = """
 SELECT digest, EXISTS (
@@ -29,7 +33,7 @@ REMOVE = "DELETE FROM holdfast_payloads WHERE app = ? AND digest = ?"
 REMOVE_PIECES = "DELETE FROM holdfast_payload_pieces WHERE app = ? AND digest = ?"
 ORPHANS = """
 DELETE FROM holdfast_payload_pieces WHERE rowid IN (
-    SELECT rowid FROM holdfast_payload_pieces AS p WHERE app = ? AND put_at < ? AND NOT EXISTS (
+    SELECT rowid FROM holdfast_payload_pieces AS p WHERE app = ? AND number > 0 AND put_at < ? AND NOT EXISTS (
         SELECT 1 FROM holdfast_payloads AS h WHERE h.app = p.app AND h.digest = p.digest
     ) ORDER BY put_at LIMIT ?
 )
@@ -56,10 +60,11 @@ def put(connection: sqlite3.Connection, app: str, payloads: Sequence[StoredPaylo
 
 
 def get(connection: sqlite3.Connection, app: str, digest: str) -> StoredPayload | None:
-    head, first = connection.execute(GET, (app, digest)).fetchone(), get_piece(connection, app, digest, 0)
-    if head is None or first is None:
+    found = connection.execute(GET, (app, digest)).fetchone()
+    if found is None:
         return None
-    return StoredPayload(digest=digest, size=head[0], pieces=head[1], first=first)
+    size, pieces, data, packed = found
+    return StoredPayload(digest=digest, size=size, pieces=pieces, first=Piece(data, bool(packed)))
 
 
 def get_piece(connection: sqlite3.Connection, app: str, digest: str, number: int) -> Piece | None:

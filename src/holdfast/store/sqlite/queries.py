@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.status import OWNED, Status
 from holdfast.store.contract import Filter
 from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
-from holdfast.store.sqlite.schema import READY
+from holdfast.store.sqlite.schema import READY, status_list
 
 TABLE = "holdfast_invocations"
 
@@ -81,7 +81,16 @@ UNION ALL SELECT '', count(*) FROM {TABLE} WHERE app = :app
 """
 
 ENROL = "INSERT OR REPLACE INTO holdfast_runners (app, id, started_at, heartbeat_at, body) VALUES (?, ?, ?, ?, ?)"
-HEARTBEAT = "UPDATE holdfast_runners SET heartbeat_at = ? WHERE app = ? AND id = ?"
+GET_RUNNER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? AND id = ?"
+SET_RUNNER = "UPDATE holdfast_runners SET heartbeat_at = ?, body = ? WHERE app = ? AND id = ?"
+SILENT = """
+SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? ORDER BY heartbeat_at, id LIMIT 1
+"""  # heartbeats
+DECLARE_DEAD = "DELETE FROM holdfast_runners WHERE app = ? AND id = ? AND heartbeat_at = ?"
+OWNERS = f"""
+SELECT owner FROM {TABLE}
+WHERE app = ? AND status IN ({status_list(OWNED)}) AND status <> 'success' AND owner IS NOT NULL
+"""  # holdfast_status
 LEAVE = "DELETE FROM holdfast_runners WHERE app = ? AND id = ?"
 ROSTER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ?"
 
@@ -141,6 +150,9 @@ def listing(app: str, where: Filter, limit: int) -> tuple[str, list[object]]:
         if some and column != driver:
             rest += f" AND +{column} IN ({', '.join('?' * len(some))})"  # the + keeps it from choosing the index
             values += sorted(str(value) for value in some)
+    if where.runner is not None:
+        rest += " AND owner >= ? AND owner < ?"
+        values += [f"{where.runner}/", f"{where.runner}0"]  # 0 is the character after /
     if where.before_id is not None:
         rest += " AND id < ?"
         values.append(where.before_id)

@@ -42,6 +42,9 @@ COLUMNS = [
     "arguments",
     "result",
     "error",
+    "at_most_once",
+    "limit_key",
+    "slot",
     "history",
 ]
 LIST = ", ".join(COLUMNS)
@@ -95,6 +98,9 @@ def to_row(record: InvocationRecord) -> tuple[object, ...]:
         record.arguments,
         record.result,
         error_text(record.error),
+        record.at_most_once,
+        record.limit_key,
+        record.slot,
         history_text(record.history),
     )
 
@@ -125,7 +131,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         due_at,
         changed_at,
     ) = row[:15]
-    (claim_token, fingerprint, parent_id, reason, arguments, result, error, history) = row[15:]
+    (claim_token, fingerprint, parent_id, reason, arguments, result, error, *rest) = row[15:]
+    at_most_once, limit_key, slot, history = rest
     entries = history_of(history)
     if entries and len(entries) != entries[-1].version:
         raise ValueError(f"its history has {len(entries)} entries for {entries[-1].version} versions")
@@ -154,6 +161,9 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         arguments=arguments,
         result=result,
         error=None if error is None else _error_decoder.decode(error),
+        at_most_once=bool(at_most_once),
+        limit_key=limit_key,
+        slot=slot,
         history=entries,
     )
     if record.lane != lane:

@@ -100,6 +100,18 @@ MIGRATIONS: dict[int, list[str]] = {
         """,
     ],
     2: [
+        "ALTER TABLE holdfast_invocations ADD COLUMN at_most_once INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE holdfast_invocations ADD COLUMN limit_key TEXT",
+        "ALTER TABLE holdfast_invocations ADD COLUMN slot TEXT",
+        # A place under a limit has one holder.
+        "CREATE UNIQUE INDEX holdfast_slot ON holdfast_invocations (app, slot) WHERE slot IS NOT NULL",
+        # Serves the look for who waits longest for a place.
+        """
+        CREATE INDEX holdfast_waiting ON holdfast_invocations (app, limit_key, rank, due_at, id)
+        WHERE status = 'concurrency_controlled'
+        """,
+        # Serves the look for the runner that was silent longest.
+        "CREATE INDEX holdfast_heartbeats ON holdfast_runners (app, heartbeat_at)",
         # The bytes lie in a table of their own: SQLite writes a whole row anew when one of its columns changes.
         """
         CREATE TABLE holdfast_payloads (
@@ -123,7 +135,8 @@ MIGRATIONS: dict[int, list[str]] = {
         ) STRICT
         """,
         "CREATE UNIQUE INDEX holdfast_pieces ON holdfast_payload_pieces (app, digest, number)",
-        "CREATE INDEX holdfast_pieces_put ON holdfast_payload_pieces (app, put_at)",
+        # The first piece of each is written with its payload and removed with it, so it is never left behind.
+        "CREATE INDEX holdfast_pieces_put ON holdfast_payload_pieces (app, put_at) WHERE number > 0",
         # Which invocations refer to a payload. What is set aside keeps its references.
         """
         CREATE TABLE holdfast_payload_references (

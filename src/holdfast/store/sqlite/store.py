@@ -23,12 +23,19 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
-from holdfast.lifecycle.records import InvocationRecord, Piece, Quarantined, RunnerRecord, StoredPayload
+from holdfast.lifecycle.records import (
+    InvocationRecord,
+    Piece,
+    Quarantined,
+    RunnerRecord,
+    StoredPayload,
+    WorkerRecord,
+)
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
 from holdfast.store.sqlite import jobs, payloads, queries, schema
 from holdfast.store.sqlite.hints import SocketHints
-from holdfast.store.sqlite.inspection import inspect
+from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
 from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
 from holdfast.store.sqlite.transaction import SqliteTransaction, joined
@@ -217,10 +224,31 @@ class SqliteStore:
     async def enrol(self, runner: RunnerRecord) -> None:
         await self._write(lambda connection: connection.execute(queries.ENROL, runner_row(runner)))
 
-    async def heartbeat(self, app: str, runner_id: str) -> bool:
+    async def heartbeat(
+        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+    ) -> RunnerRecord | None:
         self._refuse_replaced_file()
-        values = (self.now(), app, runner_id)
-        return await self._write(lambda connection: connection.execute(queries.HEARTBEAT, values).rowcount > 0)
+        facts = {"heartbeat_at": self.now(), "workers": tuple(workers), "can_run_atomic_service": ticks}
+        return await self._write(lambda connection: jobs.alter_runner(connection, app, runner_id, facts))
+
+    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+        row = await self._read(lambda connection: connection.execute(queries.SILENT, (app,)).fetchone())
+        return None if row is None else (found := runner_of(row), self.now() - found.heartbeat_at)
+
+    async def declare_dead(self, runner: RunnerRecord) -> bool:
+        values = (runner.app, runner.id, runner.heartbeat_at)
+        return await self._write(lambda connection: connection.execute(queries.DECLARE_DEAD, values).rowcount > 0)
+
+    async def ask_runner(
+        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
+    ) -> bool:
+        asked = {"wish": wish, "sits_out_until": sits_out_until}
+        facts = {name: value for name, value in asked.items() if value is not None}
+        return await self._write(lambda connection: jobs.alter_runner(connection, app, runner_id, facts)) is not None
+
+    async def owners(self, app: str) -> Sequence[str]:
+        rows = await self._read(lambda connection: connection.execute(queries.OWNERS, (app,)).fetchall())
+        return sorted({owner for (owner,) in rows})
 
     async def leave(self, app: str, runner_id: str) -> None:
         await self._write(lambda connection: connection.execute(queries.LEAVE, (app, runner_id)))
@@ -240,7 +268,17 @@ class SqliteStore:
         return [Quarantined(app=app, id=id, at=at, why=why, raw=raw) for app, id, at, why, raw in rows]
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
-        return await self._read(lambda connection: inspect(connection, self.path, self._synchronous, deep=deep))
+        def look(connection: sqlite3.Connection) -> list[Finding]:
+            return inspect(connection, self.path, self._synchronous, deep=deep)
+
+        if self._reader is not None:
+            return await self._read(look)
+        schema.refuse_network_file_system(self.path)
+        reader = ConnectionThread("holdfast-sqlite-check", lambda: connect_to_look(self.path, self._busy_timeout))
+        try:
+            return await _do(reader, look)
+        finally:
+            reader.stop()
 
     def _set_aside(
         self, connection: sqlite3.Connection, rowid: int, row: Sequence[object], error: CorruptRecord

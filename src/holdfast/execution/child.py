@@ -1,0 +1,139 @@
+"""What a child process does: it is asked to run a call, runs it, answers, and waits for the next question.
+
+Calls run on the main thread, one at a time, so that a task may do there what only the main thread may. The child has
+no store and decides nothing; it ends when its parent is gone or lets go of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import faulthandler
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.codec import Codec
+from holdfast.execution.call import Call, Outcome, Raised, Unfit, run, run_coroutine
+from holdfast.execution.declared import Address, Program, Unreachable, find
+from holdfast.execution.wire import Answer, Channel, Hello, Question, answer_of
+
+_PR_SET_PDEATHSIG = 1
+_LOOK_SECONDS = 1.0
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent that started this process, until it lets go."""
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    channel = Channel(connection)
+    with contextlib.suppress(EOFError, OSError):
+        hello, _ = channel.receive(Hello)
+        end_with(hello.pid)
+        _keep_calm(connection)
+        sys.argv[:] = hello.argv
+        with contextlib.closing(_Worker(hello.program)) as worker:
+            while True:
+                channel.send(*worker.answer(*channel.receive(Question)))
+
+
+def end_with(parent: int) -> None:
+    """See to it that this process ends when its parent does, even in the middle of a call."""
+    if not _told_the_kernel():
+        threading.Thread(target=_watch, args=(parent,), name="holdfast-parent", daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)  # it was gone before we could say so
+
+
+def _told_the_kernel() -> bool:
+    """Linux ends us by itself; it does so even if user code never lets go of the interpreter."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        import ctypes
+
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
+
+
+def _keep_calm(connection: socket.socket) -> None:
+    """Leave it to the parent to react to Ctrl-C and to a service manager that tells every process to stop.
+
+    Handlers, not SIG_IGN: programs that a task starts get the usual reaction back. So do processes that it forks, and
+    those must let go of the connection too, or the parent could not tell that we are gone.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _nothing)
+    os.register_at_fork(after_in_child=lambda: _after_fork(connection))
+    with contextlib.suppress(Exception):  # no stderr
+        faulthandler.enable()
+
+
+def _nothing(number: int, frame: object) -> None:
+    pass
+
+
+def _after_fork(connection: socket.socket) -> None:
+    connection.close()
+    with contextlib.suppress(ValueError):  # not the main thread
+        if signal.getsignal(signal.SIGTERM) is _nothing:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class _Worker:
+    """Runs calls, and keeps between them what it has found and the event loop."""
+
+    def __init__(self, program: Program | None) -> None:
+        self._program = program
+        self._found: dict[Address, tuple[Callable[..., Any], inspect.Signature, Codec]] = {}
+        self._runner: asyncio.Runner | None = None
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+    def answer(self, question: Question, parts: list[bytes]) -> tuple[Answer, list[bytes]]:
+        payloads = dict(zip(question.digests, parts[1:], strict=True))
+        return answer_of(self._outcome(question, parts[0], payloads))
+
+    def _outcome(self, question: Question, arguments: bytes, payloads: dict[str, bytes]) -> Outcome:
+        try:
+            function, signature, codec = self._find(question.address)
+        except Unreachable as error:
+            return Unfit(str(error))
+        task = question.address.task
+        call = Call(question.key, task, function, signature, arguments, codec, question.limits, payloads)
+        return self._run_coroutine(call) if inspect.iscoroutinefunction(function) else run(call)
+
+    def _find(self, address: Address) -> tuple[Callable[..., Any], inspect.Signature, Codec]:
+        if address not in self._found:
+            function, codec = find(address, self._program)
+            self._found[address] = function, inspect.signature(function), codec
+        return self._found[address]
+
+    def _run_coroutine(self, call: Call) -> Outcome:
+        """On a loop that stays: what a module keeps between calls, a client say, belongs to the loop it was made on."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        try:
+            return self._runner.run(run_coroutine(call), context=contextvars.copy_context())
+        except BaseException as error:  # something beside the coroutine ended the loop: sys.exit() in another task
+            broken, self._runner = self._runner, None
+            with contextlib.suppress(BaseException):
+                broken.close()
+            record, payloads = call.codec.pack_error(error, call.limits)
+            return Raised(record, f"the event loop was ended: {type(error).__name__}: {record.message}", payloads)

@@ -1,0 +1,127 @@
+"""What a runner and its child processes say to each other.
+
+A message is a small head and the large bytes as they are: arguments, results and payloads are not copied into a
+larger whole, and no value of a user is pickled on the way; they are encoded bytes already, and the child decodes them
+with its own codec. Talk is strictly question and answer, so neither side can wait for the other to read first.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.codec import ErrorRecord, Limits, Payload
+from holdfast.execution.call import Call, Outcome, Raised, Returned, Unfit
+from holdfast.execution.declared import Address, Program
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct(">I")
+_TOGETHER_BYTES = 64 * 2**10  # less is worth joining: one system call instead of several
+_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it, and a child's death must not
+
+
+class Hello(msgspec.Struct, array_like=True):
+    """The first message: who the parent is."""
+
+    pid: int
+    argv: list[str]
+    program: Program | None
+
+
+class Question(msgspec.Struct, array_like=True):
+    """A call. Its parts are the arguments, then the payloads."""
+
+    key: str
+    address: Address
+    limits: Limits
+    digests: list[str]
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """An outcome: `why` alone means unfit. Its parts are the result, if there is no error, then the payloads."""
+
+    why: str | None
+    error: ErrorRecord | None
+    digests: list[str]
+
+
+class Channel:
+    """Messages over a socket. Whatever is wrong with the other side is an `OSError` or an `EOFError`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, head: msgspec.Struct, parts: Sequence[bytes] = ()) -> None:
+        packed = msgspec.msgpack.encode((head, [len(part) for part in parts]))
+        pending = [_LENGTH.pack(len(packed)), packed]
+        size = 0
+        for part in parts:
+            size += len(part)
+            if size > _TOGETHER_BYTES:
+                self._connection.sendall(b"".join(pending), _FLAGS)
+                self._connection.sendall(part, _FLAGS)
+                pending, size = [], 0
+            else:
+                pending.append(part)
+        if pending:
+            self._connection.sendall(b"".join(pending), _FLAGS)
+
+    def receive(self, kind: type[T]) -> tuple[T, list[bytes]]:
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        head, sizes = msgspec.msgpack.decode(self._exactly(length), type=tuple[kind, list[int]])  # type: ignore[valid-type]
+        return head, [self._exactly(size) for size in sizes]
+
+    def _exactly(self, size: int) -> bytes:
+        """That many bytes: usually in one go, and then without a copy."""
+        found = self._connection.recv(size, socket.MSG_WAITALL) if size else b""
+        if len(found) == size:
+            return found
+        pieces, missing = [found], size - len(found)
+        while missing:
+            if not pieces[-1]:
+                raise EOFError
+            pieces.append(self._connection.recv(missing, socket.MSG_WAITALL))
+            missing -= len(pieces[-1])
+        return b"".join(pieces)
+
+
+def question_of(call: Call, address: Address) -> tuple[Question, list[bytes]]:
+    return Question(call.key, address, call.limits, list(call.payloads)), [call.arguments, *call.payloads.values()]
+
+
+def answer_of(outcome: Outcome) -> tuple[Answer, list[bytes]]:
+    match outcome:
+        case Returned(result, payloads):
+            return Answer(None, None, _digests(payloads)), [result, *(payload.data for payload in payloads)]
+        case Raised(error, why, payloads):
+            return Answer(_sendable(why), error, _digests(payloads)), [payload.data for payload in payloads]
+        case Unfit(why):
+            return Answer(_sendable(why), None, []), []
+        case _:
+            raise TypeError(f"a child has no such outcome: {outcome!r}")
+
+
+def outcome_of(answer: Answer, parts: list[bytes]) -> Outcome:
+    if answer.error is not None:
+        return Raised(answer.error, answer.why or "", _payloads(answer.digests, parts))
+    if answer.why is not None:
+        return Unfit(answer.why)
+    return Returned(parts[0], _payloads(answer.digests, parts[1:]))
+
+
+def _payloads(digests: list[str], parts: list[bytes]) -> tuple[Payload, ...]:
+    return tuple(Payload(digest, data) for digest, data in zip(digests, parts, strict=True))
+
+
+def _digests(payloads: tuple[Payload, ...]) -> list[str]:
+    return [payload.digest for payload in payloads]
+
+
+def _sendable(text: str) -> str:
+    """Text of user code may hold halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode()

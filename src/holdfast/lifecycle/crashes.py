@@ -1,0 +1,46 @@
+"""How often an invocation has taken its owner with it.
+
+A crash counts against the work that was running: it may be the cause. After so many in a row it is ended instead of
+being run again, so that a poison pill does not kill one worker after another for ever. An attempt that came to an end
+of its own, even a failed one, shows that the work can be run, and the count starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.status import Status
+
+_PROGRESS = frozenset({Status.RETRY, Status.SUSPENDED, Status.PARKED})
+
+
+def crashes_in_a_row(history: Sequence[HistoryEntry]) -> int:
+    count = 0
+    for entry in reversed(history):
+        if entry.status in _PROGRESS:
+            break
+        count += entry.status is Status.RUNNING_RECOVERY
+    return count
+
+
+def last_crash(record: InvocationRecord, most: int, why: str) -> str | None:
+    """Why this crash is the last one that the invocation is forgiven, or None if it may be run again."""
+    if record.status is Status.PENDING or record.status is Status.CANCELLING:
+        return None
+    if record.at_most_once:
+        return f"{why}; it is to be run at most once"
+    crashes = crashes_in_a_row(record.history) + 1
+    if crashes > most:
+        return f"{why}; that was crash {crashes} in a row, and {most} are forgiven: {_story(record)}"
+    return None
+
+
+def _story(record: InvocationRecord) -> str:
+    """The owners that it was taken from."""
+    owners, owner = list[str](), "?"
+    for entry in record.history:
+        if entry.status is Status.RUNNING_RECOVERY:
+            owners.append(owner)
+        owner = entry.owner or owner
+    return "before, it ran on " + ", ".join(owners[-5:]) if owners else "it had not crashed before"

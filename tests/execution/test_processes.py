@@ -1,0 +1,530 @@
+"""Calls in processes of their own: whatever happens to one of them happens to one call."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.execution import crew, elsewhere
+
+from holdfast import App, UsageError
+from holdfast.codec import Limits
+from holdfast.execution.call import INTERRUPTED, Call, Crashed, Outcome, Raised, Returned, Unfit
+from holdfast.execution.loop import LoopThread
+from holdfast.execution.processes import ProcessPlaces
+
+LIMITS = Limits(inline=64 * 2**10, most=512 * 2**20)
+PATIENCE_SECONDS = 30.0
+
+
+class Rig:
+    """Places, and the loop that they deliver to."""
+
+    def __init__(self, size: int = 2, **options: Any) -> None:
+        self._thread = LoopThread("test-engine")
+        self._waiting: dict[str, Future[Outcome]] = {}
+        self._number = 0
+        self.places: ProcessPlaces = self.do(lambda: ProcessPlaces(size, self._deliver, **options))
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        """Do this on the loop; so it also shows that the loop is not held up."""
+
+        async def there() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(there(), self._thread.loop).result(PATIENCE_SECONDS)
+
+    def _deliver(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
+        assert threading.current_thread() is self._thread.thread
+        for key, outcome in outcomes:
+            self._waiting.pop(key).set_result(outcome)
+
+    def call(self, task: Any, *args: Any) -> Call:
+        self._number += 1
+        codec, known = task._app._codec, task.definition
+        packed = codec.pack_call(args, {}, (), LIMITS)
+        payloads = {payload.digest: payload.data for payload in packed.payloads}
+        return Call(
+            f"call-{self._number}",
+            known.name,
+            known.function,
+            known.signature,
+            packed.data,
+            codec,
+            LIMITS,
+            payloads,
+        )
+
+    def start(self, *calls: Call) -> list[Future[Outcome]]:
+        futures = [Future[Outcome]() for _ in calls]
+        self._waiting.update(zip((call.key for call in calls), futures, strict=True))
+        self.do(lambda: self.places.start(calls))
+        return futures
+
+    def submit(self, task: Any, *args: Any) -> tuple[str, Future[Outcome]]:
+        call = self.call(task, *args)
+        return call.key, self.start(call)[0]
+
+    def outcome(self, task: Any, *args: Any) -> Outcome:
+        return self.submit(task, *args)[1].result(PATIENCE_SECONDS)
+
+    def value(self, task: Any, *args: Any) -> Any:
+        return decoded(self.outcome(task, *args))
+
+    def interrupt(self, *keys: str) -> None:
+        self.do(lambda: self.places.interrupt(keys))
+
+    def close(self) -> None:
+        self.do(self.places.close)
+        self._thread.end()
+
+
+def decoded(outcome: Outcome) -> Any:
+    assert isinstance(outcome, Returned), outcome
+    return crew.app._codec.decode(outcome.result, {payload.digest: payload.data for payload in outcome.payloads})
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    """Two places, shared: a child takes most of a second to start."""
+    rig = Rig()
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for something that has no way to tell us."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it never came true: {what}"
+        time.sleep(0.005)
+    return found
+
+
+def noted(folder: Path, name: str = "pid") -> int:
+    """A process id that a task has written down."""
+    return until(lambda: (folder / name).exists() and int((folder / name).read_text()), f"a note of {name}")
+
+
+def gone(pid: int) -> bool:
+    """Whether that process has ended; one that nobody has waited for yet has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        if sys.platform.startswith("linux"):
+            return True
+        return not subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode == 0
+    return state in "ZX"
+
+
+# --- what a call gives
+
+
+def test_a_call_runs_elsewhere_and_its_child_is_used_again(rig: Rig) -> None:
+    first = rig.value(crew.pid)
+    assert first != os.getpid()
+    assert rig.value(crew.pid) == first
+    assert rig.value(crew.thread) is True  # as a program would
+
+
+def test_classes_of_the_app_are_known_there(rig: Rig) -> None:
+    assert rig.value(crew.double, crew.Order(21)) == crew.Order(42)
+
+
+def test_a_coroutine_runs_there_and_keeps_its_loop(rig: Rig) -> None:
+    (pid, loop), again = rig.value(crew.on_a_loop), rig.value(crew.on_a_loop)
+    assert pid != os.getpid()
+    assert again == (pid, loop)
+
+
+def test_a_loop_that_is_ended_is_an_error_of_that_call(rig: Rig) -> None:
+    outcome = rig.outcome(crew.break_the_loop)
+    assert isinstance(outcome, Raised)
+    assert outcome.why == "the event loop was ended: SystemExit: 7"
+    pid, _ = rig.value(crew.on_a_loop)
+    assert pid == rig.value(crew.pid)
+
+
+def test_an_error_comes_back_as_what_it_was(rig: Rig) -> None:
+    outcome = rig.outcome(crew.decline, "no money")
+    assert isinstance(outcome, Raised)
+    assert outcome.why == "Declined: no money"
+    assert "in decline" in outcome.error.traceback
+    error = crew.app._codec.decode_error(outcome.error)
+    assert isinstance(error, crew.Declined)
+    assert error.args == ("no money",)
+
+
+def test_the_exit_of_a_plain_function_is_an_error_not_a_crash(rig: Rig) -> None:
+    before = rig.value(crew.pid)
+    outcome = rig.outcome(crew.leave, 3)
+    assert isinstance(outcome, Raised)
+    assert outcome.why == "SystemExit: 3"
+    assert rig.value(crew.pid) == before
+
+
+def test_half_a_character_in_a_message_is_no_obstacle(rig: Rig) -> None:
+    lone = rig.call(crew.decline, "x")._replace(arguments=b"\xff\xff")
+    (unfit,) = rig.start(lone)
+    outcome = unfit.result(PATIENCE_SECONDS)
+    assert isinstance(outcome, Unfit)
+    assert "stored arguments do not fit" in outcome.why
+
+
+def test_arguments_that_do_not_fit_and_results_that_cannot_be_stored(rig: Rig) -> None:
+    unfit = rig.outcome(crew.pid, 1)
+    assert isinstance(unfit, Unfit)
+    assert "too many positional arguments" in unfit.why
+    refused = rig.outcome(crew.unstorable)
+    assert isinstance(refused, Raised)
+    assert "the result cannot be stored" in refused.why
+
+
+def test_forty_megabytes_go_there_and_come_back(rig: Rig) -> None:
+    size = 40_000_000
+    (there, back) = rig.start(rig.call(crew.length, b"a" * size), rig.call(crew.bytes_of, size))
+    assert decoded(there.result(PATIENCE_SECONDS)) == size
+    assert decoded(back.result(PATIENCE_SECONDS)) == b"x" * size
+
+
+def test_a_child_that_does_not_read_holds_up_nobody(rig: Rig) -> None:
+    """The loop goes on while tens of megabytes wait in front of a child that is stopped."""
+    (one, other) = rig.start(rig.call(crew.pid), rig.call(crew.pid))
+    pids = {decoded(future.result(PATIENCE_SECONDS)) for future in (one, other)}
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        _, future = rig.submit(crew.length, b"a" * 40_000_000)
+        for _ in range(100):
+            rig.do(lambda: None)
+        assert not future.done()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert decoded(future.result(PATIENCE_SECONDS)) == 40_000_000
+
+
+# --- crashes
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "why"),
+    [
+        (crew.die, (3,), "exit code 3"),
+        (crew.die, (0,), "exit code 0"),
+        (crew.kill_yourself, (signal.SIGKILL,), "SIGKILL (Killed), which the system sends when memory runs out"),
+        (crew.read_nowhere, (), "SIGSEGV (Segmentation fault)"),
+        (crew.close_everything, (), "exit code 0"),
+    ],
+)
+def test_the_death_of_a_child_is_the_end_of_its_call_only(
+    rig: Rig, tmp_path: Path, task: Any, args: tuple[Any, ...], why: str
+) -> None:
+    key, bystander = rig.submit(crew.hang, str(tmp_path))
+    pid = noted(tmp_path)
+    assert rig.outcome(task, *args) == Crashed(why)
+    assert not gone(pid)
+    assert not bystander.done()
+    assert rig.value(crew.echo, "next") == "next"
+    rig.interrupt(key)
+    assert bystander.result(PATIENCE_SECONDS) is INTERRUPTED
+
+
+def test_a_fork_that_outlives_the_child_does_not_hide_its_death(rig: Rig, tmp_path: Path) -> None:
+    assert rig.outcome(crew.leave_a_fork_behind, str(tmp_path)) == Crashed("exit code 5")
+    grandchild = noted(tmp_path, "grandchild")
+    until(lambda: gone(grandchild), "what a dead child has left behind is ended")
+
+
+def test_a_child_that_dies_idle_costs_no_call(rig: Rig) -> None:
+    before = rig.value(crew.pid)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: gone(before), "it was killed")
+    (one, other) = rig.start(rig.call(crew.pid), rig.call(crew.pid))
+    assert before not in {decoded(future.result(PATIENCE_SECONDS)) for future in (one, other)}
+
+
+def test_no_process_to_be_had_is_said_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(rig.outcome(crew.die, 1), Crashed)
+    monkeypatch.setattr("holdfast.execution.processes._executable", lambda: "/nowhere/python")
+    calls = [rig.call(crew.die, 1), rig.call(crew.die, 1), rig.call(crew.die, 1)]
+    outcomes = [future.result(PATIENCE_SECONDS) for future in rig.start(*calls)]
+    told = [outcome.why for outcome in outcomes if isinstance(outcome, Crashed)]
+    assert any(why.startswith("no process could be started: ") and "/nowhere/python" in why for why in told)
+
+
+# --- interrupts and ends
+
+
+def test_an_interrupt_ends_the_child_and_what_it_has_started(rig: Rig, tmp_path: Path) -> None:
+    key, future = rig.submit(crew.hang_with_a_program, str(tmp_path))
+    pids = [noted(tmp_path), noted(tmp_path, "program")]
+    rig.interrupt(key, "unknown")
+    assert future.result(PATIENCE_SECONDS) is INTERRUPTED
+    for pid in pids:
+        until(lambda pid=pid: gone(pid), "it was interrupted")  # type: ignore[misc]
+    assert rig.value(crew.echo, 1) == 1
+
+
+def test_a_call_that_waits_for_a_place_is_interrupted_without_being_run(rig: Rig, tmp_path: Path) -> None:
+    calls = [rig.call(crew.hang, str(tmp_path), name) for name in ("one", "two", "three")]
+    one, two, three = rig.start(*calls)
+    noted(tmp_path, "one"), noted(tmp_path, "two")
+    rig.interrupt(calls[2].key)
+    assert three.result(PATIENCE_SECONDS) is INTERRUPTED
+    assert not one.done()
+    rig.interrupt(calls[0].key, calls[1].key)
+    assert {one.result(PATIENCE_SECONDS), two.result(PATIENCE_SECONDS)} == {INTERRUPTED}
+    assert rig.value(crew.echo, 1) == 1
+    assert not (tmp_path / "three").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_everybody_are_left_to_the_parent(rig: Rig, number: int) -> None:
+    """Ctrl-C, and a service manager that stops every process of a service. What a task starts reacts as usual."""
+    assert rig.value(crew.shrug_off, number) == "True"
+    assert os.getpgid(rig.value(crew.pid)) != os.getpgid(0)
+
+
+def test_a_fork_of_a_child_can_be_ended_as_usual(rig: Rig) -> None:
+    assert rig.value(crew.end_a_fork) == -signal.SIGTERM
+
+
+def test_there_are_no_more_children_than_places(rig: Rig) -> None:
+    futures = rig.start(*[rig.call(crew.pid) for _ in range(12)])
+    assert len({decoded(future.result(PATIENCE_SECONDS)) for future in futures}) <= 2
+
+
+def test_children_are_replaced_after_some_calls_and_end_at_the_close(tmp_path: Path) -> None:
+    rig = Rig(size=1, calls_per_process=2)
+    try:
+        pids = [rig.value(crew.pid) for _ in range(3)]
+        assert pids[0] == pids[1] != pids[2]
+        until(lambda: gone(pids[0]), "it has run enough")
+        _, running = rig.submit(crew.hang, str(tmp_path))
+        _, waiting = rig.submit(crew.echo, 1)
+        assert noted(tmp_path) == pids[2]
+        rig.do(rig.places.close)
+        assert {running.result(PATIENCE_SECONDS), waiting.result(PATIENCE_SECONDS)} == {INTERRUPTED}
+        until(lambda: gone(pids[2]), "everything ends")
+    finally:
+        rig.close()
+
+
+# --- finding tasks
+
+
+def test_tasks_are_found_however_they_were_declared(rig: Rig) -> None:
+    assert rig.value(crew.wrapped, 1) == ["wrapped", 1]
+    assert rig.value(crew.app.get_task("wrapped-after"), 1) == 1
+    assert rig.value(crew.task_of_plain, 1) == -1
+    assert rig.value(crew.task_of_elsewhere, 2) == 6
+    assert crew.replaced is None
+    assert rig.value(crew.replaced_task, 1) == 2
+    assert rig.value(crew.same_name_elsewhere, 1) == -1
+
+
+def test_a_task_that_an_import_does_not_declare_is_not_run(rig: Rig) -> None:
+    late = crew.app.task(executor="process", name="late")(elsewhere.absent)
+    outcome = rig.outcome(late)
+    assert isinstance(outcome, Unfit)
+    assert "declares no task 'late' of the app 'crew'. Declare it at the top level" in outcome.why
+    nested = crew.app.task(name="nested")(lambda: None)  # a suspect may be any function
+    outcome = rig.outcome(nested)
+    assert isinstance(outcome, Unfit)
+    assert "is made inside another function" in outcome.why
+
+
+def test_declaring() -> None:
+    app = App("memory://")
+
+    def inner() -> None: ...
+
+    async def wait() -> None: ...
+
+    with pytest.raises(UsageError, match=r'executor="process" needs a function at the top level.*inner'):
+        app.task(executor="process")(inner)
+    with pytest.raises(UsageError, match="has no name by which another process could find it"):
+        app.task(executor="process", name="x")(_Callable())
+    with pytest.raises(UsageError, match="'fork': a plain function runs in 'thread', where it runs anyway, or in 'pro"):
+        app.task(executor="fork")(elsewhere.triple)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="'thread': a coroutine function runs in 'loop'"):
+        app.task(executor="thread")(wait)
+    assert app.task(executor="thread")(inner).definition.place == "thread"
+    assert app.task(executor="loop")(wait).definition.place == "loop"
+    process = app.task(executor="process")(elsewhere.triple)
+    assert process.definition.fingerprint != App("memory://").task(elsewhere.triple).definition.fingerprint
+
+
+class _Callable:
+    def __call__(self) -> None: ...
+
+
+# --- programs
+
+
+def program(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=os.environ | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    try:
+        out, err = process.communicate(timeout=2 * PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"it hangs: {out}\n{err}")
+    assert process.returncode == 0, err
+    return out
+
+
+SHOP = """
+import dataclasses, os, sys
+from holdfast import App
+from holdfast.errors import WorkerLost
+
+app = App("sqlite:///" + sys.argv[1])
+
+@dataclasses.dataclass
+class Order:
+    number: int
+
+@app.task(executor="process")
+def double(order: Order) -> Order:
+    print("in a child", os.getpid() != PARENT, flush=True)
+    return Order(order.number * 2)
+
+@app.task(executor="process")
+def die() -> None:
+    os._exit(3)
+
+PARENT = os.getppid()
+"""
+MAIN = """
+if __name__ == "__main__":
+    PARENT = os.getpid()
+    with app.runner(concurrency=1):
+        print(double.name, double.submit(Order(4)).result(timeout=60))
+        try:
+            die.submit().result(timeout=60)
+        except WorkerLost as error:
+            inv = app.invocation(error.invocation_id)
+            print(error, inv.status)
+"""
+TOLD = """\
+in a child True
+{}:double Order(number=8)
+the process that ran it died: exit code 3 failed
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "command", "name"),
+    [
+        ("shop.py", ["shop.py"], "shop"),
+        ("shop/__main__.py", ["-m", "shop"], "shop"),
+        ("shop-floor", ["shop-floor"], "shop-floor"),  # a file that cannot be imported
+    ],
+)
+def test_a_program_runs_its_own_tasks_in_processes(tmp_path: Path, file: str, command: list[str], name: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(SHOP + MAIN)
+    assert output(program(tmp_path, *command, f"{tmp_path}/s.db")) == TOLD.format(name)
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_gets_an_explanation_not_a_flood(tmp_path: Path) -> None:
+    main = MAIN.replace('if __name__ == "__main__":', "if True:").split("        try:")[0]
+    main = main.replace(".result(timeout=60)", ".explain()").replace("print(double.name, ", "inv = (")
+    main += "        while inv.status == 'running' or inv.status == 'registered': pass\n"
+    main = """
+with app.runner(concurrency=1):
+    inv = double.submit(Order(4))
+    while inv.status not in ("parked", "success", "failed"):
+        pass
+    print(inv.status, inv.explain())
+"""
+    (tmp_path / "shop.py").write_text(SHOP + main)
+    told = output(program(tmp_path, "shop.py", f"{tmp_path}/s.db"))
+    assert told.startswith("parked ")
+    assert "cannot import the program: UsageError: a runner is started while a process for tasks imports" in told
+    with App(f"sqlite:///{tmp_path}/s.db") as app:
+        assert len(app.invocations()) == 1
+
+
+def test_a_prompt_has_no_tasks_for_processes(tmp_path: Path) -> None:
+    code = """
+import sys
+from holdfast import App, UsageError
+def f(): pass
+try:
+    App("memory://").task(executor="process")(f)
+except UsageError as error:
+    print(error)
+"""
+    assert "at a prompt, in a notebook" in output(program(tmp_path, "-c", code))
+
+
+@pytest.mark.slow
+def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """One that is idle, and one that never lets go of the interpreter."""
+    main = f"""
+import sys, threading
+sys.path.insert(0, {os.getcwd()!r})
+from tests.execution import crew
+if __name__ == "__main__":
+    with crew.app.runner(concurrency=2):
+        crew.spin.submit({str(tmp_path)!r})
+        print(crew.pid.submit().result(timeout=60), flush=True)
+        threading.Event().wait()
+"""
+    (tmp_path / "main.py").write_text(main)
+    parent = program(tmp_path, "main.py")
+    try:
+        assert parent.stdout is not None
+        pids = [int(parent.stdout.readline()), noted(tmp_path)]
+        assert not any(gone(pid) for pid in pids)
+    finally:
+        parent.kill()
+        parent.communicate()
+    for pid in pids:
+        until(lambda pid=pid: gone(pid), "children end with their parent")  # type: ignore[misc]
+
+
+def test_where_the_kernel_does_not_help_a_child_watches_its_parent(tmp_path: Path) -> None:
+    """The way that is taken on other systems than Linux."""
+    watching = f"""
+import os, threading
+from holdfast.execution import child
+child._LOOK_SECONDS, child._told_the_kernel = 0.01, lambda: False
+child.end_with(os.getppid())
+open({str(tmp_path / "tmp")!r}, "w").write(str(os.getpid()))
+os.rename({str(tmp_path / "tmp")!r}, {str(tmp_path / "pid")!r})
+threading.Event().wait()
+"""
+    main = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {watching!r}])"
+    parent = program(tmp_path, "-c", main)
+    pid = noted(tmp_path)
+    parent.kill()
+    until(lambda: gone(pid), "it watches its parent")
+    parent.communicate()

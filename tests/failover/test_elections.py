@@ -1,0 +1,65 @@
+"""The primary goes while work is submitted and done: a short pause, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.failover.ledger import UNKNOWN
+from tests.failover.load import Load
+from tests.mongo.tools import nudge, opened, until
+from tests.mongod import ReplicaSet
+
+from holdfast.testing.samples import ids_of, invocation
+
+pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
+
+
+def test_a_primary_that_steps_down(cluster: ReplicaSet, url: str, tmp_path: Path) -> None:
+    with Load(url, tmp_path / "load") as load:
+        resigned = cluster.step_down()
+        assert cluster.primary() is not resigned
+        load.progress()
+        load.finish()
+        assert load.verdict() == []
+        assert load.count(UNKNOWN) == 0
+        print(load.summary())
+
+
+def test_a_primary_that_is_killed(cluster: ReplicaSet, url: str, tmp_path: Path) -> None:
+    with Load(url, tmp_path / "load") as load:
+        killed = cluster.primary()
+        killed.kill()
+        load.progress()
+        killed.start()
+        load.progress()
+        load.finish()
+        assert load.verdict() == []
+        assert load.count(UNKNOWN) == 0
+        print(load.summary())
+
+
+def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet) -> None:
+    """A new primary may not know yet that the majority has what the old one has acknowledged."""
+    old, (new, other) = cluster.primary(), cluster.secondaries()
+
+    async def play() -> None:
+        async with opened(cluster.url("elections")) as store:
+            with new.client() as chosen, other.client() as passed_over:
+                chosen.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "alwaysOn"})
+                try:
+                    assert list(await store.insert([invocation("a")])) == [True]
+                    until(lambda: chosen.elections.holdfast_invocations.find_one({"id": "a"}), what="it is copied")
+                    passed_over.admin.command("replSetFreeze", 30)
+                    chosen.admin.command("replSetStepUp")
+                    assert cluster.primary(other_than=old) is new
+                    asking = asyncio.create_task(store.get("shop", ["a"]))
+                    await asyncio.wait({asking}, timeout=1)
+                finally:
+                    chosen.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "off"})
+                    passed_over.admin.command("replSetFreeze", 0)
+                nudge(chosen)
+                assert ids_of(await asking) == ["a"]
+
+    asyncio.run(play())
