@@ -24,14 +24,16 @@ from holdfast._bridge import Bridge
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.embedded import EmbeddedRunner
-from holdfast.engine.core import Engine, log_store_event
+from holdfast.engine.core import Duties, Engine, log_store_event
 from holdfast.engine.definition import TaskDefinition, place_for, signature_of
+from holdfast.engine.runner import RunnerSettings
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
 from holdfast.execution.declared import MAINS, remember
 from holdfast.ids import Ids
 from holdfast.invocation import End, Invocation, outcome_of
 from holdfast.lifecycle.explain import explain, living
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.status import Status
 from holdfast.settings import Settings, mask_url
 from holdfast.store import open_store
@@ -228,6 +230,21 @@ class App:
     async def _living(self) -> list[RunnerRecord]:
         engine = await self._engine()
         return living(await engine.store.roster(self.name), engine.store.now(), self._dead_after)
+
+    @property
+    def _duties(self) -> Duties:
+        settings = self.settings
+        return Duties(
+            runner=RunnerSettings(
+                heartbeat_seconds=settings.runner_heartbeat_seconds,
+                dead_after_seconds=self._dead_after,
+                slots=settings.slots,
+            ),
+            max_crash_recoveries=settings.max_crash_recoveries,
+            max_pending_seconds=settings.max_pending_seconds,
+            recover_running_cron=cron(settings.recover_running_invocations_cron),
+            recover_pending_cron=cron(settings.recover_pending_invocations_cron),
+        )
 
     @property
     def _dead_after(self) -> float:

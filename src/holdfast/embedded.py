@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast._version import __version__
-from holdfast.engine.runner import Account, Runner
+from holdfast.engine.runner import Runner
+from holdfast.engine.worker import Account
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class EmbeddedRunner:
     @property
     def id(self) -> str | None:
         """The runner's id on the roster, while it runs."""
-        return None if self._runner is None else self._runner.record.id
+        return None if self._runner is None or self._runner.record is None else self._runner.record.id
 
     def start(self) -> Self:
         self._app._run(self._start())
@@ -70,7 +71,7 @@ class EmbeddedRunner:
             concurrency=self._concurrency,
             queues=self._queues,
             tags=self._tags,
-            heartbeat_seconds=self._app.settings.runner_heartbeat_seconds,
+            duties=self._app._duties,
             drain_timeout_seconds=self._drain,
         )
         ready = asyncio.Event()

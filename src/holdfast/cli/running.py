@@ -19,7 +19,7 @@ from holdfast.cli.options import AppOption, AsJson
 from holdfast.cli.output import Output
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
-from holdfast.engine.runner import Account
+from holdfast.engine.worker import Account
 from holdfast.errors import UsageError
 
 

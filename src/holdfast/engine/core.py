@@ -9,21 +9,30 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from holdfast.clock import Clock
 from holdfast.codec import Codec, Limits
+from holdfast.engine.core_tasks import CoreTaskRegistry
+from holdfast.engine.crew import Crew, LocalCrew
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.depot import Depot
-from holdfast.engine.runner import MakePlaces, Runner
+from holdfast.engine.permit import Permit
+from holdfast.engine.recovery import Recovery, core_app
+from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING, Runner, RunnerSettings
+from holdfast.engine.services import Duty
 from holdfast.engine.submit import Submitter
 from holdfast.engine.watch import Watcher
+from holdfast.engine.worker import MakePlaces, Worker
 from holdfast.execution.declared import refuse_while_importing
-from holdfast.execution.places import Deliver, Execution, LoopPlaces, ThreadPlaces
+from holdfast.execution.places import Deliver, Execution, InlinePlaces, LoopPlaces, ThreadPlaces
 from holdfast.execution.processes import ProcessPlaces
 from holdfast.ids import Ids
-from holdfast.lifecycle.records import RunnerRecord
+from holdfast.lifecycle.records import RunnerRecord, Serves
+from holdfast.lifecycle.schedule import Cron
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
 
@@ -66,36 +75,21 @@ class Engine:
         self.hub.connect(None)
         await self.store.close()
 
-    def runner(
+    def worker(
         self,
         definitions: Iterable[TaskDefinition],
         codec: Codec,
         *,
-        version: str,
+        owner: str,
+        serves: Serves,
         concurrency: int,
-        queues: Iterable[str] | None = None,
-        tags: Iterable[str] = (),
-        heartbeat_seconds: float,
+        permit: Permit,
+        recovery: Recovery,
         drain_timeout_seconds: float,
         make_places: MakePlaces | None = None,
-    ) -> Runner:
-        """A runner of these tasks, not started yet."""
+    ) -> Worker:
+        """A worker of these tasks, not started yet. Core tasks lie in an app of their own."""
         refuse_while_importing()
-        known = list(definitions)
-        now = self.store.now()
-        record = RunnerRecord(
-            id=self.ids.new(),
-            app=self.app,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=version,
-            started_at=now,
-            heartbeat_at=now,
-            concurrency=concurrency,
-            queues=None if queues is None else tuple(sorted(queues)),
-            tags=tuple(sorted(tags)),
-            tasks=tuple(sorted(name for task in known for name in task.names)),
-        )
 
         def places(place: Place, deliver: Deliver) -> Execution:
             match place:
@@ -106,8 +100,11 @@ class Engine:
                 case Place.PROCESS:
                     return ProcessPlaces(concurrency, deliver)
 
-        return Runner(
-            record=record,
+        return Worker(
+            app=recovery.app,
+            owner=owner,
+            concurrency=concurrency,
+            serves=serves,
             store=self.store,
             depot=self.depot,
             hub=self.hub,
@@ -115,12 +112,115 @@ class Engine:
             rng=self._rng,
             codec=codec,
             limits=self.limits,
-            definitions=known,
+            definitions=definitions,
             make_places=make_places or places,
+            permit=permit,
+            recovery=recovery,
             poll_interval_seconds=self._poll,
-            heartbeat_seconds=heartbeat_seconds,
             drain_timeout_seconds=drain_timeout_seconds,
         )
+
+    def recovery(self, app: str, duties: Duties) -> Recovery:
+        return Recovery(
+            self.store,
+            self.hub,
+            self.ids,
+            app=app,
+            max_crashes=duties.max_crash_recoveries,
+            max_pending=duties.max_pending_seconds,
+        )
+
+    def runner(
+        self,
+        definitions: Iterable[TaskDefinition],
+        codec: Codec,
+        *,
+        version: str,
+        concurrency: int,
+        queues: Iterable[str] | None = None,
+        tags: Iterable[str] = (),
+        duties: Duties,
+        drain_timeout_seconds: float,
+        make_places: MakePlaces | None = None,
+        make_crew: Callable[[RunnerRecord], Crew] | None = None,
+    ) -> Runner:
+        """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
+        known = list(definitions)
+        recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
+
+        def record() -> RunnerRecord:
+            now = self.store.now()
+            return RunnerRecord(
+                id=self.ids.new(),
+                app=self.app,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                version=version,
+                started_at=now,
+                heartbeat_at=now,
+                concurrency=concurrency,
+                queues=None if queues is None else tuple(sorted(queues)),
+                tags=tuple(sorted(tags)),
+                tasks=tuple(sorted(name for task in known for name in task.names)),
+            )
+
+        template = record()
+
+        def worker(owner: str, permit: Permit) -> Worker:
+            return self.worker(
+                known,
+                codec,
+                owner=owner,
+                serves=template.serves,
+                concurrency=concurrency,
+                permit=permit,
+                recovery=recovery,
+                drain_timeout_seconds=drain_timeout_seconds,
+                make_places=make_places,
+            )
+
+        core = CoreTaskRegistry(self.store, self.submitter, self.ids, app=core_app(self.app))
+
+        def core_worker(owner: str, permit: Permit) -> Worker:
+            return self.worker(
+                core.definitions,
+                codec,
+                owner=owner,
+                serves=Serves(tasks=frozenset(task.name for task in core.definitions)),
+                concurrency=2,
+                permit=permit,
+                recovery=core_recovery,
+                drain_timeout_seconds=0.0,
+                make_places=lambda place, deliver: InlinePlaces(deliver),
+            )
+
+        runner = Runner(
+            store=self.store,
+            clock=self._clock,
+            ids=self.ids,
+            rng=self._rng,
+            settings=duties.runner,
+            make_record=record,
+            crew=lambda: LocalCrew(worker, self.store.now) if make_crew is None else make_crew(template),
+            core=core,
+            make_core_worker=core_worker,
+            recovery=recovery,
+            core_recovery=core_recovery,
+            duties=(Duty(name="payloads", every_seconds=3600.0, perform=self.depot.collect),),
+        )
+        core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)
+        core.add(RECOVER_PENDING, runner.recover_pending, duties.recover_pending_cron)
+        return runner
+
+
+class Duties(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of what runners do beside user code."""
+
+    runner: RunnerSettings
+    max_crash_recoveries: int = 3
+    max_pending_seconds: float = 5.0
+    recover_running_cron: Cron
+    recover_pending_cron: Cron
 
 
 def log_store_event(event: str, facts: Mapping[str, Any]) -> None:

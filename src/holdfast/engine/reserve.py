@@ -58,6 +58,9 @@ class Reserve:
         slowest = self._slowest(now)
         return slowest is not None and (len(self._waiting) + count) * slowest / self._places < AT_ONCE_SECONDS
 
+    def ids(self) -> set[str]:
+        return {record.id for _, record in self._waiting}
+
     def add(self, records: tuple[InvocationRecord, ...], now: float) -> None:
         self._waiting.extend((now, record) for record in records)
 

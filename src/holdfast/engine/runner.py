@@ -1,12 +1,12 @@
-"""A runner: it has places, fills them with claimed work and settles what comes out.
+"""A runner: on the roster, with a crew that works and duties towards the fleet.
 
-The loop is short: look for work if there is reason to (a hint, a full batch last time, something falling due, a
-polling interval gone by) and a place is free; hand what was claimed to execution; sleep until something happens.
-Outcomes go to the settler, and the place is free again at once: the next claim and the previous settle are written
-together.
+It joins the roster before its crew claims anything, beats its heart, watches the others, takes its turn at the services
+and runs core tasks in this process; its crew runs user code. When it stops, the crew hands back or finishes what it
+holds before the runner leaves the roster, so nothing waits for a recovery after a clean stop.
 
-A runner that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is
-lost, and nothing it writes later can be mistaken for the work of the next owner.
+A runner that was declared dead while it could not be heard (it was frozen, or cut off) finds out with its next
+heartbeat. Its work belongs to others by then: the crew ends without a write, and the runner starts a new life under a
+new name.
 """
 
 from __future__ import annotations
@@ -15,459 +15,229 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 
 import msgspec
 
-from holdfast.codec import Codec, Limits, references
-from holdfast.engine.claim import Claimer
-from holdfast.engine.definition import Place, TaskDefinition
-from holdfast.engine.depot import Depot
-from holdfast.engine.pace import Pace
+from holdfast.clock import Clock
+from holdfast.engine.core_tasks import CoreTaskRegistry
+from holdfast.engine.crew import Crew
+from holdfast.engine.heart import Heart
+from holdfast.engine.observer import Observer
 from holdfast.engine.patience import Patience
-from holdfast.engine.reserve import Reserve
-from holdfast.engine.settle import Settler, fields
-from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, Returned, Unfit
-from holdfast.execution.places import Deliver, Execution
+from holdfast.engine.permit import Permit
+from holdfast.engine.recovery import Recovery
+from holdfast.engine.services import Duty, Services
+from holdfast.engine.worker import Account, Worker
+from holdfast.errors import StoreError
 from holdfast.ids import Ids
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Applied, Change
-from holdfast.lifecycle.records import Hint, InvocationRecord, RunnerRecord
-from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Ability, Filter, Store
-from holdfast.wakeup.hub import Hub
+from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord, runner_of
+from holdfast.lifecycle.slots import SlotSettings
+from holdfast.store.contract import Store
 
 log = logging.getLogger("holdfast.runner")
 
-MakePlaces = Callable[[Place, Deliver], Execution]
-_PARKED_AT_ONCE = 500
-MANY = 1 << 30
-DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
+RECOVER_RUNNING = "holdfast:recover_running_invocations"
+RECOVER_PENDING = "holdfast:recover_pending_invocations"
 
 
-class Account(msgspec.Struct):
-    """What a runner did, for the last line it prints."""
+class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner needs to know, in seconds."""
 
-    started: int = 0
-    ended: int = 0
-    interrupted: int = 0
+    heartbeat_seconds: float
+    dead_after_seconds: float
+    slots: SlotSettings
 
 
 class Runner:
-    """One owner of work. Made of the store, a clock's worth of settings, and the tasks it knows."""
+    """`make_record` gives each of its lives an entry for the roster, `make_core_worker` a worker for core tasks."""
 
     def __init__(
         self,
         *,
-        record: RunnerRecord,
         store: Store,
-        depot: Depot,
-        hub: Hub,
+        clock: Clock,
         ids: Ids,
         rng: random.Random,
-        codec: Codec,
-        limits: Limits,
-        definitions: Iterable[TaskDefinition],
-        make_places: MakePlaces,
-        poll_interval_seconds: float,
-        heartbeat_seconds: float,
-        drain_timeout_seconds: float,
+        settings: RunnerSettings,
+        make_record: Callable[[], RunnerRecord],
+        crew: Callable[[], Crew],
+        core: CoreTaskRegistry,
+        make_core_worker: Callable[[str, Permit], Worker],
+        recovery: Recovery,
+        core_recovery: Recovery,
+        duties: tuple[Duty, ...] = (),
     ) -> None:
-        self.record = record
-        self.owner = f"{record.id}/0"
-        self.account = Account()
         self._store = store
-        self._hub = hub
+        self._clock = clock
         self._ids = ids
-        self._codec = codec
-        self._limits = limits
-        self._depot = depot
-        self._fetching: set[asyncio.Task[None]] = set()
-        self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
-        self._serves = record.serves
-        self._lanes = {lane for d in self._tasks.values() for lane in d.lanes if self._serves.accepts(lane)}
-        self._next_discovery = 0.0
-        self._pace = Pace(poll_interval_seconds)
-        self._heartbeat = heartbeat_seconds
-        self._drain = drain_timeout_seconds
-        self._search = Patience(rng)
-        self._claimer = Claimer(store, ids, self._search, app=record.app, owner=self.owner)
+        self._rng = rng
+        self._settings = settings
+        self._make_record = make_record
+        self._make_crew = crew
+        self._core = core
+        self._make_core_worker = make_core_worker
+        self._recovery = recovery
+        self._core_recovery = core_recovery
+        self._more_duties = duties
         self._patience = Patience(rng)
-        self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored)
-        self._make_places = make_places
-        self._places: dict[Place, Execution] = {}
-        self._running: dict[str, InvocationRecord] = {}
-        self._began: dict[str, float] = {}
-        self._reserve = Reserve(record.concurrency)
-        self._ahead = bool(store.abilities & Ability.COSTLY_CLAIMS)
-        self._prefetching: asyncio.Task[None] | None = None
-        self._starting = 0  # places of reserved work whose start is being written
-        self._bell = Bell()
-        self._look = True
-        self._expected = MANY  # how many invocations are waiting, as far as we were told
-        self._next_due: float | None = None
+        self._steady: Callable[[], float] = lambda: 0.0
         self._stopping = False
-        self._hurry = asyncio.Event()
-
-    # --- life
+        self._hurry = False
+        self._stop = asyncio.Event()
+        self._crew: Crew | None = None
+        self.record: RunnerRecord | None = None
+        self.account = Account()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> Account:
-        """Work until `stop`. Returns what was done; `ready` is called once the runner is on the roster."""
-        unsubscribe = self._hub.on_ready(self._hinted)
-        try:
-            await self._patience.until_reached("joining the roster", lambda again: self._store.enrol(self.record))
-            heart = asyncio.create_task(self._heartbeats())
-            try:
-                await self._work(ready)
-            finally:
-                heart.cancel()
-        finally:
-            unsubscribe()
-            self._stop_fetching()
-            for places in self._places.values():
-                places.close()
+        """Work until `stop`. Returns what was done; `ready` is called when its crew first looks for work."""
+        while not self._stopping:
+            await self._live(ready)
         return self.account
 
-    async def _work(self, ready: Callable[[], None]) -> None:
-        await self._patience.until_reached("waking parked work", lambda again: self._wake_parked())
-        await self._discover()
-        log.info("runner %s is ready: %d places, %d tasks", self.record.id, self.record.concurrency, len(self._tasks))
-        ready()
-        try:
-            while not self._stopping:
-                await self._fill()
-                if not await self._bell.wait(self._patience_for_news()):
-                    await self._look_around()
-        except StoreError:
-            if not self._stopping:
-                raise
-        await self._finish()
-
     def stop(self, *, hurry: bool = False) -> None:
-        """Take no more work and end when what runs is done; `hurry` ends it now.
-
-        If the store is away, looking for work ends at once, and ends that cannot be written are given up some time
-        after the drain timeout: the invocations stay RUNNING with our name, and recovery takes them up.
-        """
+        """Take no more work and end when what runs is done; `hurry` ends it now."""
         self._stopping = True
-        self._search.give_up_in(0)
-        self._patience.give_up_in(_GRACE_SECONDS + (0 if hurry else self._drain + _LAST_WORDS_SECONDS))
-        if hurry:
-            self._hurry.set()
-        self._bell.ring()
+        self._hurry = self._hurry or hurry
+        self._patience.give_up_in(0)
+        self._stop.set()
+        if self._crew is not None:
+            self._crew.stop(hurry=hurry)
 
-    # --- claiming
+    # --- one life: from joining the roster to leaving it, or to being found dead
 
-    def _hinted(self, hint: Hint) -> None:
-        accepted = [lane for lane in hint.subjects if self._serves.accepts(lane)]
-        self._lanes.update(accepted)
-        if accepted or not hint.subjects:
-            self._expected += hint.count if accepted else MANY
-            self._look = True
-            self._bell.ring()
-
-    async def _look_around(self) -> None:
-        """Nobody said anything for a while: look for work, and now and then for lanes that nobody told us of."""
-        self._look, self._expected = True, MANY
-        if self._store.now() >= self._next_discovery:
-            await self._discover()
-
-    async def _discover(self) -> None:
-        found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self.record.app))
-        self._lanes.update(lane for lane in found if self._serves.accepts(lane))
-        self._next_discovery = self._store.now() + DISCOVERY_SECONDS
-
-    async def _fill(self) -> None:
-        """Give the free places something to do: what is in reserve first, then what a claim finds."""
-        self._hand_back(self._reserve.stale(self._loop_time()))
-        self._start(self._reserve.take(self._free()))
-        if not self._look or self._prefetching is not None:
-            return
-        if self._ahead and self._expected > self.record.concurrency and self._reserve.room(self._loop_time()):
-            self._prefetching = asyncio.create_task(self._prefetch())
-        elif free := max(0, self._free()):
-            self._begin(await self._claim(free, start=True))
-
-    def _free(self) -> int:
-        # A large end keeps its place until its payloads are stored: else memory could fill faster than the store takes.
-        return self.record.concurrency - len(self._running) - self._starting - self._settler.storing
-
-    def _stored(self) -> None:
-        self._bell.ring()
-
-    async def _claim(self, most: int, *, start: bool) -> tuple[InvocationRecord, ...]:
-        # What is heard while the claim is under way counts for the next one.
-        expected, self._expected, self._look = self._expected, 0, False
-        wanted = min(most, expected)
-        claimed = await self._claimer.claim(self._lanes, wanted, start=start)
-        if len(claimed.records) < wanted:
-            self._next_due = claimed.next_due_at
-        elif expected > wanted:
-            self._expected += expected - wanted
-            self._look = True  # there may be more; perhaps a place has to become free first
-        if claimed.records:
-            self._pace.quicken()
-        return claimed.records
-
-    async def _prefetch(self) -> None:
+    async def _live(self, ready: Callable[[], None]) -> None:
+        record = self.record = self._make_record()
+        await self._patience.until_reached("joining the roster", lambda again: self._store.enrol(record))
+        log.info("runner %s has joined the roster", record.id)
+        permit, crew, dead = Permit(self._clock), self._make_crew(), asyncio.Event()
+        services = self._services(record, permit)
+        heart = Heart(
+            self._store,
+            self._clock,
+            permit,
+            record=record,
+            every_seconds=self._settings.heartbeat_seconds,
+            dead_after_seconds=self._settings.dead_after_seconds,
+            workers=crew.workers,
+            ticks=services.is_ticking,
+            on_entry=self._obey,
+            on_death=dead.set,
+        )
+        observer = Observer(
+            self._store,
+            self._rng,
+            app=record.app,
+            dead_after_seconds=self._settings.dead_after_seconds,
+            steady_seconds=heart.steady_seconds,
+            on_death=self._bury,
+        )
+        core_worker = self._make_core_worker(f"{record.id}/core", permit)
+        self._steady = heart.steady_seconds
+        beating = asyncio.create_task(heart.run())
+        duties = [asyncio.create_task(work) for work in (observer.run(), services.run())]
+        core = asyncio.create_task(core_worker.run())
         try:
-            now = self._loop_time()
-            room = self._reserve.room(now)
-            claimed = await self._claim(room, start=self._reserve.begins_at_once(room, now))
-            self._reserve.add(claimed, self._loop_time())
-        except StoreError as error:
-            log.debug("nothing was claimed ahead: %s", error)  # a stop; the next claim finds what this one got
-        finally:
-            self._prefetching = None
-            self._bell.ring()
-
-    def _start(self, reserved: list[InvocationRecord]) -> None:
-        """Begin what is RUNNING already; write down that the others are, and begin them when that is durable."""
-        self._begin([record for record in reserved if record.status is Status.RUNNING])
-        pending = [record for record in reserved if record.status is Status.PENDING]
-        self._starting += len(pending)
-        self._settler.settle([(record, self._settler.start_of(record)) for record in pending])
-
-    def _started(self, record: InvocationRecord, change: Change, ours: bool) -> None:
-        """The start of reserved work is written, or it is not ours any more."""
-        self._starting -= 1
-        if ours:
-            self._begin([changes.apply_to(change, record)])
-        self._bell.ring()
-
-    def _hand_back(self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long") -> None:
-        if reserved:
-            log.info(
-                "runner %s hands back %d invocations that it has not begun: %s", self.record.id, len(reserved), why
-            )
-            self._settler.settle([(record, self._settler.return_of(record, why)) for record in reserved])
-
-    @staticmethod
-    def _loop_time() -> float:
-        return asyncio.get_running_loop().time()
-
-    def _patience_for_news(self) -> float | None:
-        """Seconds to sleep before looking unasked; None when no place is free, since then only an outcome matters."""
-        if self._free() <= 0 or self._prefetching is not None:
-            return self._reserve.patience(self._loop_time())
-        if self._look:
-            return 0.0
-        pause = self._pace.pause(trust=self._hub.trust)
-        if self._next_due is None:
-            return pause
-        return min(pause, max(0.0, self._next_due - self._store.now()))
-
-    # --- running
-
-    def _begin(self, records: Sequence[InvocationRecord]) -> None:
-        """Take a place for each of these, and call them; those with large arguments when these are here."""
-        here: list[InvocationRecord] = []
-        for record in records:
-            self._running[record.id] = record
-            if references(record.arguments):
-                task = asyncio.create_task(self._fetch_and_call(record))
-                self._fetching.add(task)
-                task.add_done_callback(self._fetching.discard)
+            self._crew = crew
+            await crew.start(record.id, permit)
+            ready()
+            if self._stopping:
+                crew.stop(hurry=self._hurry)
+            await self._until_the_end(crew, heart, dead)
+            for duty in duties:
+                duty.cancel()
+            await asyncio.wait(duties)
+            if dead.is_set():
+                core_worker.fence()
             else:
-                here.append(record)
-        self._call([(record, {}) for record in here])
+                core_worker.stop(hurry=True)
+            await asyncio.wait({core})
+        finally:
+            self._crew = None
+            for task in (*duties, core, beating):
+                task.cancel()
+        if not dead.is_set():
+            await self._leave(record)
 
-    async def _fetch_and_call(self, record: InvocationRecord) -> None:
-        found: dict[str, bytes] | Unfit | None = None
-
-        async def fetch(again: bool) -> dict[str, bytes] | Unfit:
-            try:
-                return await self._depot.fetch(references(record.arguments))
-            except (StoreUnavailable, StoreReadOnly):
-                raise  # it may pass
-            except Exception as error:
-                why = error if isinstance(error, PayloadLost) else f"{type(error).__name__}: {error}"
-                return Unfit(f"its arguments cannot be had: {why}")
-
+    async def _until_the_end(self, crew: Crew, heart: Heart, dead: asyncio.Event) -> None:
+        """Until the crew has ended: it was told to stop, or it broke, or the runner was declared dead."""
+        working = asyncio.create_task(crew.wait())
+        dying, stopping = asyncio.create_task(dead.wait()), asyncio.create_task(self._stop.wait())
         try:
-            found = await self._search.until_answered(f"fetching the arguments of {record.id}", fetch)
-        except (StoreError, asyncio.CancelledError) as error:
-            log.debug("the arguments of %s were not fetched: %s", record.id, error)  # a stop
-        if isinstance(found, Unfit):
-            self._ended([(record.id, found)])
-        elif found is not None and not self._stopping:
-            self._call([(record, found)])
-        elif self._running.pop(record.id, None) is not None:
-            self._hand_back([record], "the runner stops")
-            self._bell.ring()
+            await asyncio.wait({working, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and not dead.is_set():
+                heart.draining = True
+                heart.beat_soon()
+                await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if dead.is_set():
+                log.error("runner %s was declared dead; its work was given to others, and it begins anew", self._id)
+                crew.fence()
+            self.account.add(await working)
+        finally:
+            for task in (dying, stopping):
+                task.cancel()
 
-    def _stop_fetching(self) -> None:
-        for task in self._fetching:
-            task.cancel()
-
-    def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
-        batches: dict[Place, list[Call]] = {}
-        now = self._loop_time()
-        for record, payloads in records:
-            task = self._tasks[record.task]
-            self._began[record.id] = now
-            call = Call(
-                record.id,
-                task.name,
-                task.function,
-                task.signature,
-                record.arguments,
-                self._codec,
-                self._limits,
-                payloads,
-            )
-            batches.setdefault(task.place, []).append(call)
-        self.account.started += len(records)
-        for place, calls in batches.items():
-            self._at(place).start(calls)
-
-    def _at(self, place: Place) -> Execution:
-        if place not in self._places:
-            self._places[place] = self._make_places(place, self._ended)
-        return self._places[place]
-
-    def _ended(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
-        """User code is done with these; called on the engine's loop."""
-        settled, large = [], {}
-        now = self._loop_time()
-        for id, outcome in outcomes:
-            record = self._running.pop(id, None)
-            began = self._began.pop(id, now)
-            if record is None:
-                continue  # it was marked as killed already when the drain timeout was over
-            if self._ahead:
-                self._reserve.learn(record.task, now - began, now)
-            fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
-            change = self._settler.change_for(record, outcome, fingerprint)
-            settled.append((record, change))
-            if isinstance(outcome, Returned | Raised) and outcome.payloads:
-                large[change.operation] = outcome.payloads
-        interrupted = sum(outcome is INTERRUPTED for _, outcome in outcomes)
-        self.account.interrupted += interrupted
-        self.account.ended += len(settled) - interrupted
-        self._settler.settle(settled, large)
-        if not self._stopping:
-            self._start(self._reserve.take(self._free()))  # in the same write
-        self._bell.ring()
-
-    # --- ending
-
-    async def _finish(self) -> None:
-        """Let running work end within the drain timeout, then end it; nothing waits for a recovery after a clean
-        stop.
-        """
-        if self._running:
-            log.info("runner %s waits up to %g s for %d invocations", self.record.id, self._drain, len(self._running))
-        with contextlib.suppress(StoreError):
-            await self._store.enrol(msgspec.structs.replace(self.record, draining=True, heartbeat_at=self._store.now()))
-        if self._prefetching is not None:
-            await self._prefetching
-        self._hand_back(self._reserve.take(len(self._reserve)), "the runner stops")
-        self._stop_fetching()
-        await self._drained(self._drain, unless=self._hurry)
-        if self._running:
-            self._interrupt()
-            await self._drained(_GRACE_SECONDS)
-        left = [(record, self._settler.change_for(record, INTERRUPTED, None)) for record in self._running.values()]
-        self._running.clear()
-        self.account.interrupted += len(left)
-        self._settler.settle(left)
-        await self._settler.finish()
+    async def _leave(self, record: RunnerRecord) -> None:
         with contextlib.suppress(StoreError):
             await self._patience.until_answered(
-                "leaving the roster", lambda again: self._store.leave(self.record.app, self.record.id)
+                "leaving the roster", lambda again: self._store.leave(record.app, record.id)
             )
 
-    def _interrupt(self) -> None:
-        for places in self._places.values():
-            places.interrupt(list(self._running))
+    @property
+    def _id(self) -> str:
+        return "?" if self.record is None else self.record.id
 
-    async def _drained(self, seconds: float, unless: asyncio.Event | None = None) -> None:
-        """Wait until nothing runs any more, for so long, unless somebody is in a hurry."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while (self._running or self._starting) and not (unless is not None and unless.is_set()):
-            left = deadline - loop.time()
-            if left <= 0:
-                return
-            await self._bell.wait(left)
+    def _obey(self, entry: RunnerRecord) -> None:
+        """Somebody wrote into our entry what we shall do."""
+        if entry.wish in (DRAIN, STOP) and (not self._stopping or (entry.wish == STOP and not self._hurry)):
+            log.warning("runner %s is asked to %s", self._id, entry.wish)
+            self.stop(hurry=entry.wish == STOP)
 
-    # --- duties
+    # --- duties towards the fleet
 
-    async def _heartbeats(self) -> None:
-        while True:
-            await asyncio.sleep(self._heartbeat)
-            known = await self._patience.until_answered(
-                "heartbeat", lambda again: self._store.heartbeat(self.record.app, self.record.id)
-            )
-            if not known:
-                log.warning("runner %s was taken off the roster and joins again", self.record.id)
-                fresh = msgspec.structs.replace(self.record, heartbeat_at=self._store.now())
-                await self._patience.until_answered("joining the roster", lambda again: self._store.enrol(fresh))  # noqa: B023
+    def _services(self, record: RunnerRecord, permit: Permit) -> Services:
+        services: Services | None = None
 
-    async def _wake_parked(self) -> None:
-        """Give parked work another try if the code has changed since it was parked."""
-        where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(self._tasks))
-        while True:
-            parked = await self._store.find(self.record.app, where, _PARKED_AT_ONCE)
-            changed = [r for r in parked if r.fingerprint != self._tasks[r.task].fingerprint]
-            woken = [
-                changes.woken(
-                    record,
-                    operation=self._ids.operation(),
-                    at=self._store.now(),
-                    why=f"runner {self.record.id} has other code",
-                )
-                for record in changed
-            ]
-            verdicts = await self._store.apply(woken)
-            for record, verdict in zip(changed, verdicts, strict=True):
-                if isinstance(verdict, Applied):
-                    log.info("%s is woken: the code has changed since it was parked", record.task, extra=fields(record))
-            if len(parked) < _PARKED_AT_ONCE:
-                return
-            where = msgspec.structs.replace(where, before_id=parked[-1].id)
+        async def forget_old() -> None:
+            if services is not None:
+                await services.forget_old()
+            await self._core.forget_old()
 
+        duties = (
+            Duty(name="core tasks", every_seconds=0.0, perform=lambda: self._core.fire_due(self._store.now())),
+            Duty(name="rescue", every_seconds=5.0, perform=self._recovery.passed_through),
+            Duty(name="rescue of core tasks", every_seconds=30.0, perform=self._core_recovery.running),
+            Duty(name="audit trail", every_seconds=60.0, perform=forget_old),
+            *self._more_duties,
+        )
+        services = Services(
+            self._store,
+            self._clock,
+            self._ids,
+            permit,
+            app=record.app,
+            runner_id=record.id,
+            settings=self._settings.slots,
+            duties=duties,
+        )
+        return services
 
-_GRACE_SECONDS = 1.0  # for user code that was told to end
-_LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store
-
-
-class Bell:
-    """Something happened:
-
-    wake up. Cheaper than an Event with a timeout, and this is where an idle runner spends its life.
-    """
-
-    def __init__(self) -> None:
-        self._rung = False
-        self._sleeper: asyncio.Future[None] | None = None
-
-    def ring(self) -> None:
-        self._rung = True
-        if self._sleeper is not None:
-            _wake(self._sleeper)
-
-    async def wait(self, seconds: float | None) -> bool:
-        """Sleep until the bell rings (True), or for so long (False).
-
-        A bell that rang since the last wait does not let anybody sleep.
+    async def _bury(self, dead: RunnerRecord) -> None:
+        """Whoever declares a death sees to the work. The dead one's core tasks come first: recovery cannot wait for
+        itself.
         """
-        if not self._rung and seconds != 0:
-            loop = asyncio.get_running_loop()
-            self._sleeper = sleeper = loop.create_future()
-            timer = None if seconds is None else loop.call_later(seconds, _wake, sleeper)
-            try:
-                await sleeper
-            finally:
-                self._sleeper = None
-                if timer is not None:
-                    timer.cancel()
-        rung, self._rung = self._rung, False
-        return rung
+        why = f"its runner {dead.id} on {dead.host} is dead"
+        for owner in await self._store.owners(self._core.app):
+            if runner_of(owner) == dead.id:
+                await self._core_recovery.of_owner(owner, why)
+        await self._core.fire(RECOVER_RUNNING, f"death of {dead.id} after {dead.heartbeat_at}")
 
+    async def recover_running(self) -> int:
+        """The core task of that name."""
+        return await self._recovery.running()
 
-def _wake(sleeper: asyncio.Future[None]) -> None:
-    if not sleeper.done():
-        sleeper.set_result(None)
+    async def recover_pending(self) -> int:
+        """The core task of that name. The time for which the store was away does not count."""
+        if self._steady() < self._recovery.max_pending:
+            return 0
+        return await self._recovery.pending()

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.codec import Codec, ErrorRecord, Payload
+from holdfast.codec import ErrorRecord, Payload
 from holdfast.engine.depot import Depot
 from holdfast.engine.patience import Patience
-from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable, WorkerLost
+from holdfast.engine.recovery import Recovery
+from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import Crashed, Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -48,6 +50,7 @@ class Settler:
         patience: Patience,
         on_started: OnStarted,
         on_stored: Callable[[], None],
+        recovery: Recovery,
     ) -> None:
         self._store = store
         self._depot = depot
@@ -56,10 +59,12 @@ class Settler:
         self._patience = patience
         self._on_started = on_started
         self._on_stored = on_stored
+        self._recovery = recovery
         self.storing = 0  # large ends whose payloads are being stored
         self._gathered: list[tuple[InvocationRecord, Change]] = []
         self._pump: asyncio.Task[None] | None = None
         self._stubborn: set[asyncio.Task[None]] = set()
+        self._counts: Counter[str] = Counter()
         self._large: Large = {}  # what the changes that are not written yet refer to
 
     def change_for(self, record: InvocationRecord, outcome: Outcome, fingerprint: str | None) -> Change:
@@ -73,10 +78,9 @@ class Settler:
             case Unfit(why):
                 return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
             case Interrupted():
-                why = "the runner stopped before it was done"
-                return changes.killed(record, operation=operation, at=at, why=why)
+                return self._recovery.ended(record, "the runner stopped before it was done")
             case Crashed(why):
-                return _crashed(record, operation=operation, at=at, why=f"the process that ran it died: {why}")
+                return self._recovery.change(record, f"the process that ran it died: {why}")
 
     def start_of(self, record: InvocationRecord) -> Change:
         """Reserved work begins."""
@@ -95,11 +99,12 @@ class Settler:
             for record, change in settled:
                 if change.operation in large:
                     self.storing += 1
-                    self._beside(self._settle_large(record, change, large[change.operation]))
+                    self._beside(record.id, self._settle_large(record, change, large[change.operation]))
             settled = [(record, change) for record, change in settled if change.operation not in large]
         if not settled:
             return
         self._gathered += settled
+        self._counts.update(record.id for record, _ in settled)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.get_running_loop().create_task(self._write_groups())
 
@@ -129,6 +134,11 @@ class Settler:
             log.error("'%s' of %s was not written: %s", change.name, record.task, refusal, extra=fields(record))
             self.settle([(record, self._substitute(record, change, refusal))])
 
+    @property
+    def busy(self) -> set[str]:
+        """The invocations whose ends are not written yet."""
+        return set(self._counts)
+
     async def finish(self) -> None:
         """Wait until everything taken so far is written, or given up."""
         while (self._pump is not None and not self._pump.done()) or self._stubborn:
@@ -143,6 +153,8 @@ class Settler:
             group, self._gathered = self._gathered, []
             try:
                 await self._write(group)
+                self._counts.subtract(record.id for record, _ in group)
+                self._counts = +self._counts
             except Exception:  # a defect of ours; those that wait behind this group must not pay for it
                 log.exception("after writing the ends of %d invocations", len(group))
 
@@ -195,12 +207,20 @@ class Settler:
             except Exception as error:
                 log.error("'%s' of %s was given up: %s", change.name, record.task, error, extra=fields(record))
 
-        self._beside(attempt())
+        self._beside(record.id, attempt())
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _beside(self, id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Write this one apart from the others."""
         task = asyncio.get_running_loop().create_task(work)
         self._stubborn.add(task)
-        task.add_done_callback(self._stubborn.discard)
+        self._counts[id] += 1
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._stubborn.discard(task)
+            self._counts[id] -= 1
+            self._counts = +self._counts
+
+        task.add_done_callback(done)
 
     def _substitute(self, record: InvocationRecord, change: Change, error: Exception) -> Change:
         """What is written instead of an end that the store will never take: the same end in few and plain words, or
@@ -235,12 +255,6 @@ class Settler:
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if change.name == "started":
                 self._on_started(record, change, isinstance(verdict, Applied))
-
-
-def _crashed(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """What the death of its process means for an invocation: it ends."""
-    error = Codec().encode_error(WorkerLost(why, invocation_id=record.id))
-    return changes.failed(record, error=error, operation=operation, at=at, why=why)
 
 
 def _plain(text: str) -> str:

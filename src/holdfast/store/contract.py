@@ -31,6 +31,7 @@ from holdfast.lifecycle.records import (
     StoredPayload,
     WorkerRecord,
 )
+from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 
 
@@ -191,9 +192,16 @@ class Store(Protocol):
         ...
 
     async def heartbeat(
-        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+        self,
+        app: str,
+        runner_id: str,
+        workers: Sequence[WorkerRecord] = (),
+        *,
+        ticks: bool = True,
+        draining: bool = False,
     ) -> RunnerRecord | None:
-        """Refresh a roster entry and tell who works there and whether its service loop `ticks`. The entry as it is
+        """Refresh a roster entry and tell who works there, whether its service loop `ticks`, and whether it is about to
+        stop. The entry as it is
         then, with what others ask of the runner; None: there is none, so the runner was declared dead. Never creates
         one.
 
@@ -228,6 +236,33 @@ class Store(Protocol):
 
     async def roster(self, app: str) -> Sequence[RunnerRecord]:
         """All entries. Order: creation, then id."""
+        ...
+
+    async def put_execution(self, app: str, execution: Execution) -> Execution | None:
+        """Record an execution of a service. None: it is recorded, by this call or an earlier try of it. Otherwise it is
+        to be RUNNING, another one of that service is, and that one is the answer.
+
+        Atomic: at most one execution of a service is RUNNING. Idempotent: yes, by its id.
+        """
+        ...
+
+    async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
+        """Write the end of an execution that is RUNNING. False: it is not, somebody else has ended it.
+
+        Atomic: yes. Idempotent: repeated with the same values it is True.
+        """
+        ...
+
+    async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
+        """Order: latest start first."""
+        ...
+
+    async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
+        """Remove these, except those that are RUNNING. Idempotent: yes."""
+        ...
+
+    async def remove_final(self, app: str, before: float, limit: int) -> int:
+        """Remove invocations that ended before that time, oldest ids first; how many there were. Idempotent: yes."""
         ...
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:

@@ -43,7 +43,8 @@ from holdfast.lifecycle.records import (
     WorkerRecord,
     runner_of,
 )
-from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.lifecycle.slots import Execution, ExecutionStatus
+from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe, Transaction, ignore
 
 
@@ -58,6 +59,7 @@ class MemoryStore:
         self._records: dict[tuple[str, str], InvocationRecord] = {}
         self._ready: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
         self._runners: dict[tuple[str, str], RunnerRecord] = {}
+        self._executions: dict[tuple[str, str], Execution] = {}
         self._payloads: dict[tuple[str, str], tuple[float, StoredPayload]] = {}
         self._pieces: dict[tuple[str, str, int], tuple[float, Piece]] = {}
         self._lock = threading.Lock()  # an app has one loop, but two apps may share a store in a test
@@ -173,13 +175,24 @@ class MemoryStore:
             self._runners[runner.app, runner.id] = runner
 
     async def heartbeat(
-        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+        self,
+        app: str,
+        runner_id: str,
+        workers: Sequence[WorkerRecord] = (),
+        *,
+        ticks: bool = True,
+        draining: bool = False,
     ) -> RunnerRecord | None:
         with self._lock:
             runner = self._runners.get((app, runner_id))
             if runner is None:
                 return None
-            facts = {"heartbeat_at": self.now(), "workers": tuple(workers), "can_run_atomic_service": ticks}
+            facts = {
+                "heartbeat_at": self.now(),
+                "workers": tuple(workers),
+                "can_run_atomic_service": ticks,
+                "draining": draining,
+            }
             fresh = self._runners[app, runner_id] = replace(runner, **facts)
             return fresh
 
@@ -221,6 +234,48 @@ class MemoryStore:
         with self._lock:
             mine = [runner for runner in self._runners.values() if runner.app == app]
             return sorted(mine, key=lambda runner: (runner.started_at, runner.id))
+
+    async def put_execution(self, app: str, execution: Execution) -> Execution | None:
+        with self._lock:
+            if (app, execution.id) in self._executions:
+                return None
+            if execution.status is ExecutionStatus.RUNNING:
+                for (other_app, _), other in self._executions.items():
+                    same = other_app == app and other.service == execution.service
+                    if same and other.status is ExecutionStatus.RUNNING:
+                        return other
+            self._executions[app, execution.id] = execution
+            return None
+
+    async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
+        with self._lock:
+            there = self._executions.get((app, id))
+            if there is None:
+                return False
+            ended = replace(there, status=status, ended_at=at, reason=reason)
+            if there.status is ExecutionStatus.RUNNING:
+                self._executions[app, id] = ended
+            return self._executions[app, id] == ended
+
+    async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
+        with self._lock:
+            found = [each for (other, _), each in self._executions.items() if other == app and each.service == service]
+            return sorted(found, key=lambda each: (each.started_at, each.id), reverse=True)[:limit]
+
+    async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
+        with self._lock:
+            for id in ids:
+                there = self._executions.get((app, id))
+                if there is not None and there.status is not ExecutionStatus.RUNNING:
+                    del self._executions[app, id]
+
+    async def remove_final(self, app: str, before: float, limit: int) -> int:
+        with self._lock:
+            old = [r for r in self._of(app) if r.status in FINAL and r.changed_at < before]
+            gone = sorted(old, key=lambda record: record.id)[:limit]
+            for record in gone:
+                del self._records[app, record.id]
+            return len(gone)
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         return []

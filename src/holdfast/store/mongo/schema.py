@@ -25,10 +25,11 @@ INVOCATIONS = "holdfast_invocations"
 RUNNERS = "holdfast_runners"
 SIGNALS = "holdfast_signals"
 QUARANTINE = "holdfast_quarantine"
+EXECUTIONS = "holdfast_executions"
 PAYLOADS = "holdfast_payloads"
 PIECES = "holdfast_payload_pieces"
 META = "holdfast_meta"
-COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, META)
+COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXECUTIONS, META)
 
 _UNAUTHORISED = 13
 
@@ -108,6 +109,14 @@ INDEXES = (
         "who waits longest for a place under a limit",
         {"partialFilterExpression": {"status": Status.CONCURRENCY_CONTROLLED.value}},
     ),
+    Index(
+        EXECUTIONS,
+        "executing",
+        _up("app", "service"),
+        "one execution of a service runs at a time",
+        {"unique": True, "partialFilterExpression": {"status": "running"}},
+    ),
+    Index(EXECUTIONS, "executed", _up("app", "service", "started_at", "id"), "the audit trail of a service", {}),
     Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),

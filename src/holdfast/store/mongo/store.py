@@ -49,9 +49,10 @@ from holdfast.lifecycle.records import (
     StoredPayload,
     WorkerRecord,
 )
-from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.lifecycle.slots import Execution, ExecutionStatus
+from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.mongo import connection, payloads, queries, schema
+from holdfast.store.mongo import connection, executions, payloads, queries, schema
 from holdfast.store.mongo.documents import (
     Document,
     from_document,
@@ -479,9 +480,19 @@ class MongoStore:
         await self._ask("enrol", lambda again: runners.replace_one({"_id": document["_id"]}, document, upsert=True))
 
     async def heartbeat(
-        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+        self,
+        app: str,
+        runner_id: str,
+        workers: Sequence[WorkerRecord] = (),
+        *,
+        ticks: bool = True,
+        draining: bool = False,
     ) -> RunnerRecord | None:
-        facts = {"workers": msgspec.to_builtins(list(workers)), "can_run_atomic_service": ticks}
+        facts = {
+            "workers": msgspec.to_builtins(list(workers)),
+            "can_run_atomic_service": ticks,
+            "draining": draining,
+        }
         found = await self._ask("heartbeat", lambda again: self._beat(key_of(app, runner_id), facts))
         return None if found is None else runner_of(found)
 
@@ -542,6 +553,35 @@ class MongoStore:
             except msgspec.MsgspecError as error:
                 self._observe("unreadable", {"id": document["_id"], "why": f"roster entry: {error}"})
         return found
+
+    # --- services
+
+    async def put_execution(self, app: str, execution: Execution) -> Execution | None:
+        there = self._collection(schema.EXECUTIONS, majority=True)
+        return await self._ask("put execution", lambda again: executions.put(there, app, execution))
+
+    async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
+        there = self._collection(schema.EXECUTIONS, majority=True)
+        return await self._ask("end execution", lambda again: executions.end(there, app, id, status, at, reason))
+
+    async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
+        there = self._collection(schema.EXECUTIONS, majority=True)
+        return await self._ask("executions", lambda again: executions.listing(there, app, service, limit))
+
+    async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
+        there = self._collection(schema.EXECUTIONS)
+        await self._ask("forget executions", lambda again: executions.forget(there, app, ids))
+
+    async def remove_final(self, app: str, before: float, limit: int) -> int:
+        return await self._ask("remove final", lambda again: self._remove_final(app, before, limit))
+
+    async def _remove_final(self, app: str, before: float, limit: int) -> int:
+        invocations = self._collection(schema.INVOCATIONS)
+        keys = await queries.ended_before(invocations, app, before, limit) if limit > 0 else []
+        if keys:
+            final = [status.value for status in FINAL]
+            await invocations.delete_many({"_id": {"$in": keys}, "status": {"$in": final}})
+        return len(keys)
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         quarantine = self._collection(schema.QUARANTINE)

@@ -28,7 +28,7 @@ from holdfast.lifecycle.changes import (
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.payloads import refer
+from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
     error_text,
     from_row,
@@ -227,6 +227,13 @@ def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
     if len(items) <= size:
         return (items,) if items else ()
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def remove_final(connection: sqlite3.Connection, app: str, before: float, limit: int) -> int:
+    gone = connection.execute(queries.ENDED_BEFORE, (app, before, limit)).fetchall()
+    connection.executemany(queries.DELETE, [(rowid,) for rowid, _ in gone])
+    forget(connection, app, [id for _, id in gone])
+    return len(gone)
 
 
 # --- the roster

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from holdfast.lifecycle.records import Piece, StoredPayload
 
 REFER = "INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id) VALUES (?, ?, ?)"
+FORGET = "DELETE FROM holdfast_payload_references WHERE app = ? AND id = ?"  # referring
 KEEP = "UPDATE holdfast_payloads SET wanted_at = max(wanted_at, ?) WHERE app = ? AND digest = ?"
 PUT = "INSERT OR REPLACE INTO holdfast_payloads (app, digest, size, pieces, wanted_at) VALUES (?, ?, ?, ?, ?)"
 PUT_PIECE = """
@@ -43,6 +44,11 @@ DELETE FROM holdfast_payload_pieces WHERE rowid IN (
 def refer(connection: sqlite3.Connection, app: str, id: str, digests: Sequence[str]) -> None:
     if digests:
         connection.executemany(REFER, [(app, digest, id) for digest in digests])
+
+
+def forget(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> None:
+    """These invocations are no more."""
+    connection.executemany(FORGET, [(app, id) for id in ids])
 
 
 def keep(connection: sqlite3.Connection, app: str, digests: Sequence[str], now: float) -> list[bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from holdfast.lifecycle.status import OWNED, Status
+from holdfast.lifecycle.status import FINAL, OWNED, Status
 from holdfast.store.contract import Filter
 from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
 from holdfast.store.sqlite.schema import READY, status_list
@@ -68,6 +68,10 @@ SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND status <> 'su
 """
 
 DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
+
+ENDED_BEFORE = f"""
+SELECT rowid, id FROM {TABLE} WHERE app = ? AND status IN ({status_list(FINAL)}) AND changed_at < ? ORDER BY id LIMIT ?
+"""  # identity
 
 QUARANTINE = "INSERT INTO holdfast_quarantine (app, id, at, why, raw) VALUES (?, ?, ?, ?, ?)"
 QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app = ? ORDER BY at"

@@ -110,6 +110,24 @@ MIGRATIONS: dict[int, list[str]] = {
         CREATE INDEX holdfast_waiting ON holdfast_invocations (app, limit_key, rank, due_at, id)
         WHERE status = 'concurrency_controlled'
         """,
+        """
+        CREATE TABLE holdfast_executions (
+            app TEXT NOT NULL,
+            id TEXT NOT NULL,
+            service TEXT NOT NULL,
+            runner_id TEXT NOT NULL,
+            started_at REAL NOT NULL,
+            window_ends_at REAL NOT NULL,
+            status TEXT NOT NULL,
+            ended_at REAL,
+            reason TEXT NOT NULL,
+            PRIMARY KEY (app, id)
+        ) STRICT, WITHOUT ROWID
+        """,
+        # One execution of a service runs at a time.
+        "CREATE UNIQUE INDEX holdfast_executing ON holdfast_executions (app, service) WHERE status = 'running'",
+        # Serves the audit trail of a service.
+        "CREATE INDEX holdfast_executed ON holdfast_executions (app, service, started_at, id)",
         # Serves the look for the runner that was silent longest.
         "CREATE INDEX holdfast_heartbeats ON holdfast_runners (app, heartbeat_at)",
         # The bytes lie in a table of their own: SQLite writes a whole row anew when one of its columns changes.
@@ -146,6 +164,7 @@ MIGRATIONS: dict[int, list[str]] = {
             PRIMARY KEY (app, digest, id)
         ) STRICT, WITHOUT ROWID
         """,
+        "CREATE INDEX holdfast_referring ON holdfast_payload_references (app, id)",
     ],
 }
 

@@ -31,9 +31,10 @@ from holdfast.lifecycle.records import (
     StoredPayload,
     WorkerRecord,
 )
+from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.sqlite import jobs, payloads, queries, schema
+from holdfast.store.sqlite import executions, jobs, payloads, queries, schema
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
@@ -225,10 +226,21 @@ class SqliteStore:
         await self._write(lambda connection: connection.execute(queries.ENROL, runner_row(runner)))
 
     async def heartbeat(
-        self, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), *, ticks: bool = True
+        self,
+        app: str,
+        runner_id: str,
+        workers: Sequence[WorkerRecord] = (),
+        *,
+        ticks: bool = True,
+        draining: bool = False,
     ) -> RunnerRecord | None:
         self._refuse_replaced_file()
-        facts = {"heartbeat_at": self.now(), "workers": tuple(workers), "can_run_atomic_service": ticks}
+        facts = {
+            "heartbeat_at": self.now(),
+            "workers": tuple(workers),
+            "can_run_atomic_service": ticks,
+            "draining": draining,
+        }
         return await self._write(lambda connection: jobs.alter_runner(connection, app, runner_id, facts))
 
     async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
@@ -262,6 +274,21 @@ class SqliteStore:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 self._observe("unreadable", {"id": row[1], "why": f"roster entry: {error}"})
         return sorted(found, key=lambda runner: (runner.started_at, runner.id))
+
+    async def put_execution(self, app: str, execution: Execution) -> Execution | None:
+        return await self._write(lambda connection: executions.put(connection, app, execution))
+
+    async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
+        return await self._write(lambda connection: executions.end(connection, app, id, status, at, reason))
+
+    async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
+        return await self._read(lambda connection: executions.listing(connection, app, service, limit))
+
+    async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
+        await self._write(lambda connection: executions.forget(connection, app, ids))
+
+    async def remove_final(self, app: str, before: float, limit: int) -> int:
+        return await self._write(lambda connection: jobs.remove_final(connection, app, before, limit))
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())

@@ -110,6 +110,11 @@ class Case:
         return entry.at - self.dump.offset
 
     @cached_property
+    def healed_at(self) -> float:
+        """From then on nothing was in the way."""
+        return max((fault.ended for fault in self.faults.all), default=-inf)
+
+    @cached_property
     def slack(self) -> float:
         """How much the times of histories may be off. If a clock was set, nothing is concluded from them."""
         shifted = any(fault.kind is FaultKind.CLOCK for fault in self.faults.all)
@@ -209,6 +214,16 @@ class Case:
             else msgspec.structs.replace(execution, epoch=epochs.get(execution.start.span))
             for execution in several
         ]
+
+    @cached_property
+    def broken_off(self) -> dict[int, list[tuple[str, Execution]]]:
+        """The executions without an end, with their invocations, by process."""
+        found: dict[int, list[tuple[str, Execution]]] = defaultdict(list)
+        for id, several in self.executions.items():
+            for execution in several:
+                if execution.end is None:
+                    found[execution.start.pid].append((id, execution))
+        return found
 
     @cached_property
     def witnessed_tasks(self) -> set[str]:

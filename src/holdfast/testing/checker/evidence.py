@@ -151,11 +151,6 @@ class Faults(msgspec.Struct, frozen=True):
             )
         )
 
-    @property
-    def healed_at(self) -> float:
-        """From then on nothing was in the way."""
-        return max((fault.ended for fault in self.all), default=float("-inf"))
-
     def windows(self, *, aftermath: float) -> Spans:
         """When something was in the way, or had been until `aftermath` seconds before."""
         return union((fault.at, fault.ended + aftermath) for fault in self.all)

@@ -45,7 +45,7 @@ def _ended_in_time(case: Case, record: InvocationRecord, acknowledged: Event | N
         return
     offset = case.dump.offset
     submitted = acknowledged.at if acknowledged else record.created_at - offset
-    began = max(submitted, record.due_at - offset, case.faults.healed_at)
+    began = max(submitted, record.due_at - offset, case.healed_at)
     took = case.time_of(record.history[-1]) - began
     if took > case.bounds.final_seconds + case.slack:
         sentence = f"it ended {took:.1f} s after nothing was in its way; {case.bounds.final_seconds} s are allowed"

@@ -226,13 +226,8 @@ def _struck(case: Case, fault: Fault) -> set[str]:
         for tenure in tenures
         if tenure.since <= fault.at < tenure.until
     }
-    executed = {
-        id
-        for id, executions in case.executions.items()
-        if id in case.records
-        and any(e.start.pid == fault.pid and e.end is None and e.start.at <= fault.at for e in executions)
-    }
-    return owned | executed
+    broken_off = case.broken_off.get(fault.pid, []) if fault.pid is not None else []
+    return owned | {id for id, execution in broken_off if id in case.records and execution.start.at <= fault.at}
 
 
 def _back(case: Case, record: InvocationRecord, fault: Fault) -> float:

@@ -1,0 +1,102 @@
+"""Core tasks: Holdfast's own duties, run as ordinary tasks.
+
+They are stored, claimed, recovered and explained like anybody's, in an app of their own beside the user's, so that they
+are in nobody's lists and counts. They run in the runner itself, where a house full of user code cannot starve them.
+
+When one is due by its cron, the runner that performs the services inserts an invocation whose id follows from the tick:
+inserting is firing, and nothing fires twice. If one is waiting already, another would find nothing to do, and the tick
+passes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from holdfast.codec import Codec
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.submit import Submitter
+from holdfast.ids import Ids, derived_id
+from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.schedule import Cron, next_tick, ticks_between
+from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.store.contract import Filter, Store
+
+log = logging.getLogger("holdfast.core")
+
+QUEUE = "holdfast"
+_WAITING = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}
+KEPT_SECONDS = 3600.0
+
+
+class CoreTask(msgspec.Struct, frozen=True, kw_only=True):
+    """`function` takes nothing and answers what it did, for the record."""
+
+    name: str
+    function: Callable[[], Awaitable[object]]
+    cron: Cron
+
+
+class CoreTaskRegistry:
+    """The core tasks of one runner, and when each is due."""
+
+    def __init__(self, store: Store, submitter: Submitter, ids: Ids, *, app: str) -> None:
+        self._store = store
+        self._submitter = submitter
+        self._ids = ids
+        self.app = app
+        self._tasks: dict[str, CoreTask] = {}
+        self._seen: dict[str, float] = {}  # up to when the ticks of each were looked at
+        self._no_arguments = Codec().encode_call((), {})
+
+    def add(self, name: str, function: Callable[[], Awaitable[object]], cron: Cron) -> None:
+        self._tasks[name] = CoreTask(name=name, function=function, cron=cron)
+
+    @property
+    def definitions(self) -> list[TaskDefinition]:
+        return [
+            TaskDefinition(
+                name=task.name,
+                function=task.function,
+                signature=inspect.signature(task.function),
+                place=Place.LOOP,
+                queue=QUEUE,
+            )
+            for task in self._tasks.values()
+        ]
+
+    def due_at(self, now: float) -> float:
+        """When the next tick of any of them is."""
+        ticks = [next_tick(task.cron, self._seen.get(task.name, now)) for task in self._tasks.values()]
+        return min((tick for tick in ticks if tick is not None), default=float("inf"))
+
+    async def fire_due(self, now: float) -> None:
+        """Fire each that has had a tick since the last look. Of several that were missed, the last one counts."""
+        for task in self._tasks.values():
+            ticks = ticks_between(task.cron, self._seen.setdefault(task.name, now), now, 1000)
+            if ticks:
+                await self.fire(task.name, f"tick {ticks[-1]}")
+                self._seen[task.name] = ticks[-1]
+
+    async def fire(self, name: str, cause: str) -> None:
+        """Let it run once for this cause, soon; unless a run is waiting, which will do."""
+        if await self._store.find(self.app, Filter(statuses=_WAITING, tasks=frozenset({name})), 1):
+            return
+        now = self._store.now()
+        record = InvocationRecord(
+            id=derived_id("core", self.app, name, cause),
+            app=self.app,
+            task=name,
+            arguments=self._no_arguments,
+            queue=QUEUE,
+            created_at=now,
+            due_at=now,
+        )
+        await self._submitter.submit([registered(record, operation=self._ids.operation(), at=now, why=cause)])
+
+    async def forget_old(self) -> None:
+        """Remove the runs of more than an hour ago."""
+        await self._store.remove_final(self.app, self._store.now() - KEPT_SECONDS, 1000)

@@ -1,0 +1,92 @@
+"""The heart of a runner: it beats as long as the store hears it, and says what that proves.
+
+A beat that was written proves that the runner counts as alive from the moment it was sent; the permit to start work
+rests on that. If beats fail for a while the runner cannot tell a dead store from its own bad connection, so when it
+hears the store again it trusts its view of others only after a whole dead-after time of steady beats. A beat that finds
+no entry means that the runner was declared dead: its work belongs to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from holdfast.clock import Clock
+from holdfast.engine.permit import Permit
+from holdfast.errors import StoreError
+from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
+from holdfast.store.contract import Store
+
+log = logging.getLogger("holdfast.runner")
+
+_PERMITTED = 2 / 3  # of the dead-after time
+_MISSED = 2.5  # beats: after so long a pause, beats are not steady
+
+
+class Heart:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        permit: Permit,
+        *,
+        record: RunnerRecord,
+        every_seconds: float,
+        dead_after_seconds: float,
+        workers: Callable[[], Sequence[WorkerRecord]],
+        ticks: Callable[[], bool],
+        on_entry: Callable[[RunnerRecord], None],
+        on_death: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._permit = permit
+        self._record = record
+        self._every = every_seconds
+        self._dead_after = dead_after_seconds
+        self._workers = workers
+        self._ticks = ticks
+        self._on_entry = on_entry
+        self._on_death = on_death
+        self._last = clock.monotonic()  # when the last beat was sent that was heard; joining is one
+        self._steady_since = self._last
+        self._soon = asyncio.Event()
+        self.draining = False
+        permit.grant(self._last + self._dead_after * _PERMITTED)
+
+    async def run(self) -> None:
+        """Beat until cancelled, or declared dead."""
+        while True:
+            try:
+                async with asyncio.timeout(self._every):
+                    await self._soon.wait()
+            except TimeoutError:
+                pass
+            self._soon.clear()
+            sent = self._clock.monotonic()
+            try:
+                entry = await self._store.heartbeat(
+                    self._record.app, self._record.id, self._workers(), ticks=self._ticks(), draining=self.draining
+                )
+            except StoreError as error:
+                silence = self._clock.monotonic() - self._last
+                log.warning("runner %s was not heard for %.1f s: %s", self._record.id, silence, error)
+                continue
+            if entry is None:
+                self._on_death()
+                return
+            if sent - self._last > self._every * _MISSED:
+                self._steady_since = sent
+            self._last = sent
+            self._permit.grant(sent + self._dead_after * _PERMITTED)
+            self._on_entry(entry)
+
+    def beat_soon(self) -> None:
+        """Something has changed that the roster should tell."""
+        self._soon.set()
+
+    def steady_seconds(self) -> float:
+        """For how long the store has heard every beat; 0 if the last one is overdue."""
+        now = self._clock.monotonic()
+        return 0.0 if now - self._last > self._every * _MISSED else now - self._steady_since

@@ -1,0 +1,69 @@
+"""Every runner watches the others: whoever is silent for too long is declared dead.
+
+One look tells who was silent longest, by the store's clock. Nobody else can be dead before that one would be, so the
+next look is due when its time would be up: a healthy fleet costs one query in most of the dead-after time. An observer
+that was itself not heard throughout that time declares nobody dead: it was the store that was away.
+
+Declaring is one conditional write, and whoever makes it sees to the dead one's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from holdfast.errors import StoreError
+from holdfast.lifecycle.records import RunnerRecord
+from holdfast.store.contract import Store
+
+log = logging.getLogger("holdfast.runner")
+
+_SOONEST_SECONDS = 0.05
+_SPREAD_SECONDS = 0.2  # so that not all observers come at once
+
+
+class Observer:
+    def __init__(
+        self,
+        store: Store,
+        rng: random.Random,
+        *,
+        app: str,
+        dead_after_seconds: float,
+        steady_seconds: Callable[[], float],
+        on_death: Callable[[RunnerRecord], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._rng = rng
+        self._app = app
+        self._dead_after = dead_after_seconds
+        self._steady = steady_seconds
+        self._on_death = on_death
+
+    async def run(self) -> None:
+        while True:
+            try:
+                wait = await self._look()
+            except StoreError as error:
+                log.debug("the roster was not read: %s", error)
+                wait = self._dead_after / 4
+            spread = min(_SPREAD_SECONDS, self._dead_after / 10)
+            await asyncio.sleep(max(wait, _SOONEST_SECONDS) + self._rng.random() * spread)
+
+    async def _look(self) -> float:
+        """Declare dead whoever is; the seconds until the next look."""
+        found = await self._store.silent(self._app)
+        if found is None:
+            return self._dead_after
+        runner, silence = found
+        if silence <= self._dead_after:
+            return self._dead_after - silence
+        steady = self._steady()
+        if steady < self._dead_after:
+            return min(self._dead_after - steady, self._dead_after / 4)
+        if await self._store.declare_dead(runner):
+            log.warning("runner %s on %s was silent for %.1f s and is declared dead", runner.id, runner.host, silence)
+            await self._on_death(runner)
+        return 0.0

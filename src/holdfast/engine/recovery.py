@@ -1,0 +1,166 @@
+"""Recovery: work whose owner died goes back to the queue.
+
+An owner is dead when its runner is no longer on the roster: a runner joins before it claims and leaves after it has
+handed everything back, so whoever owns work and is not there was declared dead. The owners are read first and the
+roster after them; the other way round, somebody who joined in between would look dead.
+
+Each invocation is taken by one conditional write of its own, fenced by its epoch. A crash in the middle leaves each
+either as it was or recovered, and two recoveries at once do no harm: one of them is refused. The time for which the
+store was away is nobody's silence: nothing here counts time in which this process could not write itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from holdfast.clock import format_duration
+from holdfast.codec import Codec
+from holdfast.errors import WorkerLost
+from holdfast.ids import Ids
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Applied, Change
+from holdfast.lifecycle.crashes import last_crash
+from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord, RunnerRecord, runner_of
+from holdfast.lifecycle.status import AVAILABLE, OWNED, Status
+from holdfast.store.contract import Filter, Store
+from holdfast.wakeup.hub import Hub
+
+log = logging.getLogger("holdfast.recovery")
+
+_AT_ONCE = 500
+_PASSED_THROUGH = frozenset({Status.KILLED, Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY})
+_SUPERVISED_SECONDS = 30.0  # a runner sees to its own dead workers; this long nobody else does
+_PASSING_SECONDS = 5.0  # how long something may stand in a status that is only ever passed through
+
+
+class Recovery:
+    def __init__(self, store: Store, hub: Hub, ids: Ids, *, app: str, max_crashes: int, max_pending: float) -> None:
+        self._store = store
+        self._hub = hub
+        self._ids = ids
+        self.app = app
+        self._max_crashes = max_crashes
+        self.max_pending = max_pending
+        self._codec = Codec()
+
+    # --- one invocation
+
+    def change(self, record: InvocationRecord, why: str) -> Change:
+        """What becomes of work whose owner died."""
+        last = last_crash(record, self._max_crashes, why)
+        return changes.recovered(
+            record,
+            operation=self._ids.operation(),
+            at=self._store.now(),
+            why=last or why,
+            error=None if last is None else self._codec.encode_error(WorkerLost(last, invocation_id=record.id)),
+        )
+
+    def ended(self, record: InvocationRecord, why: str) -> Change:
+        """What becomes of work that its own runner ended before it was done."""
+        final = record.at_most_once and record.status is not Status.PENDING
+        lost = WorkerLost(f"{why}; it is to be run at most once", invocation_id=record.id)
+        return changes.killed(
+            record,
+            operation=self._ids.operation(),
+            at=self._store.now(),
+            why=why,
+            error=self._codec.encode_error(lost) if final else None,
+        )
+
+    # --- many
+
+    async def recover(self, records: Iterable[InvocationRecord], why: str) -> int:
+        return await self._apply([(record, self.change(record, why)) for record in records])
+
+    async def end(self, records: Iterable[InvocationRecord], why: str) -> int:
+        return await self._apply([(record, self.ended(record, why)) for record in records])
+
+    async def _apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> int:
+        """Write these; the number of those that applied. What somebody else was faster with is well."""
+        verdicts = await self._store.apply([change for _, change in wanted])
+        done = [each for each, verdict in zip(wanted, verdicts, strict=True) if isinstance(verdict, Applied)]
+        for record, change in done:
+            facts = {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}
+            log.warning("%s %s → %s: %s", record.task, record.status, change.target, change.why, extra=facts)
+        ready = [record.lane for record, change in done if change.target in AVAILABLE]
+        ended = [record.id for record, change in done if change.target not in AVAILABLE]
+        hints = [
+            Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in ((READY, ready), (FINAL, ended))
+        ]
+        self._hub.send(*[hint for hint in hints if hint.subjects])
+        return len(done)
+
+    async def of_owner(self, owner: str, why: str, *, ended: bool = False, before: float = float("inf")) -> int:
+        """Everything that this owner holds, and has held since `before`: it died, or (`ended`) its runner ended it."""
+        count = 0
+        where = Filter(runner=runner_of(owner), statuses=OWNED)
+        while True:
+            found = await self._store.find(self.app, where, _AT_ONCE)
+            mine = [record for record in found if record.owner == owner and record.changed_at < before]
+            count += await (self.end if ended else self.recover)(mine, why)
+            if len(found) < _AT_ONCE:
+                return count
+            where = replace(where, before_id=found[-1].id)
+
+    async def running(self) -> int:
+        """Everything whose owner is no longer there."""
+        owners = await self._store.owners(self.app)
+        runners = {runner.id: runner for runner in await self._store.roster(roster_of(self.app))}
+        count = 0
+        for owner in owners:
+            runner = runners.get(runner_of(owner))
+            if runner is None:
+                count += await self.of_owner(owner, f"its owner {owner} is dead")
+            elif not _works_there(owner, runner):
+                since = self._store.now() - _SUPERVISED_SECONDS
+                count += await self.of_owner(owner, f"its worker {owner} is dead", before=since)
+        return count
+
+    async def pending(self) -> int:
+        """Claimed work that nobody starts, though its owner may be alive."""
+        now = self._store.now()
+        stuck = await self._since(frozenset({Status.PENDING}), now - self.max_pending)
+        count = 0
+        for record in stuck:
+            why = f"{record.owner} claimed it {format_duration(now - record.changed_at)} ago and has not started it"
+            count += await self.recover([record], why)
+        return count
+
+    async def passed_through(self) -> int:
+        """What stands where nothing ever stays: no write of ours stops there, but somebody's may."""
+        left = await self._since(_PASSED_THROUGH, self._store.now() - _PASSING_SECONDS)
+        at, why = self._store.now(), "left behind on its way back to the queue"
+        return await self._apply(
+            [(one, changes.rescued(one, operation=self._ids.operation(), at=at, why=why)) for one in left]
+        )
+
+    async def _since(self, statuses: frozenset[Status], before: float) -> list[InvocationRecord]:
+        found: list[InvocationRecord] = []
+        where = Filter(statuses=statuses)
+        while True:
+            page = await self._store.find(self.app, where, _AT_ONCE)
+            found += [record for record in page if record.changed_at < before]
+            if len(page) < _AT_ONCE:
+                return found
+            where = replace(where, before_id=page[-1].id)
+
+
+def _works_there(owner: str, runner: RunnerRecord) -> bool:
+    worker = owner.partition("/")[2]
+    return worker == "core" or not runner.workers or worker in {each.id for each in runner.workers}
+
+
+CORE = "~core"
+
+
+def core_app(app: str) -> str:
+    """Where an app's core tasks lie: beside its own, so that they are in nobody's lists and counts."""
+    return app + CORE
+
+
+def roster_of(app: str) -> str:
+    return app.removesuffix(CORE)
