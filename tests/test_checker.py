@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +19,13 @@ from holdfast import App, Invocation
 from holdfast.clock import SystemClock
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import APPLIED, MISSING, Change, Claim, Lost, Verdict, apply_to, claimed
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Quarantined
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Quarantined, WorkerRecord
 from holdfast.lifecycle.status import TABLE, Rescuer, Rule, Status
 from holdfast.store import open_store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import FakeClock, checker, witness
-from holdfast.testing.checker import Bounds, Dump, Fault, FaultKind, Faults, Ledgers, Violation, check, dead_ends
+from holdfast.testing.checker import Bounds, Dump, Fault, FaultKind, Faults, Ledgers, Violation, check, dead_ends, rest
+from holdfast.testing.checker.case import Case
 from holdfast.testing.checker.spans import union, without
 from holdfast.testing.samples import BY_NAME, ERROR, LANE, START, invocation, raw_change, runner, wish
 from holdfast.testing.witness import Event, What, Witness, digest_of, digest_of_error
@@ -54,6 +55,10 @@ def crashes(at: float, *, last: bool = False) -> Changes:
     return lambda record: changes.recovered(record, operation=f"recover {at}", at=START + at, why="dead", error=error)
 
 
+def hands_back(at: float) -> Changes:
+    return lambda record: changes.handed_back(record, operation=f"back {at}", at=START + at, why="full")
+
+
 def walks(*path: Status, at: float) -> Changes:
     """Changes that have no name yet."""
     return lambda record: raw_change(record, *path, operation=f"to {path[-1]} {at}", epoch=record.epoch, at=START + at)
@@ -75,6 +80,16 @@ def with_line(record: InvocationRecord, number: int, **fields: Any) -> Invocatio
     history = list(record.history)
     history[number] = replace(history[number], **fields)
     return replace(record, history=tuple(history))
+
+
+def later_versions(record: InvocationRecord) -> InvocationRecord:
+    return replace(record, history=tuple(replace(line, version=line.version + 1) for line in record.history))
+
+
+def without_lines(record: InvocationRecord, since: int, until: int) -> InvocationRecord:
+    """The record as if these lines had never been written."""
+    kept = record.history[:since] + record.history[until:]
+    return replace(record, history=tuple(replace(line, version=n) for n, line in enumerate(kept, 1)))
 
 
 def and_line(record: InvocationRecord, status: Status, at: float, **fields: Any) -> InvocationRecord:
@@ -127,6 +142,9 @@ def kill(at: float, **who: Any) -> Fault:
 
 ONE = digest_of(1)
 R1, R2 = {"pid": 1, "epoch": 1, "id": "a"}, {"pid": 2, "epoch": 2, "id": "a"}
+WORKERS = replace(
+    runner("r1", pid=7), workers=tuple(WorkerRecord(id=f"w{n}", pid=70 + n, started_at=START) for n in (1, 2))
+)
 RERUN = made(claim("r1/0", 1), crashes(18), claim("r2/0", 19), ends(20))
 """r1 died, and r2 did it again."""
 
@@ -142,8 +160,10 @@ class Plot(NamedTuple):
     bounds: Bounds = Bounds()
 
     def judged(self) -> list[Violation]:
-        ledgers = Ledgers(tuple(sorted(self.events, key=lambda event: event.at)))
-        return check(self.dump, ledgers, Faults(tuple(self.faults)), self.bounds)
+        return check(self.dump, Ledgers(tuple(self.events)), Faults(tuple(self.faults)), self.bounds)
+
+    def case(self) -> Case:
+        return Case(self.dump, Ledgers(tuple(self.events)), Faults(tuple(self.faults)), self.bounds)
 
 
 PLANTED = [
@@ -153,10 +173,15 @@ PLANTED = [
     Plot("an end that came too late", "I1", left(done(at=62.0)), accepted("t", "a")),
     Plot("an unknown submit that ran and vanished", "I1", left(), execution(1, 2, token="t")),
     Plot("a result of something that is not there", "I1", left(), [saw(What.RESULT_SEEN, 3, id="a", status="success")]),
+    Plot("an unknown submit that is there, and ended too late", "I1", left(done(at=62.0))),
     # --- I2
     Plot("a gap in the versions", "I2", left(with_line(done(), -1, version=9))),
     Plot("a first version that is not 1", "I2 I4", left(replace(done(), history=done().history[1:]))),
-    Plot("an edge that the table does not have", "I2", left(and_line(parked := made(claim(), parks()), S.SUCCESS, 3))),
+    Plot(
+        "an edge that the table does not have",
+        "I2",
+        left(and_line(made(claim(), walks(S.PAUSED, at=2)), S.CANCELLED, 3)),
+    ),
     Plot("no history", "I2", left(replace(done(), history=(), epoch=0, attempt=0))),
     Plot(
         "one write, twice",
@@ -164,6 +189,8 @@ PLANTED = [
         left(with_line(made(claim(), walks(S.RETRY, at=2), claim(at=3), ends(4)), -1, operation="to retry 2")),
         bounds=Bounds(retries={"shop:send": 1}),
     ),
+    Plot("another status first", "I2", left(with_line(done(), 0, status=S.REROUTED))),
+    Plot("versions that begin with 2", "I2", left(later_versions(done()))),
     # --- I3
     Plot("a life after the end", "I3", left(and_line(done(), S.FAILED, 3.0))),
     Plot("success without a result", "I3", left(replace(done(), result=None))),
@@ -182,7 +209,7 @@ PLANTED = [
     ),
     Plot("an end of another kind", "I3", left(done()), [saw(What.RESULT_SEEN, 3, id="a", status="failed")]),
     # --- I4
-    Plot("two owners at once", "I4 I2 I14", left(with_line(done(), 2, status=S.PENDING, owner="r2/0", epoch=2))),
+    Plot("two owners at once", "I4 I2 I14", left(without_lines(RERUN, 3, 5)), faults=[kill(2, owner="r1")]),
     Plot(
         "the same epoch for two claims",
         "I4",
@@ -206,13 +233,39 @@ PLANTED = [
         left(done()),
         [*life("r2", 0, 5, pid=2), *execution(1.2, 1.5, id="a", pid=2, epoch=1)],
     ),
+    Plot(
+        "called twice in the attempt that followed a reservation",
+        "I4 I15",
+        left(made(claim(start=False), crashes(1.1), claim("r2/0", 1.2), ends(2))),
+        [*execution(1.3, 1.4, id="a"), *execution(1.5, 1.6, id="a")],
+    ),
+    Plot(
+        "an execution by somebody who never owned it and was killed for it",
+        "I4",
+        left(done()),
+        execution(1.2, 1.5, id="a", pid=2, epoch=1),
+        [kill(3, pid=2, owner="r2")],
+    ),
     # --- I6
-    Plot("a write of an old epoch", "I6", left(with_line(done(), -1, epoch=0), digests={})),
+    Plot(
+        "a write of an old epoch",
+        "I6",
+        left(replace(with_line(RERUN, -1, epoch=1), epoch=1)),
+        faults=[kill(2, owner="r1")],
+    ),
+    Plot("an epoch that nobody wrote", "I6", left(replace(done(), epoch=5))),
     Plot(
         "the result of a zombie",
         "I6",
         left(RERUN, digests={"a": ONE}),
         [*execution(1.2, 19.9, result=1, **R1), *execution(19.2, 19.8, result=2, **R2)],
+        [kill(2, owner="r1")],
+    ),
+    Plot(
+        "the result of a zombie, of whose epoch nobody told",
+        "I6",
+        left(RERUN, digests={"a": ONE}),
+        [*execution(1.2, 19.9, result=1, id="a"), *execution(19.2, 19.8, result=2, id="a", pid=2)],
         [kill(2, owner="r1")],
     ),
     Plot(
@@ -242,6 +295,25 @@ PLANTED = [
         execution(1.2, 19, result=1, **R1),
         [kill(2, owner="r1")],
     ),
+    Plot(
+        "a result in an epoch whose owner did not execute it",
+        "I6",
+        left(RERUN, digests={"a": ONE}),
+        [*life("r1", 0, 40), *life("r2", 0, 40, pid=2), *execution(1.2, 19, result=1, id="a")],
+        [kill(2, owner="r1")],
+    ),
+    Plot(
+        "a result that nobody returned",
+        "I6",
+        left(done(), digests={"a": ONE}),
+        execution(1.2, 1.5, result=2, id="a"),
+    ),
+    Plot(
+        "a result of one that raised",
+        "I6",
+        left(done()),
+        [saw(What.EXEC_START, 1.2, span="1", **R1), saw(What.EXEC_END, 1.5, span="1", raised=True, **R1)],
+    ),
     Plot("an end by somebody who was told to stop", "I6", left(done()), [saw(What.FENCED, 1.5, id="a", epoch=1)]),
     # --- I7
     Plot(
@@ -267,6 +339,12 @@ PLANTED = [
         [*lease(1.1, 1.8, id="a"), *lease(1.5, 1.9, id="b")],
     ),
     Plot(
+        "two under a limit of one, after one was given back",
+        "I8",
+        left(done("a"), made(claim(start=False), hands_back(1.05), claim(at=1.1), ends(), id="b")),
+        [*lease(1.3, 1.8, id="a"), *lease(1.2, 1.9, id="b")],
+    ),
+    Plot(
         "a free slot that nobody fills",
         "I8",
         left(done("a"), done("b", at=9)),
@@ -278,6 +356,12 @@ PLANTED = [
         left(done("a"), invocation("b", limit_key="k")),
         [*lease(1.1, 1.8, id="a"), saw(What.SUBMIT_INVOKE, 30, token="later")],
     ),
+    Plot(
+        "a free slot, and one that waits for ever for what its submit asked for",
+        "I8 I1",
+        left(done("a"), invocation("b")),
+        [*lease(1.1, 1.8, id="a"), *accepted("t", "b", key="k"), saw(What.SUBMIT_INVOKE, 30, token="later")],
+    ),
     # --- I14
     Plot(
         "a retry too many",
@@ -285,6 +369,12 @@ PLANTED = [
         left(made(claim(), walks(S.RETRY, at=2), claim(at=3), ends(4))),
     ),
     Plot("more attempts than runs", "I14 I15", left(replace(done(), attempt=2))),
+    Plot(
+        "more runs than are accounted for",
+        "I14 I2 I4",
+        left(replace(without_lines(RERUN, 3, 5), attempt=1)),
+        faults=[kill(2, owner="r1")],
+    ),
     Plot("an attempt that was not counted", "I14", left(replace(done(), attempt=0))),
     Plot(
         "a poison pill",
@@ -302,10 +392,44 @@ PLANTED = [
     # --- I15
     Plot("a needless second execution", "I15 I20", left(RERUN)),
     Plot(
+        "a fault of another invocation",
+        "I15",
+        left(RERUN),
+        faults=[Fault(kind=FaultKind.CUT, at=2, until=17, ids=("b",))],
+    ),
+    Plot("a fault of another runner", "I15 I20", left(RERUN), faults=[kill(2, owner="r")]),
+    Plot("a lost reply", "I15 I20", left(RERUN), faults=[Fault(kind=FaultKind.LOST_REPLY, at=2, owner="r1")]),
+    Plot(
+        "a fault of another process",
+        "I15",
+        left(RERUN),
+        [*execution(1.2, 1.5, id="a", pid=5), *execution(19.2, 19.8, id="a", pid=6)],
+        [kill(1.3, pid=9)],
+    ),
+    *(
+        Plot(
+            f"a fault of its process {when}",
+            "I15",
+            left(RERUN),
+            [*execution(1.2, 1.5, id="a", pid=5), *execution(19.2, 19.8, id="a", pid=6)],
+            [kill(at, pid=5)],
+        )
+        for when, at in (("before", 0.5), ("afterwards", 9.0))
+    ),
+    Plot("a silence that nobody caused", "I15", left(RERUN), life("r1", 0, None, beats=(0, 2))),
+    Plot("a runner that left without what it had", "I15", left(RERUN), life("r1", 0, 5)),
+    Plot("a fault before it was claimed", "I15", left(RERUN), faults=[kill(0, owner="r1")]),
+    Plot("a fault after it was done", "I15 I20", left(RERUN), faults=[kill(20.6, owner="r1")]),
+    Plot(
         "an outage of the database is no reason to run again",
         "I15 I20",
         left(RERUN),
         faults=[Fault(kind=FaultKind.OUTAGE, at=2, until=17)],
+    ),
+    Plot(
+        "killed by a runner that nobody had told to stop",
+        "I15",
+        left(made(claim("r1/0", 1), walks(S.KILLED, S.REROUTED, at=5), claim("r2/0", 6), ends(7))),
     ),
     Plot(
         "two duplicates of one fault",
@@ -328,9 +452,30 @@ PLANTED = [
         left(done()),
         [*execution(1.2, 1.3, id="a"), *execution(1.4, 1.5, id="a")],
     ),
+    Plot(
+        "called twice in one attempt, and killed then",
+        "I15 I4",
+        left(made(claim("r1/0", 1), crashes(18, last=True))),
+        [*execution(1.2, 1.3, id="a"), *execution(1.4, None, id="a")],
+        [kill(2, owner="r1")],
+    ),
     Plot("a result of nothing", "I15", left(done("a"), done("b")), execution(1.2, 1.3, id="a", epoch=1)),
     # --- I16
     Plot("two executions of a service", "I16", left(), [*service(1, 5, pid=1), *service(4, 6, pid=2)]),
+    Plot(
+        "two executions of a service, one of them by somebody who died later",
+        "I16",
+        left(),
+        [*service(1, None, pid=1), *service(4, 6, pid=2)],
+        [kill(5, pid=1)],
+    ),
+    Plot(
+        "three executions of a service, and only the first is that of a zombie",
+        "I16",
+        left(),
+        [*service(1, 9, pid=1, epoch=3), *service(5, 8, pid=2, epoch=4), *service(7, 10, pid=3, epoch=5)],
+        [Fault(kind=FaultKind.FREEZE, at=2, until=8.5, pid=1)],
+    ),
     Plot(
         "two executions of a service with one epoch, fault or not",
         "I16",
@@ -352,13 +497,39 @@ PLANTED = [
         life("r1", 0, 100),
         bounds=Bounds(service_seconds={"sweep": 10}),
     ),
+    *(
+        Plot(
+            f"two executions of a service, and {why}",
+            "I16",
+            left(),
+            [*service(4, 9, pid=1, epoch=3), *service(8, 10, pid=2, epoch=4)],
+            [Fault(kind=kind, at=2, until=until, pid=1)],
+        )
+        for why, kind, until in (
+            ("a lost reply", FaultKind.LOST_REPLY, 8.5),
+            ("its process was well again before", FaultKind.FREEZE, 3),
+        )
+    ),
     # --- I18
     Plot("a count that is off", "I18", left(done(), counts={S.SUCCESS: 2})),
     Plot("a status that the history does not know", "I18", left(replace(done(), status=S.FAILED))),
     Plot("a leftover owner", "I18 I1", left(made(claim(start=False)))),
     Plot("a leftover slot", "I18", left(replace(done(), slot="k#1"))),
     Plot("a lease that was never left", "I18", left(done()), lease(1.1, None, id="a")),
+    Plot(
+        "a lease that was never left by somebody who froze",
+        "I18",
+        left(done()),
+        lease(1.1, None, id="a", pid=5),
+        [Fault(kind=FaultKind.FREEZE, at=1.5, until=3, pid=5)],
+    ),
     Plot("a runner that left and is still there", "I18", left(runners=(runner("r1", pid=7),)), life("r1", 0, 5, pid=7)),
+    Plot(
+        "a runner that was killed by its name and is still there",
+        "I18",
+        left(runners=(runner("r1"),)),
+        faults=[kill(1, owner="r1")],
+    ),
     Plot("a dead runner that is still there", "I18", left(runners=(runner("r1", pid=7),)), faults=[kill(1, pid=7)]),
     Plot("a quarantined record", "I18", left(quarantined=(Quarantined(id="a", app="shop", at=0.0, why="?", raw=""),))),
     # --- I20
@@ -367,6 +538,26 @@ PLANTED = [
         "I20",
         left(made(claim("r1/0", 1), crashes(40), claim("r2/0", 41), ends(42))),
         faults=[kill(2, owner="r1")],
+    ),
+    Plot(
+        "work that came back into the queue in time, and ran too late",
+        "I20",
+        left(made(claim("r1/0", 1), crashes(18), claim("r2/0", 41), ends(42))),
+        faults=[kill(2, owner="r1")],
+    ),
+    Plot(
+        "a recovery of what an unknown process did, that took too long",
+        "I20",
+        left(made(claim("r1/0", 1), crashes(40), claim("r2/0", 41), ends(42))),
+        [*execution(1.2, None, id="a", pid=5, epoch=1), *execution(41.2, 41.8, id="a", pid=6, epoch=2)],
+        [kill(2, pid=5)],
+    ),
+    Plot(
+        "taken from a worker that died later",
+        "I20 I15",
+        left(made(claim("r1/w1", 1), crashes(2.5), claim("r1/w2", 3), ends(4))),
+        life("r1", 0, None, beats=range(5)),
+        [kill(10, owner="r1/w1")],
     ),
     Plot(
         "a worker whose runner took too long",
@@ -399,6 +590,12 @@ CLEAN = [
         left(done(at=99)),
         accepted("t", "a"),
         [Fault(kind=FaultKind.OUTAGE, at=3, until=80)],
+    ),
+    Plot(
+        "an execution of something that cannot be known, since records tell no tokens",
+        "I1",
+        left(done("b")),
+        execution(1, 2, token="t"),
     ),
     Plot("every way to an end", "I2", left(RERUN), faults=[kill(2, owner="r1")]),
     Plot(
@@ -434,6 +631,47 @@ CLEAN = [
         [kill(2, owner="r1", pid=1)],
     ),
     Plot(
+        "told to stop, and ended by others",
+        "I6",
+        left(made(claim("r1/0", 1), crashes(18, last=True))),
+        [saw(What.FENCED, 20, id="a", epoch=1)],
+        [Fault(kind=FaultKind.FREEZE, at=2, until=19, owner="r1")],
+    ),
+    Plot(
+        "the same error in every epoch",
+        "I6",
+        left(
+            made(claim("r1/0", 1), crashes(18), claim("r2/0", 19), fails(20)),
+            digests={"a": digest_of_error(ERROR.message)},
+        ),
+        [
+            event
+            for facts, since in ((R1, 1.2), (R2, 19.2))
+            for event in (
+                saw(What.EXEC_START, since, span=str(since), **facts),
+                saw(
+                    What.EXEC_END,
+                    since + 0.5,
+                    span=str(since),
+                    raised=True,
+                    digest=digest_of_error(ERROR.message),
+                    **facts,
+                ),
+            )
+        ],
+        [kill(2, owner="r1")],
+    ),
+    Plot(
+        "executions that cannot be told apart, one of which returned it",
+        "I6",
+        left(
+            made(claim("r1/0", 1), crashes(18), claim("r1/0", 19), crashes(36), claim("r1/0", 37), ends(38)),
+            digests={"a": ONE},
+        ),
+        [*execution(1.2, None, id="a"), *execution(37.2, 37.8, result=1, id="a")],
+        [kill(2, owner="r1"), kill(20, owner="r1")],
+    ),
+    Plot(
         "an error of the engine's own",
         "I6",
         left(made(claim(), fails()), digests={"a": digest_of_error(ERROR.message)}),
@@ -459,6 +697,23 @@ CLEAN = [
         [saw(What.SUBMIT_INVOKE, 0, token="t"), saw(What.SUBMIT_UNKNOWN, 1, token="t"), *accepted("t", "a", 2)],
     ),
     Plot(
+        "a refused submit that is not there",
+        "I7",
+        left(),
+        [saw(What.SUBMIT_INVOKE, 0, token="t"), saw(What.SUBMIT_FAIL, 0, token="t")],
+    ),
+    Plot(
+        "a submit that was refused, and unknown when asked again",
+        "I7",
+        left(done(), tokens={"a": "t"}),
+        [
+            saw(What.SUBMIT_INVOKE, 0, token="t"),
+            saw(What.SUBMIT_FAIL, 0, token="t"),
+            saw(What.SUBMIT_INVOKE, 1, token="t"),
+            saw(What.SUBMIT_UNKNOWN, 1, token="t"),
+        ],
+    ),
+    Plot(
         "two, one after the other, under a limit of one",
         "I8",
         left(done("a"), done("b")),
@@ -469,7 +724,19 @@ CLEAN = [
         "I8",
         left(RERUN),
         [*lease(1.1, 25, id="a", epoch=1, pid=1), *lease(19.2, 19.8, id="a", epoch=2, pid=2)],
-        [Fault(kind=FaultKind.FREEZE, at=2, until=19.5, owner="r1", pid=1)],
+        [Fault(kind=FaultKind.FREEZE, at=2, until=19.5, owner="r1")],
+    ),
+    Plot(
+        "a lease that was taken from a zombie whose epoch nobody told",
+        "I8",
+        left(RERUN),
+        [
+            *life("r1", 0, 40, pid=1),
+            *life("r2", 0, 40, pid=2),
+            *lease(1.1, 25, id="a", pid=1),
+            *lease(19.2, 19.8, id="a", pid=2),
+        ],
+        [Fault(kind=FaultKind.FREEZE, at=2, until=19.5, pid=1)],
     ),
     Plot(
         "a lease that ended with its process",
@@ -484,6 +751,25 @@ CLEAN = [
         left(*(done(id, at=90) for id in "abc")),
         [*lease(1.1, 30, id="a", limit=2), *lease(1.2, 20, id="b", limit=2), *lease(21, 40, id="c", limit=2)],
         bounds=Bounds(final_seconds=100),
+    ),
+    Plot(
+        "a free slot that nobody promised to fill",
+        "I8",
+        left(done("a"), done("b", at=9)),
+        [*lease(1.1, 1.8, id="a"), *lease(8, 8.5, id="b")],
+        bounds=Bounds(slot_seconds=None),
+    ),
+    Plot(
+        "a free slot, and work that was tried again later",
+        "I8",
+        left(done("a"), done("b", at=21, due_at=START + 20)),
+        [*lease(1.1, 1.8, id="a"), *lease(8, 8.5, id="b"), *lease(20.5, 20.6, id="b")],
+    ),
+    Plot(
+        "a free slot, and work that was cancelled before",
+        "I8",
+        left(done("a"), made(walks(S.CANCELLED, at=20), id="b", limit_key="k")),
+        [*lease(1.1, 1.8, id="a"), saw(What.SUBMIT_INVOKE, 30, token="later")],
     ),
     Plot(
         "a free slot while the database is away",
@@ -504,7 +790,7 @@ CLEAN = [
         left(
             made(
                 claim(),
-                lambda record: changes.handed_back(record, operation="back", at=START + 2, why="full"),
+                hands_back(2),
                 claim("r2/0", 3),
                 ends(4),
             )
@@ -537,6 +823,24 @@ CLEAN = [
         [kill(2, pid=5)],
     ),
     Plot(
+        "one more execution for a fault of that invocation",
+        "I15",
+        left(RERUN),
+        faults=[Fault(kind=FaultKind.CUT, at=30, ids=("a",))],
+    ),
+    Plot(
+        "work that expired",
+        "I15",
+        left(done("a"), made(walks(S.FAILED, at=5), id="b")),
+        execution(1.2, 1.5, id="a"),
+    ),
+    Plot(
+        "one more execution for the death of the process that its worker was",
+        "I15",
+        left(made(claim("r1/w1", 1), crashes(2.5), claim("r1/w2", 3), ends(4)), runners=(WORKERS,)),
+        faults=[kill(2, pid=71)],
+    ),
+    Plot(
         "a runner that was told to stop",
         "I15",
         left(made(claim("r1/0", 1), walks(S.KILLED, S.REROUTED, at=5), claim("r2/0", 6), ends(7))),
@@ -549,6 +853,13 @@ CLEAN = [
         left(),
         [*service(1, 9, pid=1, epoch=3), *service(8, 10, pid=2, epoch=4)],
         [Fault(kind=FaultKind.FREEZE, at=2, until=8.5, pid=1)],
+    ),
+    Plot(
+        "a service whose runner, known by name, was cut off",
+        "I16",
+        left(),
+        [*service(1, 9, pid=1, owner="r1"), *service(8, 10, pid=2, owner="r2")],
+        [Fault(kind=FaultKind.CUT, at=2, until=8.5, owner="r1")],
     ),
     Plot(
         "a service whose runner was killed",
@@ -571,10 +882,17 @@ CLEAN = [
         life("r1", 0, None),
     ),
     Plot(
+        "a runner that froze, and one beside another that left",
+        "I18",
+        left(runners=(runner("r1", pid=7),)),
+        life("r2", 0, 5, pid=8),
+        [Fault(kind=FaultKind.FREEZE, at=2, until=3, pid=7)],
+    ),
+    Plot(
         "a recovery in time, by its runner's silence",
         "I20",
         left(RERUN),
-        life("r1", 0, None, beats=(0, 2)),
+        life("r1", 0, None, beats=(0, 2, 30)),
         [kill(2.5, owner="r1")],
     ),
     Plot(
@@ -582,6 +900,23 @@ CLEAN = [
         "I20",
         left(made(claim("r1/0", 1), crashes(40), claim("r2/0", 41), ends(42))),
         faults=[kill(2, owner="r1"), Fault(kind=FaultKind.OUTAGE, at=3, until=30)],
+    ),
+    Plot(
+        "a freeze that nobody noticed",
+        "I20",
+        left(done(at=50)),
+        faults=[Fault(kind=FaultKind.FREEZE, at=2, until=7, owner="r1")],
+    ),
+    Plot(
+        "long work of others, and what the dead one had done before",
+        "I20",
+        left(
+            RERUN,
+            made(claim("r2/0", 1), ends(50), id="b"),
+            made(claim("r1/0", 1), walks(S.RETRY, at=1.5), claim("r2/0", 50), ends(51), id="c"),
+        ),
+        faults=[kill(2, owner="r1")],
+        bounds=Bounds(retries={"shop:send": 1}),
     ),
     Plot(
         "a worker that its living runner gave up at once",
@@ -631,6 +966,12 @@ def test_every_invariant_has_a_planted_violation_and_a_close_call() -> None:
 def test_every_invariant_is_explained() -> None:
     told = set(re.findall(r"^(I\d+) ", checker.__doc__ or "", re.MULTILINE))
     assert told == NUMBERS | {"I17"}
+
+
+@pytest.mark.parametrize("judge", checker.CHECKS, ids=lambda judge: judge.__name__)
+def test_every_check_finds_something(judge: Callable[[Case], Iterator[Violation]]) -> None:
+    if judge is not rest.table_has_no_dead_end:
+        assert any(list(judge(plot.case())) for plot in PLANTED)
 
 
 def test_a_violation_shows_the_least_that_proves_it() -> None:

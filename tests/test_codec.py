@@ -1193,7 +1193,7 @@ def header(count: int, *, size: int = 1, digest: bytes = b"\xaa" * 32, body: byt
 
 
 @given(SIZED, INLINE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_value_comes_back_whatever_lies_apart(value: object, inline: int) -> None:
     packed = CODEC.pack(value, Limits(inline, MOST))
     assert same(CODEC.decode(packed.data, apart(packed.payloads)), value)
@@ -1209,7 +1209,7 @@ def test_a_value_comes_back_whatever_lies_apart(value: object, inline: int) -> N
 
 
 @given(st.lists(SIZED, max_size=4).map(tuple), st.dictionaries(TEXT, SIZED, max_size=3), INLINE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_call_comes_back_whatever_lies_apart(
     args: tuple[object, ...], kwargs: dict[str, object], inline: int
 ) -> None:
@@ -1223,7 +1223,7 @@ def test_a_call_comes_back_whatever_lies_apart(
 
 
 @given(st.lists(SIZED, max_size=3), st.dictionaries(TEXT.filter(str.isidentifier), SIZED, max_size=2), INLINE)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_error_comes_back_whatever_lies_apart(args: list[object], state: dict[str, object], inline: int) -> None:
     codec = full_codec()
     codec.register(Declined)

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from tests.engine.test_runner import Harness, nap, running
+from tests.engine.test_worker import Harness, nap, running
 
 from holdfast.engine.pace import QUICKEST_SECONDS, Pace
 from holdfast.engine.reserve import KEEP_SECONDS, MOST_TIMES, Reserve
@@ -97,7 +97,7 @@ def test_many_short_calls_take_few_claims_and_each_runs_once() -> None:
     async def main(clock: VirtualClock) -> None:
         harness = Harness(clock, costly(clock))
         ids = [await harness.submit("nap", 0.001) for _ in range(1000)]
-        runner = harness.runner(nap)
+        runner = harness.worker(nap)
         life = await running(runner)
         ended = await harness.end(*ids)
         assert all(record.attempt == 1 for record in ended)
@@ -115,7 +115,7 @@ def test_many_short_calls_take_few_claims_and_each_runs_once() -> None:
 def test_a_lone_call_is_claimed_and_started_in_one_write() -> None:
     async def main(clock: VirtualClock) -> None:
         harness = Harness(clock, costly(clock))
-        runner = harness.runner(nap)
+        runner = harness.worker(nap)
         life = await running(runner)
         for _ in range(3):
             await harness.end(await harness.submit("nap", 0.001))
@@ -130,7 +130,7 @@ def test_a_lone_call_is_claimed_and_started_in_one_write() -> None:
 def test_a_stopping_runner_hands_back_what_it_has_not_started() -> None:
     async def main(clock: VirtualClock) -> None:
         harness = Harness(clock, costly(clock))
-        runner = harness.runner(nap, concurrency=2)
+        runner = harness.worker(nap, concurrency=2)
         life = await running(runner)
         await harness.end(await harness.submit("nap", 0.01))  # now it expects short calls
         ids = [await harness.submit("nap", 1.0) for _ in range(30)]
@@ -149,7 +149,7 @@ def test_a_stopping_runner_hands_back_what_it_has_not_started() -> None:
 def test_reserved_work_is_given_back_when_the_places_stay_busy() -> None:
     async def main(clock: VirtualClock) -> None:
         harness = Harness(clock, costly(clock))
-        runner = harness.runner(nap, concurrency=2)
+        runner = harness.worker(nap, concurrency=2)
         life = await running(runner)
         await harness.end(await harness.submit("nap", 0.01))
         for _ in range(30):
@@ -169,7 +169,7 @@ def test_work_marked_as_running_ahead_and_given_back_has_not_been_tried() -> Non
 
     async def main(clock: VirtualClock) -> None:
         harness = Harness(clock, costly(clock))
-        runner = harness.runner(nap, concurrency=2)
+        runner = harness.worker(nap, concurrency=2)
         life = await running(runner)
         for _ in range(30):
             await harness.end(await harness.submit("nap", 0.001))

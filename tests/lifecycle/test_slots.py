@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.lifecycle.schedule import cron, ticks_between
@@ -174,6 +174,7 @@ def test_late_is_later_than_the_fraction() -> None:
 
 def test_a_lone_runner_is_never_late_and_has_no_margin() -> None:
     assert ask(0, fleet(1), 59.999) == (0, 60)
+    assert ask(0, fleet(1), 59.999, changed(spread_margin_seconds=90.0)) == (0, 60)
     assert ask(0, fleet(1), 299.9, changed(ORIGINAL, max_start_slot_fraction=0.01)) == (0, 300)
 
 
@@ -189,6 +190,27 @@ def test_while_the_scheduled_runner_is_in_grace_its_slot_is_nobodys() -> None:
         assert ask(runner, members, 45, settings) is AtomicServiceSkip.SCHEDULED_RUNNER_IN_GRACE
     assert ask("new", members, 99.9, settings) is AtomicServiceSkip.NOT_ASSIGNED_SLOT  # again r1's turn
     assert ask("new", members, 100, settings) == (100, 119)
+
+
+@given(now=st.floats(1e9, 4e9), count=st.integers(1, 9), interval=st.floats(0.06, 86_400))
+@example(now=1800000053.3333333, count=9, interval=60.0)  # divided, it falls into the slot before
+@example(now=1800000000.6, count=3, interval=0.9)
+def test_a_runner_in_grace_never_runs_and_others_have_their_turns(now: float, count: int, interval: float) -> None:
+    members = [*fleet(count - 1), Member(runner_id="new", joined_at=now)]
+    settings = changed(
+        interval_seconds=interval,
+        spread_margin_seconds=0.0,
+        max_start_slot_fraction=0.0,
+        max_members=9,
+        membership_stabilization_seconds=1.0,
+    )
+    claims = {m.runner_id: decide_atomic_service_claim(m.runner_id, members, now, settings) for m in members}
+    running = [runner for runner, claim in claims.items() if claim.window is not None]
+    if running:
+        assert len(running) == 1
+        assert running != ["new"]
+    else:
+        assert {claim.reason for claim in claims.values()} == {AtomicServiceSkip.SCHEDULED_RUNNER_IN_GRACE}
 
 
 def test_a_runner_that_seems_to_join_in_the_future_is_not_in_grace_if_there_is_none() -> None:
@@ -443,7 +465,7 @@ def longest_wait(members: Sequence[Member], settings: SlotSettings, phases: Sequ
     """The longest time from a tick of an hourly cron to the first moment at which anybody works."""
     longest = 0.0
     for minute in (0, 3, 17, 59):
-        for tick in ticks_between(cron(f"{minute} * * * *"), TODAY, TODAY + 86_400, 24)[::5]:
+        for tick in ticks_between(cron(f"{minute} * * * *"), TODAY, TODAY + 86_400, 24)[::8]:
             start, end = tick - settings.interval_seconds, tick + 2 * settings.interval_seconds
             moments = [
                 moment
@@ -496,7 +518,8 @@ def test_records_go_by_age_and_by_count_oldest_first_but_never_a_running_one() -
     records = [execution(f"e{age:04}", "r1", -age, -age, ended=-age) for age in range(1000, 5000, 500)]
     assert surplus([running, *records], TODAY, OURS) == records[:5:-1]  # older than an hour: 4500 and 4000
     assert surplus([running, *records], TODAY, changed(execution_max_records=2)) == records[:1:-1]
-    assert surplus([running], TODAY, changed(execution_max_records=1, execution_retention_seconds=0.0)) == []
+    nothing = changed(execution_max_records=1, execution_retention_seconds=0.0)
+    assert surplus([running, execution("later", "r0", -5, 0, ended=-5)], TODAY, nothing) == []
 
 
 def test_a_runners_last_record_stays_for_two_cycles_whatever_the_settings() -> None:
@@ -530,6 +553,10 @@ def test_an_execution_of_any_status_in_the_slot_is_use(status: ExecutionStatus) 
 def test_an_execution_in_another_slot_is_no_use() -> None:
     earlier = execution("a", "r0", 0, 19, ended=19)
     assert judge(1, fleet(3), [earlier]) == SitsOut("r0", TODAY + 300)
+
+
+def test_what_the_asker_itself_has_just_started_excuses_nobody() -> None:
+    assert judge(1, fleet(3), [execution("a", "r1", 80, 99)]) == SitsOut("r0", TODAY + 300)
 
 
 def test_a_lone_runner_never_sits_out() -> None:

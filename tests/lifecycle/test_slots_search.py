@@ -16,7 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -156,7 +156,9 @@ class Model(NamedTuple):
     """The world, and what is broken in it."""
 
     skews: tuple[int, ...]  # by which each runner's clock is ahead of the store's
-    cycle: int
+    cycle: int = 6
+    margin: int = 1
+    mortal: int = 3  # bits: runners that may crash, be declared dead while they live, and join again
     gate: str = "swap"  # start if no execution is RUNNING, atomically; or "none"; or "read, then write"
     reaps: bool = True
     conditional: bool = True  # a service's writes apply only while its execution is RUNNING
@@ -167,16 +169,16 @@ class Model(NamedTuple):
 
 
 @functools.cache
-def window_end(runner: int, view: int, local: int, cycle: int) -> int | None:
+def window_end(runner: int, view: int, local: int, cycle: int, margin: int) -> int | None:
     active = [member for bit, member in enumerate(MEMBERS) if view >> bit & 1]
-    claim = decide_atomic_service_claim(f"r{runner}", active, float(local), in_ticks(cycle, 1))
+    claim = decide_atomic_service_claim(f"r{runner}", active, float(local), in_ticks(cycle, margin))
     return None if claim.window is None else int(claim.window.ends_at)
 
 
 @functools.cache
-def has_margin(ends_at: int, local: int, cycle: int) -> bool:
+def has_margin(ends_at: int, local: int) -> bool:
     window = Window(starts_at=-math.inf, ends_at=float(ends_at), cycle=0, slot=0)
-    return enough_margin(AtomicServiceClaim(window=window), float(local), in_ticks(cycle, 1, min_run_margin=2))
+    return enough_margin(AtomicServiceClaim(window=window), float(local), in_ticks(6, 1, min_run_margin=1))
 
 
 @functools.cache
@@ -197,11 +199,14 @@ def put(state: State, number: int, runner: Runner) -> State:
 
 def ended(state: State, owners: int) -> State:
     """These executions are RUNNING no more, so who meant to reap them will find nothing to write."""
-    runners = tuple(
-        runner._replace(doomed=runner.doomed & ~owners, running=runner.running and not owners >> number & 1)
-        for number, runner in enumerate(state.runners)
-    )
-    return State(state.time, state.roster, runners)
+    runners = []
+    for number, runner in enumerate(state.runners):
+        if runner.doomed & owners:
+            runner = runner._replace(doomed=runner.doomed & ~owners)
+        if runner.running and owners >> number & 1:
+            runner = Runner(DEAD) if runner.step == DEAD else runner._replace(running=False)
+        runners.append(runner)
+    return State(state.time, state.roster, tuple(runners))
 
 
 def step(model: Model, state: State, number: int) -> State:
@@ -214,7 +219,7 @@ def step(model: Model, state: State, number: int) -> State:
             mask = doomed(running, state.roster, state.time) if model.reaps else 0
             return put(state, number, Runner(REAP, view=state.roster, doomed=mask))
         case "reap":
-            end = window_end(number, runner.view, local, model.cycle)
+            end = window_end(number, runner.view, local, model.cycle, model.margin)
             decided = Runner() if end is None else Runner(START, ends_at=end)
             return put(ended(state, runner.doomed) if runner.doomed else state, number, decided)
         case "start" if model.gate != "none" and anybody:
@@ -224,7 +229,7 @@ def step(model: Model, state: State, number: int) -> State:
         case "start" | "insert":
             return put(state, number, runner._replace(step=CHECK, running=True))
         case "check":
-            if has_margin(runner.ends_at, local, model.cycle):
+            if has_margin(runner.ends_at, local):
                 return put(state, number, runner._replace(step=WORK))
         case "work":
             if local < runner.ends_at and (runner.running or not model.conditional):
@@ -239,7 +244,11 @@ def moves(model: Model, state: State) -> Iterator[tuple[str, State]]:
         bit = 1 << number
         if runner.step != DEAD:
             yield f"r{number}: {runner.step}", step(model, state, number)
-            yield f"r{number} crashes", put(state, number, Runner(DEAD, ends_at=runner.ends_at, running=runner.running))
+        if not model.mortal & bit:
+            continue
+        if runner.step != DEAD:
+            left = Runner(DEAD, ends_at=runner.ends_at, running=True) if runner.running else Runner(DEAD)
+            yield f"r{number} crashes", put(state, number, left)
         if state.roster & bit:
             yield f"r{number} is declared dead", state._replace(roster=state.roster & ~bit)
         elif runner.step != DEAD:
@@ -315,3 +324,106 @@ def stuck(model: Model, found: Found) -> list[State]:
                 can.add(state)
                 good.append(state)
     return [s for s in found.states if s not in can and any(each.step != DEAD for each in s.runners)]
+
+
+def far_behind(*places: int, cycle: int, **facts: Any) -> Model:
+    """The clocks that allow most.
+
+    To a runner, its clock only says where in the cycle it is. To the store, a clock that is two cycles behind makes
+    whatever the runner claims overrun from the start, so that it may be reaped at any time; with any other clock that
+    shows the same place in the cycle it may be reaped at some of these times.
+    """
+    return Model(tuple(place - 2 * cycle for place in places), cycle, **facts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(6))
+def test_with_any_clocks_the_gate_lets_one_of_two_runners_in(place: int) -> None:
+    found = search(far_behind(0, place, cycle=6))
+    assert found.wrong is None, found.path
+    assert len(found.states) > 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", [(0, 0), (1, 2), (2, 1)])  # clocks agree; all have their slots at once; reversed
+def test_with_any_clocks_the_gate_lets_one_of_three_runners_in(places: tuple[int, int]) -> None:
+    """Three, because a third may reap what it saw of the first while the second is in."""
+    found = search(far_behind(0, *places, cycle=3, margin=0, mortal=1))
+    assert found.wrong is None, found.path
+    assert len(found.states) > 5_000
+
+
+def as_seen_by_runners(model: Model) -> set[object]:
+    """What is reached, with times as the runners see them."""
+    return {
+        (
+            (state.time + model.skews[0]) % model.cycle,
+            state.roster,
+            *(
+                runner._replace(
+                    ends_at=0 if runner.step in (IDLE, REAP, DEAD) else max(0, runner.ends_at - state.time - skew)
+                )
+                for runner, skew in zip(state.runners, model.skews, strict=True)
+            ),
+        )
+        for state in search(model).states
+    }
+
+
+@pytest.mark.slow
+def test_clocks_far_behind_do_allow_most() -> None:
+    for skews in ((0, 0), (1, -3)):
+        most = as_seen_by_runners(far_behind(0, (skews[1] - skews[0]) % 4, cycle=4))
+        assert as_seen_by_runners(Model(skews, cycle=4)) <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skews", [(0, 0), (0, 2), (9, -6)])
+def test_nothing_blocks_the_gate_for_ever(skews: tuple[int, int]) -> None:
+    """From every state with a living runner one comes to work again, whoever crashed with whatever RUNNING."""
+    model = Model(skews, cycle=4)
+    assert stuck(model, search(model)) == []
+
+
+def zombies(found: Found) -> list[tuple[int, int]]:
+    """Runners that work on although their execution was reaped, while another's is RUNNING: store's time, own end."""
+    return [
+        (state.time, one.ends_at)
+        for state in found.states
+        for one, other in itertools.permutations(state.runners, 2)
+        if one.step == WORK and not one.running and other.step == WORK and other.running
+    ]
+
+
+def test_the_search_meets_runners_that_were_reaped_while_they_worked() -> None:
+    by_overrun = zombies(search(Model((0, 0), mortal=0)))
+    assert len(by_overrun) > 0
+    assert all(ends_at <= time for time, ends_at in by_overrun)
+    declared_dead = [ends_at > time for time, ends_at in zombies(search(Model((0, 0))))]
+    assert any(declared_dead)
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem", "longest"),
+    [
+        ({"gate": "none"}, "two executions are RUNNING", 6),
+        ({"gate": "read, then write"}, "two executions are RUNNING", 8),
+        ({"conditional": False}, "a runner writes although its execution was reaped", 10),
+    ],
+)
+def test_a_planted_bug_is_found(broken: dict[str, Any], problem: str, longest: int) -> None:
+    found = search(Model((0, 3))._replace(**broken))  # each is in its slot by its own clock
+    assert found.wrong == problem
+    assert 0 < len(found.path) <= longest
+
+
+def test_without_slots_that_overlap_the_missing_gate_is_still_found() -> None:
+    """Clocks that agree: it takes a runner that has not seen the other, or one that works past its end."""
+    found = search(Model((0, 0), gate="none"))
+    assert found.wrong == "two executions are RUNNING"
+
+
+def test_without_reaping_a_crash_blocks_the_gate_for_ever() -> None:
+    model = Model((0, 3), reaps=False)
+    blocked = stuck(model, search(model))
+    assert any(each.step == DEAD and each.running for state in blocked for each in state.runners)

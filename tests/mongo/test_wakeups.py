@@ -144,10 +144,8 @@ app.close()
     with runner.app, runner.app.runner():
         process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         settle_down(runner)
-        began = time.monotonic()
         process.communicate(b"\n", timeout=20)
-        until(lambda: runner.started)
-        assert runner.started[0] - began < 2 * SOON  # some of it is the interpreter's end
+        until(lambda: runner.started, LONG / 3)  # long before it would look by itself
 
 
 def test_closing_sends_what_was_gathered(mongo_url: str) -> None:
@@ -391,6 +389,8 @@ def test_an_event_that_cannot_be_read_does_not_end_the_hints(mongo_url: str, raw
             assert sending is not None
             listening.listen(READY, heard.append)
             await auntil(lambda: listening.trust)
+            sending.send([Hint(READY, ("before",))])
+            await auntil(lambda: heard[-1].subjects == ("before",))  # from here on it could be resumed
             await asyncio.to_thread(raw.holdfast_signals.insert_one, RawBSONDocument(odd))
             await auntil(lambda: len(events.named("change_stream_open")) == 2)
             heard.clear()
@@ -401,7 +401,7 @@ def test_an_event_that_cannot_be_read_does_not_end_the_hints(mongo_url: str, raw
         asyncio.run(run())
     finally:
         raw.holdfast_signals.delete_one({"_id": "odd"})
-    (broken,) = events.named("change_stream_broken")
+    (broken,) = events.named("change_stream_broken")  # once: it is not read again
     assert "InvalidBSON" in broken["why"]
 
 

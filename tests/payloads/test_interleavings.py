@@ -46,6 +46,7 @@ LONG_SECONDS, DAY = 0.02, 0.01
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depot_module, "PIECE_BYTES", 4)
+    monkeypatch.setattr(depot_module, "_AT_ONCE", 1)  # an actor does one thing at a time
 
 
 # --- stores whose commands stop at the gate

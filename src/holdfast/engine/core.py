@@ -240,5 +240,9 @@ def log_store_event(event: str, facts: Mapping[str, Any]) -> None:
             log.info("%s: answered again", facts.get("what", "the store"))
         case "change_stream_broken":
             log.warning("hints stop coming, polling instead: %s", facts["why"])
+        case "hints_not_sent":
+            log.debug("hints were not sent: %s", facts.get("why", ""))
+        case "hint_not_taken":
+            log.warning("a hint was not taken: %s", facts.get("why", ""))
         case "no_change_streams":
             log.info("no change streams here, polling instead: %s", facts["why"])

@@ -25,11 +25,13 @@ from holdfast.errors import CorruptRecord, PayloadLost
 from holdfast.lifecycle.records import Piece, StoredPayload
 from holdfast.store.contract import Store
 
-PIECE_BYTES = 4 * 2**20  # a part of every stored name: another size would need other names
+PIECE_BYTES = 2**20  # a part of every stored name: another size would need other names
 UNWANTED_SECONDS = 86_400.0
+_AT_ONCE = 4  # pieces: a store commits them together, or at the same time
 _BATCH_BYTES = 8 * 2**20
 _STALE_SECONDS = 3_600.0  # pieces that were put so long ago may be collected before their payload comes
 _LEVEL = 1  # of compression: most of the gain for a fifth of the time
+_SAMPLE_BYTES = 16 * 2**10
 _QUICK_BYTES = 256 * 2**10  # what is smaller is hashed on the spot
 
 
@@ -70,11 +72,11 @@ class Depot:
         if len(data) <= self._chunk_threshold:
             return StoredPayload(digest=digest, size=len(data), pieces=1, first=Piece(data))
         count = -(-len(data) // PIECE_BYTES)
-        view = memoryview(data)
-        for number in range(1, count):
-            piece = await asyncio.to_thread(_packed, view[number * PIECE_BYTES : (number + 1) * PIECE_BYTES])
-            await self._store.put_piece(self._app, digest, number, piece)
-        first = await asyncio.to_thread(_packed, view[:PIECE_BYTES])
+        for start in range(1, count, _AT_ONCE):
+            numbers = range(start, min(start + _AT_ONCE, count))
+            pieces = await asyncio.to_thread(_cut, data, numbers)
+            await asyncio.gather(*[self._store.put_piece(self._app, digest, n, pieces.pop(0)) for n in numbers])
+        (first,) = await asyncio.to_thread(_cut, data, [0])
         return StoredPayload(digest=digest, size=len(data), pieces=count, first=first)
 
     async def fetch(self, references: Sequence[Reference]) -> dict[str, bytes]:
@@ -103,7 +105,9 @@ class Depot:
         return data
 
     async def _assembled(self, stored: StoredPayload) -> bytes:
-        whole = io.BytesIO()  # hands its buffer over at the end without a copy
+        # Of its final size, so that it need not move while it grows; what is not written yet takes no memory. At the
+        # end it hands its buffer over without a copy.
+        whole = io.BytesIO(bytes(stored.size))
         for number in range(stored.pieces):
             most = min(PIECE_BYTES, stored.size - number * PIECE_BYTES)
             try:
@@ -130,10 +134,20 @@ def _damaged(digest: str, why: str) -> PayloadLost:
     return PayloadLost(f"the payload {digest} is damaged: {why}")
 
 
+def _cut(data: bytes, numbers: Iterable[int]) -> list[Piece]:
+    view = memoryview(data)
+    return [_packed(view[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]) for number in numbers]
+
+
 def _packed(part: memoryview) -> Piece:
-    """Compressed, if that makes it smaller."""
-    packed = zlib.compress(part, _LEVEL)
-    return Piece(packed, packed=True) if len(packed) < len(part) else Piece(bytes(part))
+    """Compressed, if that makes it smaller. Three samples tell, as most that is incompressible is so throughout."""
+    starts = (0, len(part) // 2, max(0, len(part) - _SAMPLE_BYTES))
+    samples = [part[start : start + _SAMPLE_BYTES] for start in starts]
+    if any(len(zlib.compress(sample, _LEVEL)) < 0.97 * len(sample) for sample in samples):
+        packed = zlib.compress(part, _LEVEL)
+        if len(packed) < len(part):
+            return Piece(packed, packed=True)
+    return Piece(bytes(part))
 
 
 def _unpacked(piece: Piece, most: int) -> bytes:

@@ -150,7 +150,7 @@ class Services:
         )
         blocker = await self._store.put_execution(self._app, mine)
         if blocker is not None:
-            return await self._blocked(mine, claim, blocker)
+            return await self._blocked(mine, claim, blocker, active)
         if not enough_margin(claim, self._store.now(), self._settings):
             await self._end(mine, ExecutionStatus.ABANDONED, NO_MARGIN)
             return self._settings.check_interval_seconds
@@ -163,9 +163,15 @@ class Services:
             await self._end(mine, status, reason)
         return 0.0
 
-    async def _blocked(self, mine: Execution, claim: AtomicServiceClaim, blocker: Execution) -> float:
+    async def _blocked(
+        self, mine: Execution, claim: AtomicServiceClaim, blocker: Execution, active: list[Member]
+    ) -> float:
         """Leave a line in the trail, once for each slot."""
         assert claim.window is not None
+        now = self._store.now()
+        for execution, why in reap([blocker], [member.runner_id for member in active], now):
+            await self._store.end_execution(self._app, execution.id, ExecutionStatus.ABANDONED, now, why)
+            return 0.0
         slot = derived_id("blocked", self._app, self._runner_id, f"{claim.window.cycle}", f"{claim.window.slot}")
         reason = f"runner {blocker.runner_id} has been at it since {blocker.started_at:.3f}"
         line = msgspec.structs.replace(
@@ -195,7 +201,11 @@ class Services:
             log.warning("the end of the services was not written, and will be reaped: %s", error)
 
     async def _perform(self, until: float) -> None:
-        """See to the duties that are due, once per check interval, to the window's end."""
+        """See to the duties that are due, once per check interval, to the window's end.
+
+        If somebody reaps us meanwhile (we were declared dead, or seem to overrun) the next one may begin before we
+        notice. That does no harm: every write of a duty is conditional, and the permit ends before a death is declared.
+        """
         while (now := self._store.now()) < until and self._permit.holds():
             for duty in self._duties:
                 if now >= self._next.get(duty.name, 0.0):

@@ -38,7 +38,7 @@ def main(descriptor: int) -> None:
         hello, _ = channel.receive(Hello)
         end_with(hello.pid)
         _keep_calm(connection)
-        sys.argv[:] = hello.argv
+        sys.argv[:] = [os.fsdecode(each) for each in hello.argv]
         with contextlib.closing(_Worker(hello.program)) as worker:
             while True:
                 channel.send(*worker.answer(*channel.receive(Question)))
@@ -73,12 +73,12 @@ def _watch(parent: int) -> None:
 def _keep_calm(connection: socket.socket) -> None:
     """Leave it to the parent to react to Ctrl-C and to a service manager that tells every process to stop.
 
-    Handlers, not SIG_IGN: programs that a task starts get the usual reaction back. So do processes that it forks, and
-    those must let go of the connection too, or the parent could not tell that we are gone.
+    Handlers, not SIG_IGN: programs that a task starts react as usual.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _nothing)
-    os.register_at_fork(after_in_child=lambda: _after_fork(connection))
+    forks = _Forks(connection)
+    os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.inside)
     with contextlib.suppress(Exception):  # no stderr
         faulthandler.enable()
 
@@ -87,11 +87,26 @@ def _nothing(number: int, frame: object) -> None:
     pass
 
 
-def _after_fork(connection: socket.socket) -> None:
-    connection.close()
-    with contextlib.suppress(ValueError):  # not the main thread
+class _Forks:
+    """What a task forks lets go of the connection, or the parent could not tell that we are gone; and SIGTERM ends it,
+    which `multiprocessing` relies on. A signal that comes in between waits.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._before = threading.local()
+
+    def before(self) -> None:
+        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
+
+    def inside(self) -> None:
+        self._connection.close()
         if signal.getsignal(signal.SIGTERM) is _nothing:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.after()
 
 
 class _Worker:

@@ -26,9 +26,9 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from holdfast.execution.call import INTERRUPTED, Call, Crashed, Outcome, Unfit
-from holdfast.execution.declared import Unreachable, address_of, this_program
+from holdfast.execution.declared import Unreachable, address_of
 from holdfast.execution.places import Deliver, _Pile
-from holdfast.execution.wire import Answer, Channel, Hello, Question, outcome_of, question_of
+from holdfast.execution.wire import Answer, Channel, Question, hello, outcome_of, question_of
 
 _GRACE_SECONDS = 2.0  # for a child to end by itself
 _LOOK_MILLISECONDS = 1000  # how often to look whether a silent child is alive; its end usually announces itself
@@ -228,7 +228,7 @@ class _Child:
     def ask(self, question: Question, parts: Sequence[bytes]) -> None:
         if not self.calls:
             self._connection.sendall(self._greeting)
-            self._channel.send(Hello(os.getpid(), sys.argv, this_program()))
+            self._channel.send(hello())
         self.calls += 1
         self._channel.send(question, parts)
 

@@ -7,8 +7,11 @@ with its own codec. Talk is strictly question and answer, so neither side can wa
 
 from __future__ import annotations
 
+import functools
+import os
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -16,7 +19,7 @@ import msgspec
 
 from holdfast.codec import ErrorRecord, Limits, Payload
 from holdfast.execution.call import Call, Outcome, Raised, Returned, Unfit
-from holdfast.execution.declared import Address, Program
+from holdfast.execution.declared import Address, Program, this_program
 
 T = TypeVar("T")
 
@@ -26,11 +29,16 @@ _FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it
 
 
 class Hello(msgspec.Struct, array_like=True):
-    """The first message: who the parent is."""
+    """The first message: who the parent is. File names are bytes, since they need not be text."""
 
     pid: int
-    argv: list[str]
-    program: Program | None
+    argv: list[bytes]
+    name: str
+    path: bytes
+
+    @property
+    def program(self) -> Program | None:
+        return Program(self.name, os.fsdecode(self.path)) if self.name or self.path else None
 
 
 class Question(msgspec.Struct, array_like=True):
@@ -73,7 +81,7 @@ class Channel:
 
     def receive(self, kind: type[T]) -> tuple[T, list[bytes]]:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        head, sizes = msgspec.msgpack.decode(self._exactly(length), type=tuple[kind, list[int]])  # type: ignore[valid-type]
+        head, sizes = _decoder(kind).decode(self._exactly(length))
         return head, [self._exactly(size) for size in sizes]
 
     def _exactly(self, size: int) -> bytes:
@@ -88,6 +96,16 @@ class Channel:
             pieces.append(self._connection.recv(missing, socket.MSG_WAITALL))
             missing -= len(pieces[-1])
         return b"".join(pieces)
+
+
+@functools.cache
+def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[tuple[T, list[int]]]:
+    return msgspec.msgpack.Decoder(tuple[kind, list[int]])  # type: ignore[valid-type]
+
+
+def hello() -> Hello:
+    program = this_program() or Program("", "")
+    return Hello(os.getpid(), [os.fsencode(each) for each in sys.argv], program.name, os.fsencode(program.path))
 
 
 def question_of(call: Call, address: Address) -> tuple[Question, list[bytes]]:

@@ -10,7 +10,7 @@ submit and handed to the task as an argument. So what was executed is known even
 
 ::
 
-    witness = Witness(folder / "client-1.jsonl")
+    witness = Witness.in_folder(folder, "client")
     with witness.submission("t1") as accepted:
         accepted(work.submit("t1").id)
 
@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -138,6 +138,14 @@ class Witness:
         # A new file: after a torn line nothing more may come, and whoever died here may have left one.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.open(self.path, flags, 0o600)
+
+    @classmethod
+    def in_folder(
+        cls, folder: Path | str, role: str, *, clock: Clock | None = None, codec: Codec | None = None
+    ) -> Self:
+        """A ledger of a new name in a folder that many processes share."""
+        name = f"{role}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
+        return cls(Path(folder) / name, clock=clock, codec=codec)
 
     def close(self) -> None:
         """Not needed for the lines: they are there."""

@@ -1,4 +1,4 @@
-"""The runner over the memory store, on virtual time: nothing here waits for a real second."""
+"""The worker over the memory store, on virtual time: nothing here waits for a real second."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.codec import Codec, ErrorRecord
-from holdfast.engine.core import Engine
+from holdfast.engine.core import Duties, Engine
 from holdfast.engine.definition import Place, TaskDefinition
-from holdfast.engine.runner import Runner
-from holdfast.errors import StoreError, StoreReadOnly, StoreUnavailable
+from holdfast.engine.permit import Unlimited
+from holdfast.engine.runner import RunnerSettings
+from holdfast.engine.worker import Worker
+from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
 from holdfast.lifecycle.records import FINAL as ENDED
-from holdfast.lifecycle.records import Hint, InvocationRecord, RunnerRecord, registered
+from holdfast.lifecycle.records import Hint, InvocationRecord, Serves, registered
+from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.status import FINAL, Status
+from holdfast.settings import Settings
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
 
-POLL, HEARTBEAT, DRAIN = 1.0, 2.0, 30.0
+POLL, DRAIN = 1.0, 30.0
+DUTIES = Duties(
+    runner=RunnerSettings(heartbeat_seconds=2.0, dead_after_seconds=15.0, slots=Settings().slots),
+    recover_running_cron=cron("*/15 * * * * *"),
+    recover_pending_cron=cron("*/15 * * * * *"),
+)
 
 
 class Harness:
@@ -42,14 +51,17 @@ class Harness:
             app="app", store=self.store, clock=clock, ids=self.ids, rng=self.rng, poll_interval_seconds=POLL
         )
 
-    def runner(self, *functions: Callable[..., Any], concurrency: int = 10, **options: Any) -> Runner:
+    def worker(self, *functions: Callable[..., Any], concurrency: int = 10, **options: Any) -> Worker:
         definitions = [definition(function, **options) for function in functions]
-        return self.engine.runner(
+        names = frozenset(name for each in definitions for name in each.names)
+        return self.engine.worker(
             definitions,
             self.codec,
-            version="0",
+            owner=f"{self.ids.new()}/0",
+            serves=Serves(tasks=names),
             concurrency=concurrency,
-            heartbeat_seconds=HEARTBEAT,
+            permit=Unlimited(),
+            recovery=self.engine.recovery("app", DUTIES),
             drain_timeout_seconds=DRAIN,
             make_places=lambda place, deliver: InlinePlaces(deliver),
         )
@@ -98,10 +110,10 @@ def virtually(scenario: Callable[[Harness], Coroutine[Any, Any, None]]) -> None:
     run_virtual(main)
 
 
-async def running(runner: Runner) -> asyncio.Task[Any]:
-    """Start it and wait until it is on the roster."""
+async def running(worker: Worker) -> asyncio.Task[Any]:
+    """Start it and wait until it looks for work."""
     ready = asyncio.Event()
-    task = asyncio.create_task(runner.run(ready.set))
+    task = asyncio.create_task(worker.run(ready.set))
     await ready.wait()
     return task
 
@@ -117,15 +129,15 @@ async def nap(seconds: float) -> str:
 
 def test_a_task_goes_from_submit_to_result() -> None:
     async def scenario(harness: Harness) -> None:
-        runner = harness.runner(add)
-        life = await running(runner)
+        worker = harness.worker(add)
+        life = await running(worker)
         id = await harness.submit("add", 1, 2)
         (record,) = await harness.end(id)
         assert harness.codec.decode(record.result or b"") == 3
         assert await harness.story(id) == ["registered", "pending", "running", "success"]
         assert (record.owner, record.epoch, record.attempt) == (None, 1, 1)
-        assert [entry.owner for entry in record.history] == [None, runner.owner, runner.owner, None]
-        runner.stop()
+        assert [entry.owner for entry in record.history] == [None, worker.owner, worker.owner, None]
+        worker.stop()
         assert (await life).ended == 1
 
     virtually(scenario)
@@ -138,12 +150,12 @@ def test_delayed_work_starts_when_it_is_due_and_not_before() -> None:
         def note() -> None:
             started.append(harness.clock.now())
 
-        runner = harness.runner(note)
-        life = await running(runner)
+        worker = harness.worker(note)
+        life = await running(worker)
         due = harness.clock.now() + 7.25
         await harness.end(await harness.submit("note", delay=7.25))
         assert due <= started[0] < due + 0.01
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -162,11 +174,11 @@ def test_priority_goes_before_age() -> None:
             await harness.submit("note", "third"),
             await harness.submit("note", "last, high", priority=9),
         ]
-        runner = harness.runner(note, concurrency=1)
-        life = await running(runner)
+        worker = harness.worker(note, concurrency=1)
+        life = await running(worker)
         await harness.end(*ids)
         assert order == ["last, high", "second", "third", "first, low"]
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -184,13 +196,13 @@ def test_never_more_than_concurrency_at_once_and_all_places_are_used() -> None:
             at_once -= 1
 
         ids = [await harness.submit("work") for _ in range(23)]
-        runner = harness.runner(work, concurrency=4)
-        life = await running(runner)
+        worker = harness.worker(work, concurrency=4)
+        life = await running(worker)
         began = harness.clock.now()
         await harness.end(*ids)
         assert most == 4
         assert harness.clock.now() - began == pytest.approx(6.0, abs=0.1)  # 23 seconds of work on 4 places
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -199,12 +211,12 @@ def test_never_more_than_concurrency_at_once_and_all_places_are_used() -> None:
 def test_unknown_tasks_are_left_alone() -> None:
     async def scenario(harness: Harness) -> None:
         foreign = await harness.submit("somebody_elses")
-        runner = harness.runner(add)
-        life = await running(runner)
+        worker = harness.worker(add)
+        life = await running(worker)
         (record,) = await harness.end(await harness.submit("add", 1, 1))
         assert record.status == "success"
         assert await harness.story(foreign) == ["registered"]
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -212,8 +224,8 @@ def test_unknown_tasks_are_left_alone() -> None:
 
 def test_a_lost_hint_costs_one_polling_interval() -> None:
     async def scenario(harness: Harness) -> None:
-        runner = harness.runner(add)
-        life = await running(runner)
+        worker = harness.worker(add)
+        life = await running(worker)
         await asyncio.sleep(10.3)
         now = harness.clock.now()
         record = InvocationRecord(
@@ -227,7 +239,7 @@ def test_a_lost_hint_costs_one_polling_interval() -> None:
         await harness.store.insert([registered(record, operation="unannounced", at=now)])
         await harness.end(record.id)
         assert harness.clock.now() - now <= POLL + 0.01
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -245,7 +257,7 @@ def test_arguments_that_no_longer_bind_are_parked_and_woken_by_other_code() -> N
 
         old = greet
 
-        first = harness.runner(old)
+        first = harness.worker(old)
         life = await running(first)
         await asyncio.sleep(1)
         record = await harness.record(id)
@@ -254,7 +266,7 @@ def test_arguments_that_no_longer_bind_are_parked_and_woken_by_other_code() -> N
         first.stop()
         await life
 
-        again = harness.runner(old)  # the same code: it stays where it is
+        again = harness.worker(old)  # the same code: it stays where it is
         life = await running(again)
         await asyncio.sleep(5)
         assert (await harness.record(id)).status == "parked"
@@ -264,7 +276,7 @@ def test_arguments_that_no_longer_bind_are_parked_and_woken_by_other_code() -> N
         def greet(name: str, surname: str) -> str:  # type: ignore[no-redef]
             return f"{name} {surname}"
 
-        mended = harness.runner(greet)
+        mended = harness.worker(greet)
         life = await running(mended)
         (record,) = await harness.end(id)
         assert harness.codec.decode(record.result or b"") == "Ada Lovelace"
@@ -285,13 +297,13 @@ def test_arguments_that_cannot_be_decoded_are_parked() -> None:
             id=harness.ids.new(), app="app", task="add", arguments=b"\xc1 garbage", created_at=now, due_at=now
         )
         await harness.engine.submitter.submit([registered(record, operation="x", at=now)])
-        runner = harness.runner(add)
-        life = await running(runner)
+        worker = harness.worker(add)
+        life = await running(worker)
         await asyncio.sleep(1)
         stored = await harness.record(record.id)
         assert stored.status == "parked"
         assert "do not fit this code" in stored.reason
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -302,12 +314,12 @@ def test_a_result_that_cannot_be_stored_fails_with_that_reason() -> None:
         def opaque() -> object:
             return {"lines": [1, object()]}
 
-        runner = harness.runner(opaque)
-        life = await running(runner)
+        worker = harness.worker(opaque)
+        life = await running(worker)
         (record,) = await harness.end(await harness.submit("opaque"))
         assert record.status == "failed"
         assert "result['lines'][1]" in record.reason
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -319,15 +331,15 @@ def test_whatever_user_code_raises_is_an_outcome(error: BaseException) -> None:
         def fail() -> None:
             raise error
 
-        runner = harness.runner(fail, add)
-        life = await running(runner)
+        worker = harness.worker(fail, add)
+        life = await running(worker)
         (record,) = await harness.end(await harness.submit("fail"))
         assert record.status == "failed"
         assert record.error is not None
         assert type(error).__name__ in record.error.type_name
         (after,) = await harness.end(await harness.submit("add", 1, 2))
         assert after.status == "success"
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -338,11 +350,11 @@ def test_whatever_user_code_raises_is_an_outcome(error: BaseException) -> None:
 
 def test_a_stop_finishes_what_runs_and_takes_nothing_new() -> None:
     async def scenario(harness: Harness) -> None:
-        runner = harness.runner(nap, concurrency=1)
-        life = await running(runner)
+        worker = harness.worker(nap, concurrency=1)
+        life = await running(worker)
         first, second = await harness.submit("nap", 5), await harness.submit("nap", 5)
         await asyncio.sleep(1)
-        runner.stop()
+        worker.stop()
         account = await life
         assert (await harness.record(first)).status == "success"
         assert await harness.story(second) == ["registered"]
@@ -355,12 +367,12 @@ def test_a_stop_finishes_what_runs_and_takes_nothing_new() -> None:
 @pytest.mark.parametrize(("hurry", "patience"), [(False, DRAIN), (True, 0.0)])
 def test_work_that_outlasts_the_drain_timeout_goes_back_to_the_queue(hurry: bool, patience: float) -> None:
     async def scenario(harness: Harness) -> None:
-        runner = harness.runner(nap)
-        life = await running(runner)
+        worker = harness.worker(nap)
+        life = await running(worker)
         id = await harness.submit("nap", 3600)
         await asyncio.sleep(1)
         asked = harness.clock.now()
-        runner.stop(hurry=hurry)
+        worker.stop(hurry=hurry)
         await life
         assert harness.clock.now() - asked == pytest.approx(patience, abs=0.1)
         assert await harness.story(id) == ["registered", "pending", "running", "killed", "rerouted"]
@@ -378,11 +390,11 @@ def test_code_that_ignores_its_cancellation_does_not_hold_up_the_stop() -> None:
                 except asyncio.CancelledError:
                     continue
 
-        runner = harness.runner(stubborn)
-        life = await running(runner)
+        worker = harness.worker(stubborn)
+        life = await running(worker)
         id = await harness.submit("stubborn")
         await asyncio.sleep(1)
-        runner.stop(hurry=True)
+        worker.stop(hurry=True)
         account = await life
         assert account.interrupted == 1
         assert await harness.story(id) == ["registered", "pending", "running", "killed", "rerouted"]
@@ -446,15 +458,15 @@ def test_an_end_is_written_again_until_the_store_answers(failures: int, after_th
     async def main(clock: VirtualClock) -> None:
         store = FlakyApply(clock)
         harness = Harness(clock, store)
-        runner = harness.runner(add)
-        life = await running(runner)
+        worker = harness.worker(add)
+        life = await running(worker)
         store.failures, store.after_the_write = failures, after_the_write
         id = await harness.submit("add", 1, 2)
         (record,) = await harness.end(id)
         assert store.failures == 0
         assert harness.codec.decode(record.result or b"") == 3
         assert await harness.story(id) == ["registered", "pending", "running", "success"]
-        runner.stop()
+        worker.stop()
         await life
 
     run_virtual(main)
@@ -484,12 +496,12 @@ def test_a_result_that_the_store_never_takes_fails_its_invocation_and_no_other()
             return "x" * size if size else "bug"
 
         ids = [await harness.submit("make", size) for size in (1, 5000, 2, 0, 3)]
-        runner = harness.runner(make)
-        life = await running(runner)
+        worker = harness.worker(make)
+        life = await running(worker)
         records = await harness.end(*ids)
         assert [str(record.status) for record in records] == ["success", "failed", "success", "failed", "success"]
         assert "string or blob too big" in records[1].reason
-        runner.stop()
+        worker.stop()
         await life
 
     run_virtual(main)
@@ -502,15 +514,15 @@ def test_an_error_that_the_store_never_takes_is_told_in_few_words() -> None:
         def fail(size: int) -> None:
             raise ValueError("no" * size + "\0")
 
-        runner = harness.runner(fail)
-        life = await running(runner)
+        worker = harness.worker(fail)
+        life = await running(worker)
         (record,) = await harness.end(await harness.submit("fail", 5000))
         assert record.status is Status.FAILED
         assert record.error is not None
         assert record.error.type_name.endswith("ValueError")
         assert record.error.message.startswith("nono")
         assert "error too big" in record.reason
-        runner.stop()
+        worker.stop()
         await life
 
     run_virtual(main)
@@ -521,13 +533,13 @@ def test_work_that_cannot_be_marked_as_killed_in_so_many_words_is_killed_in_fewe
 ) -> None:
     async def main(clock: VirtualClock) -> None:
         harness = Harness(clock, Picky(clock))
-        runner = harness.runner(nap)
-        life = await running(runner)
+        worker = harness.worker(nap)
+        life = await running(worker)
         id = await harness.submit("nap", 3600.0)
         await asyncio.sleep(1)
         killed = changes.killed
         monkeypatch.setattr(changes, "killed", lambda record, **more: killed(record, **(more | {"why": "no" * 5000})))
-        runner.stop(hurry=True)
+        worker.stop(hurry=True)
         await life
         assert await harness.story(id) == ["registered", "pending", "running", "killed", "rerouted"]
 
@@ -537,8 +549,8 @@ def test_work_that_cannot_be_marked_as_killed_in_so_many_words_is_killed_in_fewe
 def test_a_defect_while_an_end_is_announced_does_not_hold_up_the_next_ends(caplog: pytest.LogCaptureFixture) -> None:
     async def main(clock: VirtualClock) -> None:
         harness = Harness(clock)
-        runner = harness.runner(nap)
-        life = await running(runner)
+        worker = harness.worker(nap)
+        life = await running(worker)
         send, broken = harness.engine.hub.send, [True]
 
         def sometimes(*hints: Hint) -> None:
@@ -552,7 +564,7 @@ def test_a_defect_while_an_end_is_announced_does_not_hold_up_the_next_ends(caplo
         records = await harness.end(*ids)
         assert [record.status for record in records] == ["success"] * 2
         assert "a defect" in caplog.text
-        runner.stop()
+        worker.stop()
         await life
 
     run_virtual(main)
@@ -586,8 +598,8 @@ def test_nothing_is_lost_or_done_twice_when_the_store_fails(failures: int, after
             runs.append(number)
             return number
 
-        runner = harness.runner(work)
-        life = await running(runner)
+        worker = harness.worker(work)
+        life = await running(worker)
         await asyncio.sleep(1.5)
         store.after_the_write = after_the_write
         store.failures = failures  # the claim meets the first of them, the settle may meet the others
@@ -597,7 +609,7 @@ def test_nothing_is_lost_or_done_twice_when_the_store_fails(failures: int, after
         assert sorted(runs) == [0, 1, 2]
         for id in ids:
             assert await harness.story(id) == ["registered", "pending", "running", "success"]
-        runner.stop()
+        worker.stop()
         await life
 
     run_virtual(main)
@@ -605,8 +617,8 @@ def test_nothing_is_lost_or_done_twice_when_the_store_fails(failures: int, after
 
 def test_a_zombie_is_refused() -> None:
     async def scenario(harness: Harness) -> None:
-        runner = harness.runner(nap)
-        life = await running(runner)
+        worker = harness.worker(nap)
+        life = await running(worker)
         id = await harness.submit("nap", 10)
         await asyncio.sleep(1)
         stolen = replace(await harness.record(id), owner="another/0", epoch=2)
@@ -614,26 +626,7 @@ def test_a_zombie_is_refused() -> None:
         await asyncio.sleep(20)
         record = await harness.record(id)
         assert (record.status, record.owner, record.epoch, record.result) == ("running", "another/0", 2, None)
-        runner.stop()
-        await life
-
-    virtually(scenario)
-
-
-# --- the roster
-
-
-def test_a_runner_heartbeats_and_joins_again_when_it_was_taken_off_the_roster() -> None:
-    async def scenario(harness: Harness) -> None:
-        runner = harness.runner(add)
-        life = await running(runner)
-        await asyncio.sleep(11)
-        (entry,) = await harness.store.roster("app")
-        assert harness.clock.now() - entry.heartbeat_at <= HEARTBEAT + 0.01
-        await harness.store.leave("app", entry.id)
-        await asyncio.sleep(HEARTBEAT + 0.1)
-        assert [again.id for again in await harness.store.roster("app")] == [entry.id]
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -647,12 +640,12 @@ def test_final_statuses_are_all_there_are_in_the_end() -> None:
             return number
 
         ids = [await harness.submit("sometimes", number) for number in range(100)]
-        runner = harness.runner(sometimes)
-        life = await running(runner)
+        worker = harness.worker(sometimes)
+        life = await running(worker)
         records = await harness.end(*ids)
         assert all(record.status in FINAL for record in records)
         assert await harness.store.counts("app") == {"success": 66, "failed": 34}
-        runner.stop()
+        worker.stop()
         await life
 
     virtually(scenario)
@@ -663,29 +656,16 @@ def test_a_runner_can_be_stopped_while_the_store_is_away(hurry: bool) -> None:
     async def main(clock: VirtualClock) -> None:
         store = Flaky(clock)
         harness = Harness(clock, store)
-        runner = harness.runner(nap)
-        life = await running(runner)
+        worker = harness.worker(nap)
+        life = await running(worker)
         id = await harness.submit("nap", 5)
         await asyncio.sleep(1)
         store.failures = 1_000_000
         await asyncio.sleep(10)  # the nap is over, but its end cannot be written
         asked = clock.now()
-        runner.stop(hurry=hurry)
+        worker.stop(hurry=hurry)
         await life
         assert clock.now() - asked < (3 if hurry else DRAIN + 15)
         assert await harness.story(id) == ["registered", "pending", "running"]
-
-    run_virtual(main)
-
-
-def test_a_store_that_refuses_a_starting_runner_is_not_asked_for_ever() -> None:
-    class Refusing(MemoryStore):
-        async def enrol(self, runner: RunnerRecord) -> None:
-            raise StoreReadOnly("not with this user")
-
-    async def main(clock: VirtualClock) -> None:
-        harness = Harness(clock, Refusing(clock))
-        with pytest.raises(StoreReadOnly):
-            await harness.runner(add).run()
 
     run_virtual(main)
