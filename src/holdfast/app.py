@@ -12,7 +12,6 @@ import difflib
 import inspect
 import os
 import random
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
@@ -25,10 +24,18 @@ from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.core import Duties, Engine, log_store_event
-from holdfast.engine.definition import TaskDefinition, place_for, signature_of
+from holdfast.engine.definition import (
+    TaskDefinition,
+    import_name,
+    is_redefined,
+    place_for,
+    signature_of,
+    where_of,
+)
 from holdfast.engine.runner import RunnerSettings
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
-from holdfast.execution.declared import MAINS, remember
+from holdfast.execution.declared import remember
+from holdfast.execution.hooks import Hooks
 from holdfast.ids import Ids
 from holdfast.invocation import End, Invocation, outcome_of
 from holdfast.lifecycle.explain import explain, living
@@ -43,6 +50,7 @@ from holdfast.task import AsyncTask, Submittable, Task, valid_name, valid_priori
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Executor = Literal["thread", "loop", "process"]
 
 DEFAULT_FILE = "holdfast.db"
@@ -64,6 +72,7 @@ class App:
         self.name = valid_name("app", self.settings.name or DEFAULT_NAME)
         self._tasks: dict[str, Submittable[..., Any]] = {}
         self._codec = Codec()
+        self._hooks = Hooks()
         self._clock = SystemClock()
         # Not the kernel's randomness for each id: asking for it lets go of the interpreter, and so splits batches.
         self._rng = random.Random()
@@ -94,6 +103,7 @@ class App:
         tags: Iterable[str] = (),
         priority: int = 0,
         executor: Executor | None = None,
+        at_most_once: bool = False,
     ) -> _Decorator: ...
 
     def task(
@@ -107,6 +117,7 @@ class App:
         tags: Iterable[str] = (),
         priority: int = 0,
         executor: Executor | None = None,
+        at_most_once: bool = False,
     ) -> Any:
         """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
 
@@ -114,15 +125,24 @@ class App:
         under which stored work may still call for it. A coroutine function shares one event loop with the others; a
         plain function gets a thread. ``executor="process"`` runs either in a process of its own, which may crash or
         compute without harm to others.
+
+        Work whose runner crashed is run again; ``at_most_once=True`` ends it with `WorkerLost` instead.
         """
         if function is None:
             return lambda function: self.task(
-                function, name=name, aliases=aliases, queue=queue, tags=tags, priority=priority, executor=executor
+                function,
+                name=name,
+                aliases=aliases,
+                queue=queue,
+                tags=tags,
+                priority=priority,
+                executor=executor,
+                at_most_once=at_most_once,
             )
         if not callable(function) or inspect.isclass(function) or isinstance(function, Submittable):
             raise UsageError(f"a task is made of a function, not of {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(f"{_where(function)} is a generator; a task returns one result")
+            raise UsageError(f"{where_of(function)} is a generator; a task returns one result")
         definition = TaskDefinition(
             name=valid_name("task", name or import_name(function)),
             function=function,
@@ -132,16 +152,17 @@ class App:
             tags=tuple(sorted(valid_name("tag", tag) for tag in _names(tags))),
             priority=valid_priority(priority),
             aliases=tuple(valid_name("task", alias) for alias in _names(aliases)),
+            at_most_once=bool(at_most_once),
         )
         return self._declare(definition)
 
     def _declare(self, definition: TaskDefinition) -> Submittable[..., Any]:
         for known in definition.names:
-            if known in self._tasks and not _is_redefined(self._tasks[known].definition, definition):
+            if known in self._tasks and not is_redefined(self._tasks[known].definition, definition):
                 other = self._tasks[known].definition.function
                 raise DuplicateTask(
-                    f"two tasks are named '{known}': {_where(other)} and "
-                    f"{_where(definition.function)}. Give one of them name='…'."
+                    f"two tasks are named '{known}': {where_of(other)} and "
+                    f"{where_of(definition.function)}. Give one of them name='…'."
                 )
         self._codec.register_annotations(definition.function)
         remember(self.name, definition.name, definition.function, self._codec)
@@ -157,6 +178,27 @@ class App:
         """
         self._codec.register(cls, name=name)
         return cls
+
+    def on_worker_start(self, function: F) -> F:
+        """Call this (async or not) in each worker before its first task: ``@app.on_worker_start``."""
+        self._hooks.starts.append(function)
+        return function
+
+    def on_worker_stop(self, function: F) -> F:
+        """Call this (async or not) in each worker after its last task."""
+        self._hooks.stops.append(function)
+        return function
+
+    def lifespan(self, function: F) -> F:
+        """A context manager (async or not) around the life of each worker, for pools and connections::
+
+        @app.lifespan
+        @asynccontextmanager
+        async def pools():
+            async with open_pool() as pool: ...
+        """
+        self._hooks.spans.append(function)
+        return function
 
     @property
     def tasks(self) -> dict[str, Submittable[..., Any]]:
@@ -459,39 +501,6 @@ def absolute_url(url: str, folder: Path) -> str:
     if path == url or not path or path.startswith(("/", "~", ":")):
         return url
     return f"sqlite:///{folder / path}"
-
-
-def import_name(function: Callable[..., Any]) -> str:
-    """How a task is called:
-
-    ``module:function``. A module that is run as a program is called by the name under which others import it.
-    """
-    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if module is None or qualname is None:
-        raise UsageError(f"{function!r} has no name to find it by again; give name='…'")
-    if "<lambda>" in qualname:
-        raise UsageError("a lambda has no name to find it by again; use a named function, or give name='…'")
-    if module in MAINS:
-        main = sys.modules[module]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        if spec is not None:
-            module = spec.name
-        elif file is not None:
-            module = Path(file).stem
-    module = module.removesuffix(".__main__")
-    return f"{module}:{qualname.replace('<locals>.', '')}"
-
-
-def _is_redefined(old: TaskDefinition, new: TaskDefinition) -> bool:
-    """Whether a notebook or a prompt has run the same cell again: the new function then takes the old one's place."""
-    interactive = not hasattr(sys.modules["__main__"], "__file__")
-    names = [(getattr(d.function, "__module__", None), getattr(d.function, "__qualname__", "")) for d in (old, new)]
-    return interactive and names[0] == names[1] and names[0][0] == "__main__"
-
-
-def _where(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
 def _names(names: Iterable[str]) -> Iterable[str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast._version import __version__
+from holdfast.engine.crew import Crew
+from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import Runner
 from holdfast.engine.worker import Account
 from holdfast.errors import UsageError
+from holdfast.lifecycle.records import RunnerRecord
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -40,6 +44,7 @@ class EmbeddedRunner:
         queues: tuple[str, ...] | None,
         tags: tuple[str, ...],
         drain_timeout_seconds: float,
+        make_crew: Callable[[RunnerRecord, Recovery], Crew] | None = None,
     ) -> None:
         if type(concurrency) is not int or not 1 <= concurrency <= 10_000:
             raise UsageError(f"concurrency={concurrency!r}: a runner has from 1 to 10,000 places")
@@ -48,6 +53,7 @@ class EmbeddedRunner:
         self._queues = queues
         self._tags = tags
         self._drain = drain_timeout_seconds
+        self._make_crew = make_crew
         self._runner: Runner | None = None
         self._done: asyncio.Task[Account] | None = None
 
@@ -55,6 +61,19 @@ class EmbeddedRunner:
     def id(self) -> str | None:
         """The runner's id on the roster, while it runs."""
         return None if self._runner is None or self._runner.record is None else self._runner.record.id
+
+    @property
+    def drain_timeout_seconds(self) -> float:
+        return self._drain
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the store has heard its heartbeat lately."""
+        return self._runner is not None and self._runner.is_heard
+
+    def supervise(self, make_crew: Callable[[RunnerRecord, Recovery], Crew]) -> None:
+        """Let others run the tasks, and only supervise them."""
+        self._make_crew = make_crew
 
     def start(self) -> Self:
         self._app._run(self._start())
@@ -73,6 +92,8 @@ class EmbeddedRunner:
             tags=self._tags,
             duties=self._app._duties,
             drain_timeout_seconds=self._drain,
+            make_crew=self._make_crew,
+            hooks=self._app._hooks,
         )
         ready = asyncio.Event()
         self._app._runners.add(self)

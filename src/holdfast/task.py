@@ -189,6 +189,7 @@ class Submittable(Generic[P, R]):
             arguments=packed.data,
             queue=options.queue or task.queue,
             tags=task.tags,
+            at_most_once=task.at_most_once,
             priority=task.priority if options.priority is None else options.priority,
             created_at=now,
             due_at=now + options.delay_seconds if options.at is None else options.at,

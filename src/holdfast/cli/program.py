@@ -86,6 +86,7 @@ def _make() -> typer.Typer:
     ]
     for command in commands:
         program.command(epilog=_EXIT_CODES)(command)
+    program.command(hidden=True)(running.worker)
     status = group("The state machine.")
     status.callback()(lambda: None)
     status.command("render", epilog=_EXIT_CODES)(tending.render)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.app import App
 from holdfast.codec import Codec
-from holdfast.errors import HoldfastError
+from holdfast.embedded import EmbeddedRunner
+from holdfast.engine.attached import Attached
+from holdfast.engine.messages import Orders
+from holdfast.engine.permit import Permit
+from holdfast.engine.process_crew import ProcessCrew, refuse_bad_numbers
+from holdfast.engine.recovery import Recovery
+from holdfast.engine.worker import Worker
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.invocation import End, Invocation
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.lifecycle.status import FINAL, OWNED
 from holdfast.store.contract import Finding, Store
 
@@ -72,3 +80,79 @@ async def _held_up(app: App, invocation: Invocation[Any]) -> str:
 
 def codec_of(app: App) -> Codec:
     return app._codec
+
+
+def runner_of(
+    app: App,
+    *,
+    command: Sequence[str],
+    workers: int,
+    concurrency: int | None,
+    queues: list[str] | None,
+    tags: list[str],
+    drain_timeout: float | None,
+    max_tasks: int | None,
+    memory_limit_bytes: int | None,
+) -> EmbeddedRunner:
+    """A runner with worker processes, or without any, that runs the tasks here."""
+    refuse_bad_numbers(workers, max_tasks, memory_limit_bytes)
+    runner = app.runner(concurrency=concurrency, queues=queues, tags=tags, drain_timeout=drain_timeout)
+    if workers == 0:
+        if max_tasks is not None or memory_limit_bytes is not None:
+            raise UsageError("--max-tasks-per-worker and --memory-limit are about worker processes; use --workers 1")
+        return runner
+
+    def crew(record: RunnerRecord, recovery: Recovery) -> ProcessCrew:
+        engine = app._opened().opened
+        assert engine is not None  # the runner has opened it
+        return ProcessCrew(
+            command=command,
+            count=workers,
+            record=record,
+            recovery=recovery,
+            clock=app._clock,
+            now=engine.store.now,
+            drain_timeout_seconds=runner.drain_timeout_seconds,
+            max_tasks=max_tasks,
+            memory_limit_bytes=memory_limit_bytes,
+        )
+
+    runner.supervise(crew)
+    return runner
+
+
+def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], object]], object]) -> bool:
+    """Work for the runner at the other end. True: user code still runs."""
+
+    async def job() -> bool:
+        engine = await app._engine()
+        attached = Attached(*await asyncio.open_connection(sock=stream), app._clock)
+        loop = asyncio.get_running_loop()
+        stops.append(lambda: loop.call_soon_threadsafe(attached.stop))
+        duties = app._duties
+
+        def make_worker(orders: Orders, permit: Permit) -> Worker:
+            definitions = [task.definition for task in app.tasks.values()]
+            return engine.worker(
+                definitions,
+                app._codec,
+                owner=orders.owner,
+                serves=Serves(
+                    tasks=frozenset(name for each in definitions for name in each.names),
+                    queues=None if orders.queues is None else frozenset(orders.queues),
+                    tags=frozenset(orders.tags),
+                ),
+                concurrency=orders.concurrency,
+                permit=permit,
+                recovery=engine.recovery(app.name, duties),
+                drain_timeout_seconds=orders.drain_timeout_seconds,
+                hooks=app._hooks,
+                max_tasks=orders.max_tasks,
+                leaves_unfinished=True,
+            )
+
+        return await attached.run(make_worker)
+
+    stops: list[Callable[[], object]] = []
+    on_stop(lambda: [stop() for stop in stops])
+    return app._run(job())

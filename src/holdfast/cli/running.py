@@ -1,10 +1,17 @@
-"""``holdfast run``: a runner in this process, until somebody asks it to stop."""
+"""``holdfast run``: a runner, until somebody asks it to stop.
+
+It supervises worker processes, which run the tasks; without any, it runs them itself. The command ``worker`` is what it
+starts them with.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 from types import FrameType
@@ -14,9 +21,12 @@ import typer
 
 from holdfast.cli import logs
 from holdfast.cli.choosing import app_for_work
+from holdfast.cli.health import Health
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.options import AppOption, AsJson
 from holdfast.cli.output import Output
+from holdfast.cli.reach import attach, runner_of
+from holdfast.cli.reloading import Reload
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.worker import Account
@@ -32,7 +42,21 @@ def run(
     tags: Annotated[
         list[str] | None, typer.Option(metavar="NAMES", help="Take work that asks for these tags too: gpu,eu.")
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(help="How many invocations at a time.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="How many invocations at a time, per worker.")] = None,
+    workers: Annotated[
+        int, typer.Option(help="Worker processes; 0 runs the tasks in this process.", min=0, max=1000)
+    ] = 1,
+    max_tasks_per_worker: Annotated[
+        int | None, typer.Option(help="Replace a worker after so many tasks.", min=1)
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Replace a worker that holds more memory: 500M, 2G.")
+    ] = None,
+    reload: Annotated[bool, typer.Option("--reload", help="Start anew when a source file changes.")] = False,
+    health_port: Annotated[
+        int | None, typer.Option(help="Answer GET /health there, on loopback or --health-host.", min=0, max=65535)
+    ] = None,
+    health_host: Annotated[str, typer.Option(help="Where to answer health checks.")] = "127.0.0.1",
     drain_timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="How long running work may take to end at a stop: 30s, 5m.")
     ] = None,
@@ -52,18 +76,72 @@ def run(
         with app_for_work(out, app or app_option) as chosen:
             if not chosen.tasks:
                 out.note("this app declares no tasks, so there is nothing that this runner could do")
-            runner = chosen.runner(
+            limit = None if memory_limit is None else _bytes(memory_limit)
+            runner = runner_of(
+                chosen,
+                command=_worker_command(app or app_option, log_format, log_level),
+                workers=workers,
                 concurrency=concurrency,
                 queues=_names(queues) if queues else None,
                 tags=_names(tags or []),
                 drain_timeout=drain,
+                max_tasks=max_tasks_per_worker,
+                memory_limit_bytes=limit,
             )
-            id, account = _until_stopped(runner)
+            with contextlib.ExitStack() as around:
+                watch = around.enter_context(Reload(runner)) if reload else None
+                if health_port is not None:
+                    health = around.enter_context(Health(runner, health_host, health_port))
+                    out.note(f"health checks are answered at http://{health_host}:{health.port}/health")
+                id, account = _until_stopped(runner)
+        if watch is not None and watch.changed:
+            out.note(f"{watch.changed} has changed; starting anew")
+            watch.start_anew()
         if json:
             out.document({"runner": id, **_numbers(account)})
         else:
             out.line(f"runner {id}: " + ", ".join(f"{count} {what}" for what, count in _numbers(account).items()))
     _leave()
+
+
+def worker(
+    fd: Annotated[int, typer.Option(help="The socket to the runner.")],
+    app: AppOption = None,
+    log_format: Annotated[LogFormat, typer.Option()] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option()] = LogLevel.INFO,
+) -> None:
+    """Work for the runner at the other end of a socket. Not for people: `holdfast run` starts it."""
+    logs.configure(log_format, log_level)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a Ctrl-C reaches the whole terminal, and the runner decides
+    with Output(json=False) as out:
+        chosen = app_for_work(out, app)
+        stream = socket.socket(fileno=fd)
+        unfinished = attach(chosen, stream, lambda stop: signal.signal(signal.SIGTERM, lambda *_: stop()))
+    if unfinished:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # user code still runs, and this is how it ends
+    chosen.close()
+    _leave()
+
+
+def _worker_command(reference: str | None, log_format: LogFormat, log_level: LogLevel) -> list[str]:
+    app = ["--app", reference] if reference else []
+    logs = ["--log-format", log_format.value, "--log-level", log_level.value]
+    return [sys.executable, "-m", "holdfast", "worker", *app, *logs]
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise UsageError(f"--memory-limit {text}: expected a size such as 500M or 2G")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def _leave() -> None:

@@ -28,6 +28,8 @@ from holdfast.engine.submit import Submitter
 from holdfast.engine.watch import Watcher
 from holdfast.engine.worker import MakePlaces, Worker
 from holdfast.execution.declared import refuse_while_importing
+from holdfast.execution.hooks import Hooks
+from holdfast.execution.loop import LoopThread
 from holdfast.execution.places import Deliver, Execution, InlinePlaces, LoopPlaces, ThreadPlaces
 from holdfast.execution.processes import ProcessPlaces
 from holdfast.ids import Ids
@@ -87,16 +89,20 @@ class Engine:
         recovery: Recovery,
         drain_timeout_seconds: float,
         make_places: MakePlaces | None = None,
+        hooks: Hooks | None = None,
+        max_tasks: int | None = None,
+        leaves_unfinished: bool = False,
     ) -> Worker:
         """A worker of these tasks, not started yet. Core tasks lie in an app of their own."""
         refuse_while_importing()
+        coroutines = LoopThread("holdfast-coroutines") if hooks else None
 
         def places(place: Place, deliver: Deliver) -> Execution:
             match place:
                 case Place.THREAD:
                     return ThreadPlaces(concurrency, deliver)
                 case Place.LOOP:
-                    return LoopPlaces(deliver)
+                    return LoopPlaces(deliver, coroutines)
                 case Place.PROCESS:
                     return ProcessPlaces(concurrency, deliver)
 
@@ -118,6 +124,9 @@ class Engine:
             recovery=recovery,
             poll_interval_seconds=self._poll,
             drain_timeout_seconds=drain_timeout_seconds,
+            around=hooks.around(coroutines) if hooks and coroutines else None,
+            max_tasks=max_tasks,
+            leaves_unfinished=leaves_unfinished,
         )
 
     def recovery(self, app: str, duties: Duties) -> Recovery:
@@ -142,7 +151,8 @@ class Engine:
         duties: Duties,
         drain_timeout_seconds: float,
         make_places: MakePlaces | None = None,
-        make_crew: Callable[[RunnerRecord], Crew] | None = None,
+        make_crew: Callable[[RunnerRecord, Recovery], Crew] | None = None,
+        hooks: Hooks | None = None,
     ) -> Runner:
         """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
         known = list(definitions)
@@ -177,6 +187,7 @@ class Engine:
                 recovery=recovery,
                 drain_timeout_seconds=drain_timeout_seconds,
                 make_places=make_places,
+                hooks=hooks,
             )
 
         core = CoreTaskRegistry(self.store, self.submitter, self.ids, app=core_app(self.app))
@@ -201,7 +212,7 @@ class Engine:
             rng=self._rng,
             settings=duties.runner,
             make_record=record,
-            crew=lambda: LocalCrew(worker, self.store.now) if make_crew is None else make_crew(template),
+            crew=lambda: LocalCrew(worker, self.store.now) if make_crew is None else make_crew(template, recovery),
             core=core,
             make_core_worker=core_worker,
             recovery=recovery,

@@ -15,6 +15,10 @@ from holdfast.lifecycle.records import WorkerRecord
 class Crew(Protocol):
     """What a runner asks of its workers. It lives as long as the runner's entry on the roster."""
 
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Call this when a worker comes or goes."""
+        ...
+
     async def start(self, runner_id: str, permit: Permit) -> None:
         """Begin to work as owners ``runner_id/…``; returns when at least one is ready."""
         ...
@@ -43,6 +47,9 @@ class LocalCrew:
         self._started_at = 0.0
         self._worker: Worker | None = None
         self._done: asyncio.Task[Account] | None = None
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        pass
 
     async def start(self, runner_id: str, permit: Permit) -> None:
         self._started_at = self._now()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.execution.declared import why_unreachable
+from holdfast.execution.declared import MAINS, why_unreachable
 from holdfast.lifecycle.records import lane_of
 
 
@@ -34,6 +36,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     priority: int = 0
     aliases: tuple[str, ...] = ()
+    at_most_once: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -74,3 +77,37 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except ValueError:
         raise UsageError(f"{function!r} does not tell its parameters; wrap it in a function that does") from None
+
+
+def import_name(function: Callable[..., Any]) -> str:
+    """How a task is called:
+
+    ``module:function``. A module that is run as a program is called by the name under which others import it.
+    """
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if module is None or qualname is None:
+        raise UsageError(f"{function!r} has no name to find it by again; give name='…'")
+    if "<lambda>" in qualname:
+        raise UsageError("a lambda has no name to find it by again; use a named function, or give name='…'")
+    if module in MAINS:
+        main = sys.modules.get(module)
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        if spec is not None:
+            module = spec.name
+        elif file is not None:
+            module = Path(file).stem
+    module = module.removesuffix(".__main__")
+    return f"{module}:{qualname.replace('<locals>.', '')}"
+
+
+def is_redefined(old: TaskDefinition, new: TaskDefinition) -> bool:
+    """Whether a notebook or a prompt has run the same cell again: the new function then takes the old one's place."""
+    interactive = not hasattr(sys.modules["__main__"], "__file__")
+    names = [(getattr(d.function, "__module__", None), getattr(d.function, "__qualname__", "")) for d in (old, new)]
+    return interactive and names[0] == names[1] and names[0][0] == "__main__"
+
+
+def where_of(function: Callable[..., Any]) -> str:
+    """File and line."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)

@@ -19,10 +19,13 @@ class Permit:
         self._clock = clock
         self._until = float("-inf")
         self._told: list[Callable[[], None]] = []
+        self._each: list[Callable[[float], None]] = []
 
     def grant(self, until: float) -> None:
         held = self.holds()
         self._until = max(self._until, until)
+        for pass_on in self._each:
+            pass_on(self._until)
         if not held and self.holds():
             for tell in self._told:
                 tell()
@@ -33,6 +36,10 @@ class Permit:
     def on_grant(self, tell: Callable[[], None]) -> None:
         """Call this when starting is allowed again."""
         self._told.append(tell)
+
+    def on_each_grant(self, pass_on: Callable[[float], None]) -> None:
+        """Call this with the moment of each grant."""
+        self._each.append(pass_on)
 
 
 class Unlimited(Permit):

@@ -86,6 +86,7 @@ class Runner:
         self._hurry = False
         self._stop = asyncio.Event()
         self._crew: Crew | None = None
+        self._permit: Permit | None = None
         self.record: RunnerRecord | None = None
         self.account = Account()
 
@@ -104,6 +105,11 @@ class Runner:
         if self._crew is not None:
             self._crew.stop(hurry=hurry)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether its permit to start work holds: the store has heard it lately."""
+        return self._permit is not None and self._permit.holds()
+
     # --- one life: from joining the roster to leaving it, or to being found dead
 
     async def _live(self, ready: Callable[[], None]) -> None:
@@ -111,6 +117,7 @@ class Runner:
         await self._patience.until_reached("joining the roster", lambda again: self._store.enrol(record))
         log.info("runner %s has joined the roster", record.id)
         permit, crew, dead = Permit(self._clock), self._make_crew(), asyncio.Event()
+        self._permit = permit
         services = self._services(record, permit)
         heart = Heart(
             self._store,
@@ -139,6 +146,7 @@ class Runner:
         core = asyncio.create_task(core_worker.run())
         try:
             self._crew = crew
+            crew.on_change(heart.beat_soon)
             await crew.start(record.id, permit)
             ready()
             if self._stopping:

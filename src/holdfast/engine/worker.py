@@ -15,9 +15,11 @@ lost, and nothing it writes later can be mistaken for the work of the next owner
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -65,7 +67,11 @@ class Account(msgspec.Struct):
 
 
 class Worker:
-    """One owner of work. Made of the store, a clock's worth of settings, and the tasks it knows."""
+    """One owner of work. Made of the store, a clock's worth of settings, and the tasks it knows.
+
+    `around` spans its life; after `max_tasks` it ends by itself. One that `leaves_unfinished` what still runs after the
+    drain timeout relies on somebody who ends its process and then gives that work back.
+    """
 
     def __init__(
         self,
@@ -87,11 +93,17 @@ class Worker:
         recovery: Recovery,
         poll_interval_seconds: float,
         drain_timeout_seconds: float,
+        around: AbstractAsyncContextManager[None] | None = None,
+        max_tasks: int | None = None,
+        leaves_unfinished: bool = False,
     ) -> None:
         self.owner = owner
         self._app = app
         self._concurrency = concurrency
         self._permit = permit
+        self._around = around
+        self._max_tasks = max_tasks
+        self._leaves_unfinished = leaves_unfinished
         self._recovery = recovery
         self.account = Account()
         self._store = store
@@ -135,7 +147,8 @@ class Worker:
         unsubscribe = self._hub.on_ready(self._hinted)
         self._permit.on_grant(self._bell.ring)
         try:
-            await self._work(ready)
+            async with self._around or contextlib.nullcontext():
+                await self._work(ready)
         finally:
             unsubscribe()
             for task in self._fetching:
@@ -358,6 +371,9 @@ class Worker:
             )
             batches.setdefault(task.place, []).append(call)
         self.account.started += len(records)
+        if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
+            log.info("%s has started its %d tasks and ends", self.owner, self._max_tasks)
+            self.stop()
         for place, calls in batches.items():
             self._at(place).start(calls)
 
@@ -406,10 +422,11 @@ class Worker:
         if self._running:
             self._interrupt()
             await self._drained(_GRACE_SECONDS)
-        left = [(record, self._settler.change_for(record, INTERRUPTED, None)) for record in self._running.values()]
-        self._running.clear()
-        self.account.interrupted += len(left)
-        self._settler.settle(left)
+        if not self._leaves_unfinished:
+            left = [(record, self._settler.change_for(record, INTERRUPTED, None)) for record in self._running.values()]
+            self._running.clear()
+            self.account.interrupted += len(left)
+            self._settler.settle(left)
         await self._settler.finish()
 
     def _interrupt(self) -> None:

@@ -143,10 +143,11 @@ class LoopPlaces:
     A coroutine that blocks hurts its sisters, but never the engine.
     """
 
-    def __init__(self, deliver: Deliver) -> None:
+    def __init__(self, deliver: Deliver, thread: LoopThread | None = None) -> None:
         self._pile = _Pile(deliver)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._thread = LoopThread("holdfast-coroutines")
+        self._own = thread is None
+        self._thread = thread or LoopThread("holdfast-coroutines")
         self._loop = self._thread.loop
 
     def start(self, calls: Iterable[Call]) -> None:
@@ -178,7 +179,8 @@ class LoopPlaces:
                 task.cancel()
 
     def close(self) -> None:
-        self._thread.end(wait=False)
+        if self._own:
+            self._thread.end(wait=False)
 
 
 class InlinePlaces:

@@ -7,13 +7,12 @@ with its own codec. Talk is strictly question and answer, so neither side can wa
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import struct
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -58,6 +57,12 @@ class Answer(msgspec.Struct, array_like=True):
     digests: list[str]
 
 
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(tuple[kind, list[int]])  # type: ignore[valid-type]
+    for kind in (Hello, Question, Answer)
+}
+
+
 class Channel:
     """Messages over a socket. Whatever is wrong with the other side is an `OSError` or an `EOFError`."""
 
@@ -81,7 +86,7 @@ class Channel:
 
     def receive(self, kind: type[T]) -> tuple[T, list[bytes]]:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        head, sizes = _decoder(kind).decode(self._exactly(length))
+        head, sizes = _DECODERS[kind].decode(self._exactly(length))
         return head, [self._exactly(size) for size in sizes]
 
     def _exactly(self, size: int) -> bytes:
@@ -96,11 +101,6 @@ class Channel:
             pieces.append(self._connection.recv(missing, socket.MSG_WAITALL))
             missing -= len(pieces[-1])
         return b"".join(pieces)
-
-
-@functools.cache
-def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[tuple[T, list[int]]]:
-    return msgspec.msgpack.Decoder(tuple[kind, list[int]])  # type: ignore[valid-type]
 
 
 def hello() -> Hello:

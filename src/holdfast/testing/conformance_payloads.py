@@ -136,6 +136,20 @@ class PayloadConformance:
 
         stage.play(scenario)
 
+    def test_what_a_removed_invocation_referred_to_is_collected(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await put(store, 1, 2, 3)
+            ids = {"a": 1, "b": 1, "c": 2, "d": 3}
+            await store.insert([invocation(id, arguments=large(number).data) for id, number in ids.items()])
+            for record in (await store.claim(wish("claim", ids=("a", "c")))).records:
+                await store.apply([changes.completed(record, result=b"r", operation=f"end {record.id}", at=START)])
+            assert await store.remove_final("shop", START + 1, _MANY) == 2
+            stage.clock.advance(10)
+            assert await store.collect_payloads("shop", store.now(), _MANY) == 1
+            assert await there(store, [1, 2, 3]) == [1, 3]  # another one refers to the first
+
+        stage.play(scenario)
+
     def test_the_longest_unwanted_go_first_and_the_referred_to_do_not_stand_in_the_way(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([invocation(f"{number}", arguments=large(number).data) for number in range(5)])

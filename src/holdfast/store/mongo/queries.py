@@ -109,27 +109,29 @@ async def first_operations(invocations: Invocations, keys: Sequence[str]) -> dic
     return {found["_id"]: found["history"][0]["op"] for found in await cursor.to_list() if found.get("history")}
 
 
-def listing_filter(app: str, where: Filter) -> tuple[Document, str, list[tuple[str, int]]]:
-    """Filter, index and order of a listing."""
+def listing_filter(app: str, where: Filter) -> tuple[Document, str | None, list[tuple[str, int]]]:
+    """Filter, index and order of a listing. No index: there are several, and MongoDB tries which of them leads to a
+    page soonest. Failures are few, and so are the calls of a rare task; which of them is not known here.
+    """
     wanted: Document = {"app": app}
-    index = ""
+    indexes = []
     for name, values in (("status", where.statuses), ("task", where.tasks), ("queue", where.queues)):
         if values:
             wanted[name] = {"$in": sorted(str(value) for value in values)}
-            index = index or name
+            indexes += [name] * (len(values) <= MOST_RANGES)
     if where.runner is not None:
         wanted["owner"] = {"$gte": f"{where.runner}/", "$lt": f"{where.runner}0"}  # 0 is the character after /
-    if index:
+    if indexes:
         if where.before_id is not None:
             wanted["id"] = {"$lt": where.before_id}
-        return wanted, index, [("id", DESCENDING)]
+        return wanted, indexes[0] if len(indexes) == 1 else None, [("id", DESCENDING)]
     # '}' is the character after '|', so this range is all of the app's keys.
     wanted["_id"] = {"$gt": f"{app}|", "$lt": f"{app}" + "}" if where.before_id is None else f"{app}|{where.before_id}"}
     return wanted, "_id_", [("_id", DESCENDING)]
 
 
 async def listing(invocations: Invocations, app: str, where: Filter, limit: int) -> list[Document]:
-    """Newest first. Index: status, else task, else queue, else _id."""
+    """Newest first. Index: status, task or queue, else _id."""
     if limit <= 0:
         return []  # to MongoDB, a limit of 0 is none
     found: list[Document] = []

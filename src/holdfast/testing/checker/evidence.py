@@ -167,7 +167,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     worker_recovery_seconds: float = 2.0  # I20: the same for a worker whose runner lives
     dead_after_seconds: float = 15.0  # I20: a runner that is silent for less is alive
     retries: Mapping[str, int] = {}  # I14: by task; none where it is not named
-    crash_cap: int | None = None  # I14: crashes in a row after which work is run again
+    crash_cap: int | None = 3  # I14: crashes in a row after which work is run again
     service_seconds: Mapping[str, float] = {}  # I16: the period of each service
     tolerance_seconds: float = 0.5  # how much a history's times may be off
 

@@ -211,8 +211,8 @@ def recovery_is_prompt(case: Case) -> Iterator[Violation]:
         slow = sorted(samples, key=lambda sample: sample.seconds)[ceil(0.99 * len(samples)) - 1]
         if slow.seconds > bound + case.slack:
             late = sum(sample.seconds > bound + case.slack for sample in samples)
-            time = "not at all" if slow.seconds == inf else f"after {slow.seconds:.1f} s"
-            sentence = f"it ran again {time}; {late} of {len(samples)} took longer than {bound} s"
+            when = "did not run again" if slow.seconds == inf else f"ran again after {slow.seconds:.1f} s"
+            sentence = f"it {when}; {late} of {len(samples)} took longer than {bound} s"
             yield Violation("I20", slow.id, sentence, (slow.fault, *_last_of(case, slow.id)))
 
 

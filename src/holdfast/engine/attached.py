@@ -1,0 +1,72 @@
+"""The other end of the stream: a worker process attached to its runner.
+
+It claims while it is permitted, tells what it does, and ends when it is told to, when it has done its share of tasks,
+or when the stream ends: then its runner is gone, and what it holds is handed back rather than left to recovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from holdfast.clock import Clock
+from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Stop, receive, send
+from holdfast.engine.permit import Permit
+from holdfast.engine.worker import Worker
+
+log = logging.getLogger("holdfast.worker")
+
+_NEWS_SECONDS = 0.5
+
+MakeWorker = Callable[[Orders, Permit], Worker]
+
+
+class Attached:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: Clock) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._permit = Permit(clock)
+        self._worker: Worker | None = None
+
+    async def run(self, make_worker: MakeWorker) -> bool:
+        """Work until the end. True: user code still runs, and only the end of this process ends it."""
+        orders = await receive(self._reader)
+        if not isinstance(orders, Orders):
+            return False
+        worker = self._worker = make_worker(orders, self._permit)
+        duties = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell(worker))]
+        try:
+            account = await worker.run(lambda: send(self._writer, Ready()))
+            numbers = {"started": account.started, "ended": account.ended, "interrupted": account.interrupted}
+            send(self._writer, Done(**numbers, unfinished=worker.running > 0))
+            if not self._writer.is_closing():
+                await self._writer.drain()
+        except OSError:
+            pass  # nobody is there to hear it
+        finally:
+            for duty in duties:
+                duty.cancel()
+        return worker.running > 0
+
+    def stop(self, *, hurry: bool = False) -> None:
+        if self._worker is not None:
+            self._worker.stop(hurry=hurry)
+
+    async def _listen(self) -> None:
+        while (message := await receive(self._reader)) is not None:
+            match message:
+                case Grant(until):
+                    self._permit.grant(until)
+                case Stop(hurry):
+                    self.stop(hurry=hurry)
+        log.warning("the runner is gone; this worker hands back what it holds and ends")
+        self.stop(hurry=True)
+
+    async def _tell(self, worker: Worker) -> None:
+        told = -1
+        while True:
+            if worker.running != told:
+                told = worker.running
+                send(self._writer, News(told))
+            await asyncio.sleep(_NEWS_SECONDS)

@@ -1,0 +1,70 @@
+"""What a runner and its worker processes say to each other: one JSON object per line over a socket pair.
+
+Both ends are of one release and on one host. The end of the stream means that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
+    """The first message to a worker: who it is and what it serves."""
+
+    owner: str
+    concurrency: int
+    queues: tuple[str, ...] | None
+    tags: tuple[str, ...]
+    drain_timeout_seconds: float
+    max_tasks: int | None
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    """Work may be started until then, by the clock of this host that counts suspension."""
+
+    until: float
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    hurry: bool = False
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker looks for work."""
+
+
+class News(msgspec.Struct, frozen=True, tag="news"):
+    """What the worker is doing."""
+
+    running: int
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The worker's last message. `unfinished`: user code still runs and ends with the process."""
+
+    started: int
+    ended: int
+    interrupted: int
+    unfinished: bool
+
+
+Message = Orders | Grant | Stop | Ready | News | Done
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def send(writer: asyncio.StreamWriter, message: Message) -> None:
+    """Say it, if there is still somebody to hear it."""
+    if not writer.is_closing():
+        writer.write(_encoder.encode(message) + b"\n")
+
+
+async def receive(reader: asyncio.StreamReader) -> Message | None:
+    """The next message, or None if the other side is gone or talks nonsense."""
+    try:
+        line = await reader.readline()
+        return _decoder.decode(line) if line.endswith(b"\n") else None
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
