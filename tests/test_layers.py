@@ -12,11 +12,11 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 
 LAYERS = [
-    ["errors", "ids", "clock", "codec", "_version"],
+    ["errors", "ids", "clock", "codec", "masking", "_version"],
     ["lifecycle"],
     ["store", "wakeup", "execution"],
     ["engine"],
-    ["app", "task", "workflow", "invocation", "embedded", "settings", "_bridge"],
+    ["app", "task", "workflow", "invocation", "embedded", "settings", "_bridge", "_inside"],
     ["cli", "monitor", "testing"],
 ]
 LAYER = {area: number for number, areas in enumerate(LAYERS) for area in areas}
@@ -30,7 +30,8 @@ SIDEWAYS = {
     "task": {"_bridge", "settings", "invocation"},
     "workflow": {"_bridge", "settings", "invocation", "task"},
     "embedded": {"_bridge", "settings"},
-    "app": {"_bridge", "settings", "invocation", "task", "workflow", "embedded"},
+    "_inside": {"_bridge"},
+    "app": {"_inside", "_bridge", "settings", "invocation", "task", "workflow", "embedded"},
 }
 FACE = 4  # modules of this layer may name each other's types
 

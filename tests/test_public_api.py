@@ -24,6 +24,7 @@ PUBLIC = [
     "InvocationNotFound",
     "InvocationRecord",
     "InvocationRefused",
+    "KeyTaken",
     "ResultTimeout",
     "Status",
     "StoreError",

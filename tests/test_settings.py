@@ -16,7 +16,8 @@ from holdfast import App
 from holdfast.errors import ConfigurationError, InvalidSetting, UnknownSetting
 from holdfast.lifecycle.schedule import cron, ticks_between
 from holdfast.lifecycle.slots import SlotSettings
-from holdfast.settings import SPECS, Origin, Settings, _Spec, mask_url
+from holdfast.masking import mask_url
+from holdfast.settings import SPECS, Origin, Settings, _Spec
 
 
 def load(folder: Path, environ: dict[str, str] | None = None, **overrides: object) -> Settings:

@@ -6,7 +6,6 @@ the disk nor the network, so a module that declares tasks can be imported anywhe
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import difflib
 import inspect
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-from holdfast._bridge import Bridge
+from holdfast._inside import Inside
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.embedded import EmbeddedRunner
@@ -42,7 +41,8 @@ from holdfast.lifecycle.explain import explain, living
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.status import Status
-from holdfast.settings import Settings, mask_url
+from holdfast.masking import mask_url
+from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter
 from holdfast.task import AsyncTask, Submittable, Task, valid_name, valid_priority
@@ -53,7 +53,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Executor = Literal["thread", "loop", "process"]
 
-DEFAULT_FILE = "holdfast.db"
 DEFAULT_NAME = "default"
 
 
@@ -77,7 +76,7 @@ class App:
         # Not the kernel's randomness for each id: asking for it lets go of the interpreter, and so splits batches.
         self._rng = random.Random()
         self._ids = Ids(self._clock, self._rng)
-        self._inside: _Inside | None = None
+        self._inside: Inside | None = None
         self._runners: set[EmbeddedRunner] = set()  # those that run
         self._opening = threading.RLock()  # the first use may come from many threads, and from a signal handler
         _APPS.add(self)
@@ -359,7 +358,7 @@ class App:
     async def _engine(self) -> Engine:
         return await self._opened().engine()
 
-    def _opened(self) -> _Inside:
+    def _opened(self) -> Inside:
         # A forked child has the parent's objects but none of its threads: it builds its own and leaves the parent's
         # alone.
         inside = self._inside
@@ -367,7 +366,7 @@ class App:
             return inside
         with self._opening:
             if self._inside is None or self._inside.pid != os.getpid():
-                fresh = _Inside(self._engine_maker())
+                fresh = Inside(self._engine_maker())
                 weakref.finalize(self, fresh.abandon).atexit = False
                 if self._inside is not None and self._inside.pid == os.getpid():
                     fresh.abandon()  # a signal handler came in between and made one
@@ -413,47 +412,6 @@ class App:
         return explain(record, await engine.store.roster(self.name), engine.store.now(), self._dead_after)
 
 
-class _Inside:
-    """What an app holds while it is in use: its loop thread and its engine. Belongs to the process that made it."""
-
-    def __init__(self, make_engine: Callable[[], Engine]) -> None:
-        self.pid = os.getpid()
-        self.bridge = Bridge("holdfast-engine")
-        self._make_engine = make_engine
-        self._engine: Engine | None = None
-        self._opening: asyncio.Lock | None = None
-        self._closed = False
-
-    @property
-    def opened(self) -> Engine | None:
-        return self._engine
-
-    async def engine(self) -> Engine:
-        """The engine, opened on first use. A failed opening is not remembered: the next call tries again."""
-        if self._engine is None:
-            self._opening = self._opening or asyncio.Lock()
-            async with self._opening:
-                if self._engine is None:
-                    engine = self._make_engine()
-                    await engine.open()
-                    self._engine = engine
-        return self._engine
-
-    def abandon(self) -> None:
-        """Close it without waiting: nobody is left who could use it."""
-        if self.pid == os.getpid():
-            threading.Thread(target=self.close, name="holdfast-close", daemon=True).start()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            self.bridge.run(engine.close())
-        self.bridge.close()
-
-
 _APPS: weakref.WeakSet[App] = weakref.WeakSet()
 
 
@@ -482,25 +440,6 @@ class _Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Any, /) -> Any: ...
-
-
-def default_url(folder: Path) -> str:
-    """`holdfast.db` beside the nearest pyproject.toml at or above `folder`, else in it:
-
-    every process of a project finds the same file.
-    """
-    for place in (folder, *folder.parents):
-        if (place / "pyproject.toml").is_file():
-            return f"sqlite:///{place / DEFAULT_FILE}"
-    return f"sqlite:///{folder / DEFAULT_FILE}"
-
-
-def absolute_url(url: str, folder: Path) -> str:
-    """A relative SQLite path becomes absolute when the app is made: a later chdir must not lead to another file."""
-    path = url.removeprefix("sqlite:///")
-    if path == url or not path or path.startswith(("/", "~", ":")):
-        return url
-    return f"sqlite:///{folder / path}"
 
 
 def _names(names: Iterable[str]) -> Iterable[str]:

@@ -18,7 +18,8 @@ from holdfast.cli.discovery import Found, discover, find_app, none_found, only_o
 from holdfast.cli.output import Output
 from holdfast.cli.shown import sentence, told
 from holdfast.errors import AppNotFound, ConfigurationError, StoreUnavailable, UsageError
-from holdfast.settings import SPECS, Settings, mask_url
+from holdfast.masking import mask_url
+from holdfast.settings import SPECS, Settings
 
 _NO_APP = (
     "; no app was found here. Go to the folder of your code, or name the app (--app shop:app) "

@@ -112,9 +112,7 @@ def worker(
 ) -> None:
     """Work for the runner at the other end of a socket. Not for people: `holdfast run` starts it."""
     logs.configure(log_format, log_level)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a Ctrl-C reaches the whole terminal, and the runner decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole terminal, and the runner decides
     with Output(json=False) as out:
         chosen = app_for_work(out, app)
         stream = socket.socket(fileno=fd)

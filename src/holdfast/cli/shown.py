@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import format_duration
-from holdfast.settings import mask_url
+from holdfast.masking import mask_url
 
 _URL = re.compile(r"[\w.+-]+://\S+")
 _MOST_BITS = 10_000  # Python refuses to print much longer numbers in decimal

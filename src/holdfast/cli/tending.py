@@ -14,7 +14,7 @@ from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import looked_over, with_store
 from holdfast.errors import ConfigurationError, UsageError
-from holdfast.settings import mask_url
+from holdfast.masking import mask_url
 from holdfast.store.contract import Store
 
 
