@@ -1,4 +1,4 @@
-"""Secrets do not leave: passwords in URLs and the like are masked before a URL is shown, logged or put into an error."""
+"""Secrets do not leave: passwords in URLs and the like are masked before a URL is shown, logged or in an error."""
 
 from __future__ import annotations
 

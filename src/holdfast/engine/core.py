@@ -157,24 +157,24 @@ class Engine:
         """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
         known = list(definitions)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
+        core = CoreTaskRegistry(self.store, self.submitter, self.ids, app=core_app(self.app))
+        template = RunnerRecord(
+            id="",
+            app=self.app,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version,
+            started_at=0.0,
+            heartbeat_at=0.0,
+            concurrency=concurrency,
+            queues=None if queues is None else tuple(sorted(queues)),
+            tags=tuple(sorted(tags)),
+            tasks=tuple(sorted(name for task in known for name in task.names)),
+        )
 
         def record() -> RunnerRecord:
             now = self.store.now()
-            return RunnerRecord(
-                id=self.ids.new(),
-                app=self.app,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                version=version,
-                started_at=now,
-                heartbeat_at=now,
-                concurrency=concurrency,
-                queues=None if queues is None else tuple(sorted(queues)),
-                tags=tuple(sorted(tags)),
-                tasks=tuple(sorted(name for task in known for name in task.names)),
-            )
-
-        template = record()
+            return msgspec.structs.replace(template, id=self.ids.new(), started_at=now, heartbeat_at=now)
 
         def worker(owner: str, permit: Permit) -> Worker:
             return self.worker(
@@ -190,21 +190,6 @@ class Engine:
                 hooks=hooks,
             )
 
-        core = CoreTaskRegistry(self.store, self.submitter, self.ids, app=core_app(self.app))
-
-        def core_worker(owner: str, permit: Permit) -> Worker:
-            return self.worker(
-                core.definitions,
-                codec,
-                owner=owner,
-                serves=Serves(tasks=frozenset(task.name for task in core.definitions)),
-                concurrency=2,
-                permit=permit,
-                recovery=core_recovery,
-                drain_timeout_seconds=0.0,
-                make_places=lambda place, deliver: InlinePlaces(deliver),
-            )
-
         runner = Runner(
             store=self.store,
             clock=self._clock,
@@ -214,7 +199,7 @@ class Engine:
             make_record=record,
             crew=lambda: LocalCrew(worker, self.store.now) if make_crew is None else make_crew(template, recovery),
             core=core,
-            make_core_worker=core_worker,
+            make_core_worker=lambda owner, permit: self._core_worker(core, codec, core_recovery, owner, permit),
             recovery=recovery,
             core_recovery=core_recovery,
             duties=(Duty(name="payloads", every_seconds=3600.0, perform=self.depot.collect),),
@@ -222,6 +207,26 @@ class Engine:
         core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)
         core.add(RECOVER_PENDING, runner.recover_pending, duties.recover_pending_cron)
         return runner
+
+    def _core_worker(
+        self, core: CoreTaskRegistry, codec: Codec, recovery: Recovery, owner: str, permit: Permit
+    ) -> Worker:
+        """What runs core tasks, in this process, whatever the other workers do."""
+        definitions = core.definitions
+        return self.worker(
+            definitions,
+            codec,
+            owner=owner,
+            serves=Serves(tasks=frozenset(task.name for task in definitions)),
+            concurrency=_CORE_PLACES,
+            permit=permit,
+            recovery=recovery,
+            drain_timeout_seconds=0.0,
+            make_places=lambda place, deliver: InlinePlaces(deliver),
+        )
+
+
+_CORE_PLACES = 2
 
 
 class Duties(msgspec.Struct, frozen=True, kw_only=True):

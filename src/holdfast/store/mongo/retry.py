@@ -71,7 +71,12 @@ _HOSTED = 8000  # AtlasError: what a hosted MongoDB says in place of any of thes
 # Rights and space: another document would fare no better.
 NOT_ABOUT_THE_DOCUMENT = frozenset({_FORBIDDEN, *_AUTHENTICATION, _FULL, _HOSTED})
 
-READS = frozenset({"lanes", "get", "find", "counts", "get payload", "get piece", "roster", "quarantined", "check"})
+READS = frozenset(
+    {
+        *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners", "executions"),
+        *("quarantined", "check"),
+    }
+)
 """The operations that write nothing."""
 
 

@@ -12,21 +12,14 @@ majority; candidates are read locally, since the guard of the write decides.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import bson
-import msgspec
 from msgspec.structs import replace
-from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument, UpdateOne, WriteConcern
-from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.asynchronous.database import AsyncDatabase
+from pymongo import ReturnDocument, UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
-from pymongo.read_concern import ReadConcern
 
-from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
+from holdfast.errors import CorruptRecord, StoreError
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -43,16 +36,12 @@ from holdfast.lifecycle.changes import (
 )
 from holdfast.lifecycle.records import (
     InvocationRecord,
-    Piece,
     Quarantined,
-    RunnerRecord,
-    StoredPayload,
-    WorkerRecord,
 )
-from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
-from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.mongo import connection, executions, payloads, queries, schema
+from holdfast.store.contract import Ability, Filter, Finding
+from holdfast.store.mongo import connection, queries, schema
+from holdfast.store.mongo.beside import MongoBeside
 from holdfast.store.mongo.documents import (
     Document,
     from_document,
@@ -60,19 +49,11 @@ from holdfast.store.mongo.documents import (
     key_of,
     pipeline,
     quick,
-    runner_document,
-    runner_of,
     to_document,
 )
-from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.inspection import inspect
-from holdfast.store.mongo.retry import NOT_ABOUT_THE_DOCUMENT, Retry, RetryPolicy, is_transient
-from holdfast.store.mongo.time import ServerTime
-from holdfast.store.mongo.transaction import MongoTransaction, joined
+from holdfast.store.mongo.retry import NOT_ABOUT_THE_DOCUMENT, is_transient
 
-T = TypeVar("T")
-
-_MAJORITY = WriteConcern(w="majority", j=True)
 _DUPLICATE = 11000
 _AVAILABLE = frozenset(status.value for status in AVAILABLE)
 _CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
@@ -82,102 +63,10 @@ _MOST_ROUNDS = 3
 _WIDER = 4  # how many batches a claimer looks at when others take what it wants
 
 
-class MongoStore:
+class MongoStore(MongoBeside):
     """See `holdfast.store.contract.Store`."""
 
     abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS | Ability.TRANSACTIONS
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        where: str,
-        process: str,
-        clock: Clock,
-        rng: random.Random,
-        observe: Observe,
-        retry: RetryPolicy,
-        use_change_streams: bool,
-    ) -> None:
-        self._url = url
-        self._process = process
-        self._clock = clock
-        self._rng = rng
-        self._observe = observe
-        self._use_change_streams = use_change_streams
-        self._retry = Retry(retry, clock, rng, observe, where)
-        self._time = ServerTime(clock)
-        self._crowded = False  # others took what the last claim wanted
-        self._database: AsyncDatabase[Document] | None = None
-        self._mark: object = None  # tells this database from others of the same name
-        self._hints: StreamHints | None = None
-
-    def now(self) -> float:
-        return self._time.now()
-
-    # --- opening and closing
-
-    async def open(self) -> None:
-        if self._database is not None:
-            return
-        client = connection.acquire(self._url)
-        try:
-            database = self._database_of(client)
-            await self._retry.ask("opening", lambda again: self._prepare(database))
-        except BaseException:
-            await connection.release(self._url)
-            raise
-        self._database = database
-        self._hints = StreamHints(
-            database[schema.SIGNALS].with_options(read_concern=ReadConcern("majority")),  # a stream takes no other
-            self._process,
-            use_change_streams=self._use_change_streams,
-            observe=self._observe,
-        )
-
-    def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
-        return client.get_database(
-            connection.database_name(self._url),
-            write_concern=_MAJORITY,
-            read_concern=ReadConcern("local"),
-            read_preference=ReadPreference.PRIMARY,
-        )
-
-    async def _prepare(self, database: AsyncDatabase[Document]) -> None:
-        """Learn the server's time, check the version, create what is missing."""
-        await self._learn_time(database)
-        self._mark = await schema.prepare(database)
-
-    async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
-        asked = self._clock.monotonic()
-        hello = await database.command("hello")
-        self._time.learn(hello["localTime"].timestamp(), asked)
-
-    async def close(self) -> None:
-        if self._hints is not None:
-            await self._hints.close()
-            self._hints = None
-        if self._database is not None:
-            self._database = None
-            await connection.release(self._url)
-
-    def joined(self, session: object) -> MongoTransaction:
-        return joined(session, connection.database_name(self._url), self._mark)
-
-    def hints(self) -> StreamHints | None:
-        return self._hints
-
-    def _collection(self, name: str, *, majority: bool = False) -> AsyncCollection[Document]:
-        if self._database is None:
-            raise StoreUnavailable("the MongoDB store is not open")
-        collection = self._database[name]
-        return collection.with_options(read_concern=ReadConcern("majority")) if majority else collection
-
-    async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
-        """Every operation comes through here; now and then one takes the time with it."""
-        if self._time.is_old() and (database := self._database) is not None:
-            await self._retry.ask("time", lambda again: self._learn_time(database))
-        return await self._retry.ask(what, attempt)
 
     # --- insert
 
@@ -434,143 +323,6 @@ class MongoStore:
     async def counts(self, app: str) -> Mapping[Status, int]:
         found = await self._ask("counts", lambda again: queries.counts(self._collection(schema.INVOCATIONS), app))
         return {Status(name): count for name, count in found.items() if name in _KNOWN}
-
-    # --- payloads
-
-    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
-        there = self._collection(schema.PAYLOADS, majority=True)
-        return await self._ask("keep payloads", lambda again: payloads.keep(there, app, digests, self.now()))
-
-    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
-        pieces = self._collection(schema.PIECES)
-        await self._ask("put piece", lambda again: payloads.put_piece(pieces, app, digest, number, piece, self.now()))
-
-    async def put_payloads(self, app: str, stored: Sequence[StoredPayload]) -> None:
-        there = self._collection(schema.PAYLOADS)
-        await self._ask("put payloads", lambda again: payloads.put(there, app, stored, self.now()))
-
-    async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
-        there = self._collection(schema.PAYLOADS, majority=True)
-        return await self._ask("get payload", lambda again: payloads.get(there, app, digest))
-
-    async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
-        pieces = self._collection(schema.PIECES, majority=True)
-        return await self._ask("get piece", lambda again: payloads.get_piece(pieces, app, digest, number))
-
-    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
-        return await self._ask("collect payloads", lambda again: self._collect(app, before, limit))
-
-    async def _collect(self, app: str, before: float, limit: int) -> int:
-        there, pieces = self._collection(schema.PAYLOADS), self._collection(schema.PIECES)
-        referring = (self._collection(schema.INVOCATIONS), self._collection(schema.QUARANTINE))
-        removed = 0
-        for digest in await payloads.unwanted(there, app, before, limit):
-            if await payloads.is_referred_to(*referring, app, digest):
-                await payloads.keep(there, app, [digest], self.now())
-            else:
-                removed += await payloads.remove(there, pieces, app, digest, before)
-        await payloads.remove_orphans(there, pieces, app, before, limit, self.now())
-        return removed
-
-    # --- the roster
-
-    async def enrol(self, runner: RunnerRecord) -> None:
-        document = runner_document(runner)
-        runners = self._collection(schema.RUNNERS)
-        await self._ask("enrol", lambda again: runners.replace_one({"_id": document["_id"]}, document, upsert=True))
-
-    async def heartbeat(
-        self,
-        app: str,
-        runner_id: str,
-        workers: Sequence[WorkerRecord] = (),
-        *,
-        ticks: bool = True,
-        draining: bool = False,
-    ) -> RunnerRecord | None:
-        facts = {
-            "workers": msgspec.to_builtins(list(workers)),
-            "can_run_atomic_service": ticks,
-            "draining": draining,
-        }
-        found = await self._ask("heartbeat", lambda again: self._beat(key_of(app, runner_id), facts))
-        return None if found is None else runner_of(found)
-
-    async def _beat(self, key: str, facts: Document) -> Document | None:
-        """The server stamps the time, so a runner with a wrong clock neither looks dead nor lives for ever; its
-        answer tells us the difference.
-        """
-        asked = self._clock.monotonic()
-        now: Document = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
-        found = await self._collection(schema.RUNNERS).find_one_and_update(
-            {"_id": key},
-            [{"$set": {"heartbeat_at": now} | {name: {"$literal": fact} for name, fact in facts.items()}}],
-            return_document=ReturnDocument.AFTER,
-        )
-        if found is not None:
-            self._time.learn(found["heartbeat_at"], asked)
-        return found
-
-    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
-        runners = self._collection(schema.RUNNERS)
-        found = await self._ask("silent", lambda again: queries.silent(runners, app))
-        if found is None:
-            return None
-        silence = float(found.pop("silent"))
-        return runner_of(found), silence
-
-    async def declare_dead(self, runner: RunnerRecord) -> bool:
-        return await self._ask("declare dead", lambda again: self._declare_dead(runner, again))
-
-    async def _declare_dead(self, runner: RunnerRecord, again: bool) -> bool:
-        runners, key = self._collection(schema.RUNNERS), key_of(runner.app, runner.id)
-        result = await runners.delete_one({"_id": key, "heartbeat_at": runner.heartbeat_at})
-        # If an earlier try may have done it, better two who see to its work than nobody.
-        return result.deleted_count > 0 or (again and await runners.find_one({"_id": key}, {"_id": True}) is None)
-
-    async def ask_runner(
-        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
-    ) -> bool:
-        asked = {"wish": wish, "sits_out_until": sits_out_until}
-        facts = {name: value for name, value in asked.items() if value is not None}
-        runners, key = self._collection(schema.RUNNERS), key_of(app, runner_id)
-        result = await self._ask("ask runner", lambda again: runners.update_one({"_id": key}, {"$set": facts}))
-        return result.matched_count > 0
-
-    async def owners(self, app: str) -> Sequence[str]:
-        return await self._ask("owners", lambda again: queries.owners(self._collection(schema.INVOCATIONS), app))
-
-    async def leave(self, app: str, runner_id: str) -> None:
-        runners = self._collection(schema.RUNNERS)
-        await self._ask("leave", lambda again: runners.delete_one({"_id": key_of(app, runner_id)}))
-
-    async def roster(self, app: str) -> Sequence[RunnerRecord]:
-        runners = self._collection(schema.RUNNERS, majority=True)
-        found = []
-        for document in await self._ask("roster", lambda again: queries.roster(runners, app)):
-            try:
-                found.append(runner_of(document))
-            except msgspec.MsgspecError as error:
-                self._observe("unreadable", {"id": document["_id"], "why": f"roster entry: {error}"})
-        return found
-
-    # --- services
-
-    async def put_execution(self, app: str, execution: Execution) -> Execution | None:
-        there = self._collection(schema.EXECUTIONS, majority=True)
-        return await self._ask("put execution", lambda again: executions.put(there, app, execution))
-
-    async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
-        there = self._collection(schema.EXECUTIONS, majority=True)
-        return await self._ask("end execution", lambda again: executions.end(there, app, id, status, at, reason))
-
-    async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
-        there = self._collection(schema.EXECUTIONS, majority=True)
-        return await self._ask("executions", lambda again: executions.listing(there, app, service, limit))
-
-    async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
-        there = self._collection(schema.EXECUTIONS)
-        await self._ask("forget executions", lambda again: executions.forget(there, app, ids))
 
     async def remove_final(self, app: str, before: float, limit: int) -> int:
         return await self._ask("remove final", lambda again: self._remove_final(app, before, limit))

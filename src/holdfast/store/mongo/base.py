@@ -1,0 +1,122 @@
+"""What every part of the MongoDB store stands on: its client, the server's time, its collections, the way to ask."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pymongo import AsyncMongoClient, ReadPreference, WriteConcern
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.read_concern import ReadConcern
+
+from holdfast.clock import Clock
+from holdfast.errors import StoreUnavailable
+from holdfast.store.contract import Observe
+from holdfast.store.mongo import connection, schema
+from holdfast.store.mongo.documents import (
+    Document,
+)
+from holdfast.store.mongo.hints import StreamHints
+from holdfast.store.mongo.retry import Retry, RetryPolicy
+from holdfast.store.mongo.time import ServerTime
+from holdfast.store.mongo.transaction import MongoTransaction, joined
+
+T = TypeVar("T")
+
+_MAJORITY = WriteConcern(w="majority", j=True)
+
+
+class MongoBase:
+    def __init__(
+        self,
+        url: str,
+        *,
+        where: str,
+        process: str,
+        clock: Clock,
+        rng: random.Random,
+        observe: Observe,
+        retry: RetryPolicy,
+        use_change_streams: bool,
+    ) -> None:
+        self._url = url
+        self._process = process
+        self._clock = clock
+        self._rng = rng
+        self._observe = observe
+        self._use_change_streams = use_change_streams
+        self._retry = Retry(retry, clock, rng, observe, where)
+        self._time = ServerTime(clock)
+        self._crowded = False  # others took what the last claim wanted
+        self._database: AsyncDatabase[Document] | None = None
+        self._mark: object = None  # tells this database from others of the same name
+        self._hints: StreamHints | None = None
+
+    def now(self) -> float:
+        return self._time.now()
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        if self._database is not None:
+            return
+        client = connection.acquire(self._url)
+        try:
+            database = self._database_of(client)
+            await self._retry.ask("opening", lambda again: self._prepare(database))
+        except BaseException:
+            await connection.release(self._url)
+            raise
+        self._database = database
+        self._hints = StreamHints(
+            database[schema.SIGNALS].with_options(read_concern=ReadConcern("majority")),  # a stream takes no other
+            self._process,
+            use_change_streams=self._use_change_streams,
+            observe=self._observe,
+        )
+
+    def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
+        return client.get_database(
+            connection.database_name(self._url),
+            write_concern=_MAJORITY,
+            read_concern=ReadConcern("local"),
+            read_preference=ReadPreference.PRIMARY,
+        )
+
+    async def _prepare(self, database: AsyncDatabase[Document]) -> None:
+        """Learn the server's time, check the version, create what is missing."""
+        await self._learn_time(database)
+        self._mark = await schema.prepare(database)
+
+    async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
+        asked = self._clock.monotonic()
+        hello = await database.command("hello")
+        self._time.learn(hello["localTime"].timestamp(), asked)
+
+    async def close(self) -> None:
+        if self._hints is not None:
+            await self._hints.close()
+            self._hints = None
+        if self._database is not None:
+            self._database = None
+            await connection.release(self._url)
+
+    def joined(self, session: object) -> MongoTransaction:
+        return joined(session, connection.database_name(self._url), self._mark)
+
+    def hints(self) -> StreamHints | None:
+        return self._hints
+
+    def _collection(self, name: str, *, majority: bool = False) -> AsyncCollection[Document]:
+        if self._database is None:
+            raise StoreUnavailable("the MongoDB store is not open")
+        collection = self._database[name]
+        return collection.with_options(read_concern=ReadConcern("majority")) if majority else collection
+
+    async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
+        """Every operation comes through here; now and then one takes the time with it."""
+        if self._time.is_old() and (database := self._database) is not None:
+            await self._retry.ask("time", lambda again: self._learn_time(database))
+        return await self._retry.ask(what, attempt)

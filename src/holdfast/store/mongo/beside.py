@@ -1,0 +1,165 @@
+"""What lies beside the invocations in MongoDB: payloads, the roster, executions of services."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from pymongo import ReturnDocument
+
+from holdfast.lifecycle.records import (
+    Piece,
+    RunnerRecord,
+    StoredPayload,
+    WorkerRecord,
+)
+from holdfast.lifecycle.slots import Execution, ExecutionStatus
+from holdfast.store.mongo import executions, payloads, queries, schema
+from holdfast.store.mongo.base import MongoBase
+from holdfast.store.mongo.documents import (
+    Document,
+    key_of,
+    runner_document,
+    runner_of,
+)
+
+
+class MongoBeside(MongoBase):
+    """The part of `holdfast.store.contract.Store` that is not about invocations."""
+
+    # --- payloads
+
+    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
+        there = self._collection(schema.PAYLOADS, majority=True)
+        return await self._ask("keep payloads", lambda again: payloads.keep(there, app, digests, self.now()))
+
+    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
+        pieces = self._collection(schema.PIECES)
+        await self._ask("put piece", lambda again: payloads.put_piece(pieces, app, digest, number, piece, self.now()))
+
+    async def put_payloads(self, app: str, stored: Sequence[StoredPayload]) -> None:
+        there = self._collection(schema.PAYLOADS)
+        await self._ask("put payloads", lambda again: payloads.put(there, app, stored, self.now()))
+
+    async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
+        there = self._collection(schema.PAYLOADS, majority=True)
+        return await self._ask("get payload", lambda again: payloads.get(there, app, digest))
+
+    async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
+        pieces = self._collection(schema.PIECES, majority=True)
+        return await self._ask("get piece", lambda again: payloads.get_piece(pieces, app, digest, number))
+
+    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+        return await self._ask("collect payloads", lambda again: self._collect(app, before, limit))
+
+    async def _collect(self, app: str, before: float, limit: int) -> int:
+        there, pieces = self._collection(schema.PAYLOADS), self._collection(schema.PIECES)
+        referring = (self._collection(schema.INVOCATIONS), self._collection(schema.QUARANTINE))
+        removed = 0
+        for digest in await payloads.unwanted(there, app, before, limit):
+            if await payloads.is_referred_to(*referring, app, digest):
+                await payloads.keep(there, app, [digest], self.now())
+            else:
+                removed += await payloads.remove(there, pieces, app, digest, before)
+        await payloads.remove_orphans(there, pieces, app, before, limit, self.now())
+        return removed
+
+    # --- the roster
+
+    async def enrol(self, runner: RunnerRecord) -> None:
+        document = runner_document(runner)
+        runners = self._collection(schema.RUNNERS)
+        await self._ask("enrol", lambda again: runners.replace_one({"_id": document["_id"]}, document, upsert=True))
+
+    async def heartbeat(
+        self,
+        app: str,
+        runner_id: str,
+        workers: Sequence[WorkerRecord] = (),
+        *,
+        ticks: bool = True,
+        draining: bool = False,
+    ) -> RunnerRecord | None:
+        facts = {
+            "workers": msgspec.to_builtins(list(workers)),
+            "can_run_atomic_service": ticks,
+            "draining": draining,
+        }
+        found = await self._ask("heartbeat", lambda again: self._beat(key_of(app, runner_id), facts))
+        return None if found is None else runner_of(found)
+
+    async def _beat(self, key: str, facts: Document) -> Document | None:
+        """The server stamps the time, so a runner with a wrong clock neither looks dead nor lives for ever; its
+        answer tells us the difference.
+        """
+        asked = self._clock.monotonic()
+        now: Document = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
+        found = await self._collection(schema.RUNNERS).find_one_and_update(
+            {"_id": key},
+            [{"$set": {"heartbeat_at": now} | {name: {"$literal": fact} for name, fact in facts.items()}}],
+            return_document=ReturnDocument.AFTER,
+        )
+        if found is not None:
+            self._time.learn(found["heartbeat_at"], asked)
+        return found
+
+    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+        runners = self._collection(schema.RUNNERS)
+        found = await self._ask("silent", lambda again: queries.silent(runners, app))
+        if found is None:
+            return None
+        silence = float(found.pop("silent"))
+        return runner_of(found), silence
+
+    async def declare_dead(self, runner: RunnerRecord) -> bool:
+        return await self._ask("declare dead", lambda again: self._declare_dead(runner, again))
+
+    async def _declare_dead(self, runner: RunnerRecord, again: bool) -> bool:
+        runners, key = self._collection(schema.RUNNERS), key_of(runner.app, runner.id)
+        result = await runners.delete_one({"_id": key, "heartbeat_at": runner.heartbeat_at})
+        # If an earlier try may have done it, better two who see to its work than nobody.
+        return result.deleted_count > 0 or (again and await runners.find_one({"_id": key}, {"_id": True}) is None)
+
+    async def ask_runner(
+        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
+    ) -> bool:
+        asked = {"wish": wish, "sits_out_until": sits_out_until}
+        facts = {name: value for name, value in asked.items() if value is not None}
+        runners, key = self._collection(schema.RUNNERS), key_of(app, runner_id)
+        result = await self._ask("ask runner", lambda again: runners.update_one({"_id": key}, {"$set": facts}))
+        return result.matched_count > 0
+
+    async def owners(self, app: str) -> Sequence[str]:
+        return await self._ask("owners", lambda again: queries.owners(self._collection(schema.INVOCATIONS), app))
+
+    async def leave(self, app: str, runner_id: str) -> None:
+        runners = self._collection(schema.RUNNERS)
+        await self._ask("leave", lambda again: runners.delete_one({"_id": key_of(app, runner_id)}))
+
+    async def roster(self, app: str) -> Sequence[RunnerRecord]:
+        runners = self._collection(schema.RUNNERS, majority=True)
+        found = []
+        for document in await self._ask("roster", lambda again: queries.roster(runners, app)):
+            try:
+                found.append(runner_of(document))
+            except msgspec.MsgspecError as error:
+                self._observe("unreadable", {"id": document["_id"], "why": f"roster entry: {error}"})
+        return found
+
+    # --- services
+
+    async def put_execution(self, app: str, execution: Execution) -> Execution | None:
+        there = self._collection(schema.EXECUTIONS, majority=True)
+        return await self._ask("put execution", lambda again: executions.put(there, app, execution))
+
+    async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
+        there = self._collection(schema.EXECUTIONS, majority=True)
+        return await self._ask("end execution", lambda again: executions.end(there, app, id, status, at, reason))
+
+    async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
+        there = self._collection(schema.EXECUTIONS, majority=True)
+        return await self._ask("executions", lambda again: executions.listing(there, app, service, limit))
+
+    async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
+        there = self._collection(schema.EXECUTIONS)
+        await self._ask("forget executions", lambda again: executions.forget(there, app, ids))
