@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -60,6 +65,8 @@ def main() -> None:
         with App(f"sqlite:///{file}") as app:
             declare(app)
             show(app, file)
+        crash(Path(folder))
+        say("Next: [bold]holdfast --help[/], and the README.")
 
 
 def show(app: App, file: Path) -> None:
@@ -95,7 +102,45 @@ def show(app: App, file: Path) -> None:
     counts = {status: len(app.invocations(status=status, limit=5000)) for status in ("success", "failed")}
     say(f"   in the store: {counts['success']} success, {counts['failed']} failed, nothing in between.\n")
     assert counts == {"success": 2001, "failed": 1}, counts
-    say("Next: [bold]holdfast --help[/], and the README.")
+
+
+def crash(folder: Path) -> None:
+    """A worker process is killed in the middle of its work. Its runner notices, and another worker does it again."""
+    say("[bold]5.[/] Now with worker processes, and one of them is killed with [red]kill -9[/] in mid-task.")
+    url = f"sqlite:///{folder / 'parcels.db'}"
+    environment = os.environ | {"HOLDFAST_URL": url}
+    command = [sys.executable, "-m", "holdfast", "run", "parcels:app", "--workers", "2", "--log-level", "error"]
+    here = Path(__file__).parent
+    with (
+        App(url, name="parcels") as app,
+        subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.DEVNULL) as runner,
+    ):
+        try:
+            until(lambda: any(len(found.workers) == 2 for found in app.runners()))
+            weigh = app.task(name="parcels:weigh")(parcels_weigh)
+            parcel = weigh.submit(42, 1.0)
+            until(lambda: parcel.status == "running")
+            owner = parcel.record().owner or ""
+            (pid,) = [w.pid for found in app.runners() for w in found.workers if f"{found.id}/{w.id}" == owner]
+            killed = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            result = parcel.result(timeout=60)
+            say(f"   worker {pid} is dead; {time.perf_counter() - killed:.1f} s later: {result}\n")
+            tell(parcel)
+        finally:
+            runner.send_signal(signal.SIGINT)
+
+
+def parcels_weigh(parcel: int, seconds: float) -> str:
+    """What `parcels:weigh` looks like from here; it is run over there."""
+    raise NotImplementedError
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

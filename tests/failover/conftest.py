@@ -1,4 +1,4 @@
-"""One replica set of three nodes for all failure tests. Each of them finds it healthy."""
+"""One replica set of three nodes for all failure tests, and loads that go on from one test to the next."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.failover.load import LOADS, Load
 from tests.mongod import ReplicaSet
 
 
@@ -29,10 +30,45 @@ def cluster(servers: ReplicaSet) -> Iterator[ReplicaSet]:
     servers.heal()
 
 
+@pytest.fixture(scope="session")
+def resting(servers: ReplicaSet) -> Iterator[dict[bool, Load]]:
+    """Loads between two tests, by whether they are hasty. In the end everybody leaves, and nothing may be left over."""
+    loads: dict[bool, Load] = {}
+    yield loads
+    servers.heal()
+    for load in loads.values():
+        load.finish()
+        assert load.judge() == []
+
+
 @pytest.fixture
-def url(cluster: ReplicaSet) -> str:
-    """A database for all loads, through the proxies. Its indexes are made once; each load is an app of its own."""
-    return cluster.url("loads")
+def load(cluster: ReplicaSet, resting: dict[bool, Load], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    """A load that goes. The test has to ask for its verdict."""
+    yield from going(cluster, resting, tmp_path_factory, hasty=False)
+
+
+@pytest.fixture
+def hasty_load(
+    cluster: ReplicaSet, resting: dict[bool, Load], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Load]:
+    """A load whose driver looks for a lost server at once, and not twice a second."""
+    yield from going(cluster, resting, tmp_path_factory, hasty=True)
+
+
+def going(
+    cluster: ReplicaSet, resting: dict[bool, Load], folders: pytest.TempPathFactory, *, hasty: bool
+) -> Iterator[Load]:
+    load = resting.pop(hasty, None) or Load(cluster.url(LOADS), folders.mktemp("load"), hasty=hasty)
+    try:
+        load.go()
+        yield load
+    finally:
+        if load.is_sound:
+            print(load.summary())
+            resting[hasty] = load
+        else:
+            load.abort()
+            load.show_logs()
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ UNKNOWN = "unknown"  # numbers: `submit` raised, so they may be there or not
 BEGAN = "began"  # number: user code was called
 SEEN = "seen"  # number, id, and the result or the error that a client was given
 GONE = "gone"  # number, id: a client was told that there is no such invocation
-READY = "ready"  # a runner is on the roster
+READY = "ready"  # id: a runner is on the roster
+QUIET = "quiet"  # a submitter has submitted nothing for a while, and knows the ends of all it has submitted
 
 
 class Ledger:

@@ -1,4 +1,4 @@
-"""A load on the replica set: runners and a submitter, each a process of its own, and the verdict when all is over."""
+"""A load on the replica set: runners and a submitter, each a process of its own, and the verdict over what they did."""
 
 from __future__ import annotations
 
@@ -11,84 +11,99 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import pytest
 from pymongo import MongoClient
-from tests.failover.ledger import ACCEPTED, BEGAN, READY, SEEN, UNKNOWN, Event, Reader
+from tests.failover.ledger import ACCEPTED, BEGAN, QUIET, READY, SEEN, UNKNOWN, Event, Reader
 from tests.failover.verdict import Dump, violations
 from tests.mongo.tools import database_of, with_options
 
+LOADS = "loads"  # the database of all loads; each is an app of its own
+CLIENT = "load"  # the name by which fail points know the clients of a load
+
 _ROOT = Path(__file__).resolve().parents[2]
-_FINISH_SECONDS = 60
+_START_SECONDS = 60
+_END_SECONDS = 60
 
 
 class Load:
-    """Entered, it runs. `progress` waits for more of it, `finish` ends it, `verdict` judges."""
+    """`go` starts it, `progress` waits for more of it, `verdict` lets it come to rest and judges.
+
+    It can go on after that: to start the processes is most of what a load costs.
+    """
 
     def __init__(
         self, url: str, folder: Path, *, runners: int = 2, write_concern: str | int = "majority", hasty: bool = False
     ) -> None:
+        url = with_options(url, appname=CLIENT)
         self.url = with_options(url, serverMonitoringMode="poll") if hasty else url
-        self._hasty = hasty
-        self.app = f"load-{secrets.token_hex(4)}"  # so that the loads of all tests can share a database
-        self.folder = folder
+        self.app = f"load-{secrets.token_hex(4)}"
+        self.hasty = hasty
+        self._folder = folder
         self._write_concern = write_concern
         self._roles = ["submit", *["run"] * runners]
         self._parties: list[subprocess.Popen[bytes]] = []
         self._ledgers = [folder / f"{number}.jsonl" for number in range(len(self._roles))]
         self._reader = Reader(self._ledgers)
+        self._since = 0.0  # when it last began to go
+        self.is_sound = False  # it rests, and the verdict was good
 
-    def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True)
+    # --- the processes
+
+    def _start(self) -> None:
         for number, role in enumerate(self._roles):
-            self._start(number, role)
-        self._wait(lambda: self.count(READY) == len(self._roles) - 1, 60, "the runners are ready")
-        self.progress(5)
-        return self
+            given = {
+                "role": role,
+                "url": self.url,
+                "app": self.app,
+                "ledger": str(self._ledgers[number]),
+                "write_concern": self._write_concern,
+                "hasty": self.hasty,
+            }
+            command = [sys.executable, "-m", "tests.failover.party", json.dumps(given)]
+            with open(self._folder / f"{number}.log", "wb") as log:
+                party = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=_ROOT)
+            self._parties.append(party)
+        self._wait(lambda: self.count(READY) == len(self._roles) - 1, _START_SECONDS, "the runners are ready")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.abort()
-        if error is not None:
-            self._show_logs()
+    def finish(self) -> None:
+        """Let everybody end what they have begun, and leave."""
+        for party in self._parties:
+            assert party.stdin is not None
+            party.stdin.close()
+        codes = [party.wait(timeout=_END_SECONDS) for party in self._parties]
+        self._parties = []
+        assert not any(codes), f"the parties ended with {codes}"
 
     def abort(self) -> None:
-        """End it now, with everything that is under way."""
+        """End everybody now, with everything that is under way."""
         for party in self._parties:
             party.kill()
             party.wait()
             assert party.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 party.stdin.close()
+        self._parties = []
 
-    def _start(self, number: int, role: str) -> None:
-        given = {
-            "role": role,
-            "url": self.url,
-            "app": self.app,
-            "ledger": str(self._ledgers[number]),
-            "write_concern": self._write_concern,
-            "hasty": self._hasty,
-        }
-        with open(self.folder / f"{number}.log", "wb") as log:
-            command = [sys.executable, "-m", "tests.failover.party", json.dumps(given)]
-            self._parties.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=_ROOT))
+    def _tell(self, line: str) -> None:
+        submitter = self._parties[0].stdin
+        assert submitter is not None
+        submitter.write(f"{line}\n".encode())
+        submitter.flush()
 
     def _wait(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
-            dead = [self._roles[number] for number, party in enumerate(self._parties) if party.poll() is not None]
+            dead = [role for role, party in zip(self._roles, self._parties, strict=True) if party.poll() is not None]
             assert not dead, f"{dead} ended by themselves"
             assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
             time.sleep(0.05)
 
-    def _show_logs(self) -> None:
+    def show_logs(self) -> None:
+        """Print the last lines of each party's log, for somebody who looks for a reason."""
         for number, role in enumerate(self._roles):
-            print(f"--- {role} {number}")
-            print("".join((self.folder / f"{number}.log").read_text(errors="replace").splitlines(keepends=True)[-40:]))
+            lines = (self._folder / f"{number}.log").read_text(errors="replace").splitlines()[-40:]
+            print(f"--- {role} {number}", *lines, sep="\n")
 
     # --- while it runs
 
@@ -97,62 +112,66 @@ class Load:
         return self._reader.events
 
     def count(self, what: str) -> int:
-        return sum(event["what"] == what for event in self.events)
+        """How many such lines there are since it last began to go."""
+        return len([event for event in self.events if event["what"] == what and event["at"] > self._since])
+
+    def go(self) -> None:
+        """From now on there is work. Returns when some of it is done."""
+        if not self._parties:
+            self._start()
+        self._since, self.is_sound = time.monotonic(), False
+        self._tell("go")
+        self.progress(5)
 
     def progress(self, results: int = 20, seconds: float = 60.0) -> None:
-        """Wait until clients have got so many more results of what is submitted from now on."""
+        """Wait until clients have got so many results of what is submitted from now on."""
         now = time.monotonic()
 
         def enough() -> bool:
-            events = self.events
-            fresh = {id for event in events if event["what"] == ACCEPTED and event["at"] > now for id in event["ids"]}
+            events = [event for event in self.events if event["at"] > now]
+            fresh = {id for event in events if event["what"] == ACCEPTED for id in event["ids"]}
             return len([event for event in events if event["what"] == SEEN and event["id"] in fresh]) >= results
 
         self._wait(enough, seconds, f"{results} more results")
 
-    def accepts(self, count: int = 1, seconds: float = 30.0) -> None:
+    def accepts(self, count: int, seconds: float = 30.0) -> None:
         """Wait until so many more submits have returned."""
         before = self.count(ACCEPTED)
         self._wait(lambda: self.count(ACCEPTED) >= before + count, seconds, f"{count} more submits return")
 
     # --- the end
 
-    def finish(self) -> None:
-        """Nothing more is submitted; wait until clients have all results, then until the runners have left."""
-        for party in self._parties:
-            assert party.stdin is not None
-            party.stdin.close()
-            try:
-                code = party.wait(timeout=_FINISH_SECONDS)
-            except subprocess.TimeoutExpired:
-                pytest.fail(f"a party does not end; the verdict so far: {self.judge()}")
-            assert code == 0, f"a party ended with {code}"
-
     def verdict(self, *, reruns_excused: int = 0) -> list[str]:
-        """Everything that is wrong with it. Call it after `finish`."""
+        """Submit nothing more, wait until clients know the ends of everything, and tell what is wrong."""
+        before = self.count(QUIET)
+        self._tell("pause")
+        try:
+            self._wait(lambda: self.count(QUIET) > before, _END_SECONDS, "all results")
+        except AssertionError as error:
+            return [str(error), *self.judge(reruns_excused)]
         found = self.judge(reruns_excused)
-        if found:
-            self._show_logs()
+        self.is_sound = not found
         return found
 
     def judge(self, reruns_excused: int = 0) -> list[str]:
+        """What is wrong as it is now. Nothing may be under way."""
+        living = {event["id"] for event in self.events if event["what"] == READY} if self._parties else set()
         client: MongoClient[dict[str, Any]] = MongoClient(self.url, readConcernLevel="majority")
         with client:
-            database = client[database_of(self.url)]
+            database, ours = client[database_of(self.url)], {"app": self.app}
             dump = Dump(
-                invocations=list(database.holdfast_invocations.find({"app": self.app})),
-                runners=list(database.holdfast_runners.find({"app": self.app})),
-                quarantine=list(database.holdfast_quarantine.find({"app": self.app})),
+                invocations=list(database.holdfast_invocations.find(ours)),
+                runners=list(database.holdfast_runners.find(ours)),
+                quarantine=list(database.holdfast_quarantine.find(ours)),
                 payloads={
-                    found["_id"].rpartition("|")[2]
-                    for found in database.holdfast_payloads.find({"app": self.app}, {"_id": True})
+                    found["_id"].rpartition("|")[2] for found in database.holdfast_payloads.find(ours, {"_id": True})
                 },
             )
-        return violations(dump, self.events, reruns_excused=reruns_excused)
+        return violations(dump, self.events, living=living, reruns_excused=reruns_excused)
 
     def summary(self) -> str:
         """A line for whoever reads the output of a long run."""
-        events = self.events
+        events = [event for event in self.events if event["at"] > self._since]
         pauses = _gaps([event["at"] for event in events if event["what"] == SEEN])
         return (
             f"{sum(len(event['ids']) for event in events if event['what'] == ACCEPTED)} accepted, "

@@ -1,7 +1,8 @@
 """A process of a load: ``python -m tests.failover.party '{"role": "run", …}'``.
 
-It works until its standard input ends, then finishes what it has begun and exits; so it never outlives the test. Its
-app is an ordinary one with ordinary settings.
+A runner works until its standard input ends. A submitter submits from each line ``go`` to the next line ``pause``, and
+says so in its ledger when nothing is under way any more. When the input ends, both finish what they have begun and
+exit; so they never outlive the test. The app is an ordinary one with ordinary settings.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pymongo import WriteConcern, common
-from tests.failover.ledger import ACCEPTED, BEGAN, GONE, READY, SEEN, SUBMITS, UNKNOWN, Ledger, answer, fails
+from tests.failover.ledger import ACCEPTED, BEGAN, GONE, QUIET, READY, SEEN, SUBMITS, UNKNOWN, Ledger, answer, fails
 
 from holdfast import App, Invocation, InvocationNotFound, StoreError, TaskFailed
-from holdfast.store.mongo import store as mongo_store
+from holdfast.store.mongo import base
 
 PLACES = 8
 SINGLE_SECONDS, BATCH_SECONDS, BATCH = 0.03, 0.15, 5
@@ -29,12 +30,13 @@ SINGLE_SECONDS, BATCH_SECONDS, BATCH = 0.03, 0.15, 5
 
 class Party:
     def __init__(self, url: str, app: str, ledger: Path) -> None:
-        self.app = App(url, name=app, runner_heartbeat_seconds=0.2)
+        self.app = App(url, name=app, runner_heartbeat_seconds=0.5)
         self.ledger = Ledger(ledger)
         self.plain = self.app.task(name="plain")(self._plain)
         self.async_ = self.app.task(name="async")(self._async)
         self._numbers = itertools.count()
-        self._watching: set[asyncio.Task[None]] = set()
+        self._pausing = asyncio.Event()
+        self._under_way: set[asyncio.Task[None]] = set()
 
     # --- the tasks
 
@@ -51,29 +53,37 @@ class Party:
     # --- the roles
 
     def run(self) -> None:
-        with self.app.runner(concurrency=PLACES):
-            self.ledger.write(READY)
+        with self.app.runner(concurrency=PLACES) as runner:
+            self.ledger.write(READY, id=runner.id)
             sys.stdin.read()
 
     def submit(self) -> None:
         asyncio.run(self._submit())
 
     async def _submit(self) -> None:
-        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        lines: asyncio.Queue[str] = asyncio.Queue()
 
-        def wait_for_end() -> None:
-            sys.stdin.read()
-            loop.call_soon_threadsafe(stop.set)
+        def listen() -> None:
+            for line in itertools.chain(sys.stdin, ["end"]):
+                loop.call_soon_threadsafe(lines.put_nowait, line.strip())
 
-        threading.Thread(target=wait_for_end, daemon=True).start()
-        await asyncio.gather(self._keep_submitting(stop, 1), self._keep_submitting(stop, BATCH))
-        while self._watching:
-            await asyncio.wait(self._watching)
+        threading.Thread(target=listen, daemon=True).start()
+        while await lines.get() == "go":
+            self._pausing.clear()
+            submitting = asyncio.gather(self._keep_submitting(1), self._keep_submitting(BATCH))
+            line = await lines.get()
+            self._pausing.set()
+            await submitting
+            while self._under_way:
+                await asyncio.wait(self._under_way)
+            self.ledger.write(QUIET)
+            if line == "end":
+                return
 
-    async def _keep_submitting(self, stop: asyncio.Event, size: int) -> None:
+    async def _keep_submitting(self, size: int) -> None:
         """One after another until somebody says stop; each is watched by itself."""
-        while not stop.is_set():
+        while not self._pausing.is_set():
             numbers = list(itertools.islice(self._numbers, size))
             self.ledger.write(SUBMITS, numbers=numbers)
             task = self.async_ if numbers[0] % 3 else self.plain
@@ -86,11 +96,11 @@ class Party:
                 self.ledger.write(ACCEPTED, numbers=numbers, ids=[invocation.id for invocation in group])
                 for number, invocation in zip(numbers, group, strict=True):
                     watching = asyncio.create_task(self._watch(number, invocation))
-                    self._watching.add(watching)
-                    watching.add_done_callback(self._watching.discard)
+                    self._under_way.add(watching)
+                    watching.add_done_callback(self._under_way.discard)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SINGLE_SECONDS if size == 1 else BATCH_SECONDS):
-                    await stop.wait()
+                    await self._pausing.wait()
 
     async def _watch(self, number: int, invocation: Invocation[Any]) -> None:
         while True:
@@ -127,13 +137,12 @@ def _end(number: int) -> str:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    logging.basicConfig(
-        level="INFO", stream=sys.stderr, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s"
-    )
+    logging.basicConfig(level="INFO", format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     if given["write_concern"] != "majority":
-        mongo_store._MAJORITY = WriteConcern(w=given["write_concern"])  # a planted bug, to see that it is found
+        assert isinstance(base._MAJORITY, WriteConcern)
+        base._MAJORITY = WriteConcern(w=given["write_concern"])  # a planted bug, to see that it is found
     if given["hasty"]:
-        common.MIN_HEARTBEAT_INTERVAL = 0.02  # after a failure the driver looks for the server twice a second
+        common.MIN_HEARTBEAT_INTERVAL = 0.05  # after a failure the driver looks for the server twice a second
     party = Party(given["url"], given["app"], Path(given["ledger"]))
     with party.app:
         {"run": party.run, "submit": party.submit}[given["role"]]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from tests.failover.ledger import UNKNOWN
@@ -16,28 +15,22 @@ from holdfast.testing.samples import ids_of, invocation
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
 
 
-def test_a_primary_that_steps_down(cluster: ReplicaSet, url: str, tmp_path: Path) -> None:
-    with Load(url, tmp_path / "load") as load:
-        resigned = cluster.step_down()
-        assert cluster.primary() is not resigned
-        load.progress()
-        load.finish()
-        assert load.verdict() == []
-        assert load.count(UNKNOWN) == 0
-        print(load.summary())
+def test_a_primary_that_steps_down(cluster: ReplicaSet, load: Load) -> None:
+    resigned = cluster.step_down()
+    assert cluster.primary() is not resigned
+    load.progress()
+    assert load.verdict() == []
+    assert load.count(UNKNOWN) == 0
 
 
-def test_a_primary_that_is_killed(cluster: ReplicaSet, url: str, tmp_path: Path) -> None:
-    with Load(url, tmp_path / "load") as load:
-        killed = cluster.primary()
-        killed.kill()
-        load.progress()
-        killed.start()
-        load.progress()
-        load.finish()
-        assert load.verdict() == []
-        assert load.count(UNKNOWN) == 0
-        print(load.summary())
+def test_a_primary_that_is_killed(cluster: ReplicaSet, load: Load) -> None:
+    killed = cluster.primary()
+    killed.kill()
+    load.progress()
+    killed.start()
+    load.progress()
+    assert load.verdict() == []
+    assert load.count(UNKNOWN) == 0
 
 
 def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet) -> None:

@@ -10,12 +10,10 @@ import os
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from tests.failover.load import Load
-from tests.failover.test_server_errors import APP, COMMANDS, REFUSALS, WRITES, failing
-from tests.mongo.tools import with_options
+from tests.failover.load import LOADS, Load
+from tests.failover.server_errors import COMMANDS, REFUSALS, WRITES, failing
 from tests.mongod import Mongod, ReplicaSet
 from tests.proxy import Fate
 
@@ -85,7 +83,9 @@ class Storm:
         fates = [Fate.REPLY_LOST, Fate.REPLY_CUT, Fate.REQUEST_CUT, Fate.REPLY_NOT_AWAITED]
         for command in (*WRITES, "find", "getMore"):
             for collection in COLLECTIONS:
-                self._cluster.meddle(self._random.choice(fates), command, collection, self._random.randrange(1, 6))
+                self._cluster.meddle(
+                    self._random.choice(fates), command, f"{LOADS}.{collection}", self._random.randrange(1, 6)
+                )
         self._last(1, 3)
         self._cluster.forget()
 
@@ -106,12 +106,9 @@ class Storm:
         self._cluster.heal()
 
 
-def test_a_storm(cluster: ReplicaSet, url: str, tmp_path: Path) -> None:
+def test_a_storm(cluster: ReplicaSet, hasty_load: Load) -> None:
     print(f"\nHOLDFAST_TEST_TORTURE_SEED={SEED}")
-    with Load(with_options(url, appname=APP), tmp_path / "load", hasty=True) as load:
-        Storm(cluster, load, SEED).blow(SECONDS)
-        cluster.heal()
-        load.progress()
-        load.finish()
-        print(load.summary())
-        assert load.verdict() == []
+    Storm(cluster, hasty_load, SEED).blow(SECONDS)
+    cluster.heal()
+    hasty_load.progress()
+    assert hasty_load.verdict() == []

@@ -49,7 +49,7 @@ class Case:
                 {"what": BEGAN, "number": number},
                 {"what": SEEN, "number": number, "id": f"id{number}", **seen},
             ]
-        self.runners: list[dict[str, Any]] = []
+        self.runners: list[dict[str, Any]] = [{"id": "runner"}]
         self.quarantine: list[dict[str, Any]] = []
         self.payloads: list[str] = []
 
@@ -72,11 +72,11 @@ class Case:
         self.documents.clear()
         self.events.clear()
 
-    def judged(self, **how: int) -> list[str]:
+    def judged(self, **how: Any) -> list[str]:
         dump = Dump(
             invocations=self.documents, runners=self.runners, quarantine=self.quarantine, payloads=self.payloads
         )
-        return violations(dump, self.events, **how)
+        return violations(dump, self.events, living=["runner"], **how)
 
 
 def test_a_sound_load() -> None:
@@ -191,7 +191,8 @@ PLANTED: dict[str, tuple[str, Callable[[Case], object]]] = {
     "user code ran for nothing": ("I15 ", lambda case: case.events.append({"what": BEGAN, "number": 77})),
     "still marked as ready": ("I18 ", lambda case: case.first.update(ready=True)),
     "still marked as owned": ("I18 ", lambda case: case.first.update(owned=True)),
-    "a runner that has gone is on the roster": ("I18 ", lambda case: case.runners.append({"id": "runner"})),
+    "a runner that has gone is on the roster": ("I18 ", lambda case: case.runners.append({"id": "other"})),
+    "a runner that lives is not on the roster": ("I18 ", lambda case: case.runners.clear()),
     "something is in quarantine": ("I18 ", lambda case: case.quarantine.append({"id": "id1", "why": "unreadable"})),
 }
 

@@ -10,7 +10,7 @@ I3   final is final; results and errors are what they must be and what clients w
 I4   one owner at a time; the epoch grows by one at each claim and never else
 I7   one submit, one invocation, also if its outcome was unknown
 I15  user code ran as often as the history says, and more than once only if a fault is to blame
-I18  nothing is left over: flags, roster, quarantine
+I18  nothing is left over: flags, quarantine; the roster shows those that live
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     payloads: Collection[str] = ()  # the digests of those that are there
 
 
-def violations(dump: Dump, events: Sequence[Event], *, reruns_excused: int = 0) -> list[str]:
+def violations(
+    dump: Dump, events: Sequence[Event], *, living: Collection[str] = (), reruns_excused: int = 0
+) -> list[str]:
     """What is wrong; empty if all is well.
 
+    `living` are the ids of the runners that have not ended.
     `reruns_excused` is how many repeated executions the faults of this run may explain. A fault of the database
     explains none: nobody died, so nothing was to be done again.
     """
@@ -63,7 +66,9 @@ def violations(dump: Dump, events: Sequence[Event], *, reruns_excused: int = 0) 
         found += [f"{problem} ({document['id']})" for problem in _end(document)]
     found += _shown(stored, events)
     found += _executions(dump.invocations, events, reruns_excused)
-    found += [f"I18 the runner {document['id']} is still on the roster" for document in dump.runners]
+    roster = {document["id"] for document in dump.runners}
+    found += [f"I18 the runner {id} is gone, and still on the roster" for id in roster - set(living)]
+    found += [f"I18 the runner {id} is alive, and not on the roster" for id in set(living) - roster]
     found += [f"I18 {document['id']} is in quarantine: {document['why']}" for document in dump.quarantine]
     return found
 

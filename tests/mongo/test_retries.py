@@ -18,6 +18,7 @@ from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthori
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.retry import READS, Retry, RetryPolicy, is_transient
@@ -105,6 +106,7 @@ async def ask_nobody(what: str, attempt: object) -> Any:
 
 DIGEST = "d" * 64
 PAYLOAD = StoredPayload(digest=DIGEST, size=6, pieces=2, first=Piece(b"one"))
+EXECUTION = Execution(id="e", service="core", runner_id="r", started_at=START, window_ends_at=START + 9)
 OPERATIONS: dict[str, Operation] = {
     "insert": lambda store: store.insert([invocation("new")]),
     "claim": lambda store: store.claim(wish("many", limit=3)),
@@ -119,6 +121,15 @@ OPERATIONS: dict[str, Operation] = {
     "get_payload": lambda store: store.get_payload("shop", DIGEST),
     "get_piece": lambda store: store.get_piece("shop", DIGEST, 1),
     "collect_payloads": lambda store: store.collect_payloads("shop", store.now() + 1, 10),
+    "silent": lambda store: store.silent("shop"),
+    "owners": lambda store: store.owners("shop"),
+    "declare_dead": lambda store: store.declare_dead(runner("r")),
+    "ask_runner": lambda store: store.ask_runner("shop", "r", wish="drain"),
+    "put_execution": lambda store: store.put_execution("shop", EXECUTION),
+    "end_execution": lambda store: store.end_execution("shop", "e", ExecutionStatus.COMPLETED, START, ""),
+    "executions": lambda store: store.executions("shop", "core", 10),
+    "forget_executions": lambda store: store.forget_executions("shop", ["e"]),
+    "remove_final": lambda store: store.remove_final("shop", START + 9, 10),
     "enrol": lambda store: store.enrol(runner("new")),
     "heartbeat": lambda store: store.heartbeat("shop", "r"),
     "leave": lambda store: store.leave("shop", "r"),
@@ -135,7 +146,8 @@ async def _end(store: MongoStore) -> object:
 
 
 def test_every_operation_is_here() -> None:
-    public = {name for name, value in vars(MongoStore).items() if inspect.iscoroutinefunction(value) and name[0] != "_"}
+    methods = inspect.getmembers(MongoStore, inspect.iscoroutinefunction)
+    public = {name for name, _ in methods if not name.startswith("_")}
     assert set(OPERATIONS) == public - {"open", "close"}
 
 
@@ -346,6 +358,7 @@ def test_every_reading_operation_is_known_as_one() -> None:
     """Who may not read is told something else than who may not write, so each operation is one or the other."""
     writes = {"insert", "claim", "apply", "enrol", "heartbeat", "leave"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
+    writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
     assert {name.replace("_", " ") for name in set(OPERATIONS) - writes} == READS
 
 
