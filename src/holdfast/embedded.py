@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast._version import __version__
+from holdfast.engine.account import Account
 from holdfast.engine.crew import Crew
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import Runner
-from holdfast.engine.worker import Account
 from holdfast.errors import UsageError
 from holdfast.lifecycle.records import RunnerRecord
 

@@ -29,7 +29,7 @@ from holdfast.cli.reach import attach, runner_of
 from holdfast.cli.reloading import Reload
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
-from holdfast.engine.worker import Account
+from holdfast.engine.account import Account
 from holdfast.errors import UsageError
 
 

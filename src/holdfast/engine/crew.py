@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from holdfast.engine.account import Account
 from holdfast.engine.permit import Permit
-from holdfast.engine.worker import Account, Worker
+from holdfast.engine.worker import Worker
 from holdfast.lifecycle.records import WorkerRecord
 
 

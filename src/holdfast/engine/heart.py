@@ -73,6 +73,9 @@ class Heart:
                 silence = self._clock.monotonic() - self._last
                 log.warning("runner %s was not heard for %.1f s: %s", self._record.id, silence, error)
                 continue
+            except Exception:
+                log.exception("a heartbeat of runner %s", self._record.id)
+                continue
             if entry is None:
                 self._on_death()
                 return

@@ -49,6 +49,9 @@ class Observer:
             except StoreError as error:
                 log.debug("the roster was not read: %s", error)
                 wait = self._dead_after / 4
+            except Exception:
+                log.exception("while watching the other runners")
+                wait = self._dead_after / 4
             spread = min(_SPREAD_SECONDS, self._dead_after / 10)
             await asyncio.sleep(max(wait, _SOONEST_SECONDS) + self._rng.random() * spread)
 

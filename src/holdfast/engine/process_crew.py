@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.clock import Clock
+from holdfast.engine.account import Account
 from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Stop, receive, send
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
-from holdfast.engine.worker import Account
 from holdfast.errors import StoreError, UsageError
 from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
 

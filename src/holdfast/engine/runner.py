@@ -20,15 +20,17 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.engine.account import Account
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew
+from holdfast.engine.ending import end_all
 from holdfast.engine.heart import Heart
 from holdfast.engine.observer import Observer
 from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.services import Duty, Services
-from holdfast.engine.worker import Account, Worker
+from holdfast.engine.worker import Worker
 from holdfast.errors import StoreError
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord, runner_of
@@ -152,9 +154,7 @@ class Runner:
             if self._stopping:
                 crew.stop(hurry=self._hurry)
             await self._until_the_end(crew, heart, dead)
-            for duty in duties:
-                duty.cancel()
-            await asyncio.wait(duties)
+            await end_all(*duties)
             if dead.is_set():
                 core_worker.fence()
             else:
@@ -162,8 +162,7 @@ class Runner:
             await asyncio.wait({core})
         finally:
             self._crew = None
-            for task in (*duties, core, beating):
-                task.cancel()
+            await end_all(*duties, core, beating)
         if not dead.is_set():
             await self._leave(record)
 

@@ -24,10 +24,12 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 
 from holdfast.codec import Codec, Limits, references
+from holdfast.engine.account import Account
 from holdfast.engine.bell import Bell
 from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.depot import Depot
+from holdfast.engine.ending import end_all
 from holdfast.engine.pace import Pace
 from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
@@ -54,24 +56,11 @@ AUDIT_SECONDS = 15.0
 DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
 
 
-class Account(msgspec.Struct):
-    """What a runner did, for the last line it prints."""
-
-    started: int = 0
-    ended: int = 0
-    interrupted: int = 0
-
-    def add(self, other: Account) -> None:
-        self.started += other.started
-        self.ended += other.ended
-        self.interrupted += other.interrupted
-
-
 class Worker:
     """One owner of work. Made of the store, a clock's worth of settings, and the tasks it knows.
 
-    `around` spans its life; after `max_tasks` it ends by itself. One that `leaves_unfinished` what still runs after the
-    drain timeout relies on somebody who ends its process and then gives that work back.
+    `around` spans its life; after `max_tasks` it retires by itself. One that `leaves_unfinished` what still runs after
+    the drain timeout relies on somebody who ends its process and then gives that work back.
     """
 
     def __init__(
@@ -139,7 +128,7 @@ class Worker:
         self._stopping = False
         self._fenced = False
         self._claiming = 0
-        self._hurry = asyncio.Event()
+        self._drains_until = float("inf")  # by the loop's time; endless for one that retires
 
     # --- life
 
@@ -152,8 +141,7 @@ class Worker:
                 await self._work(ready)
         finally:
             unsubscribe()
-            for task in self._fetching:
-                task.cancel()
+            await end_all(*self._fetching)
             for places in self._places.values():
                 places.close()
         return self.account
@@ -166,17 +154,18 @@ class Worker:
         audit = asyncio.create_task(self._audits())
         try:
             while not self._stopping:
-                if self._permit.holds():
-                    await self._fill()
-                else:
+                if not self._permit.holds():
                     self._hand_back(self._reserve.take(len(self._reserve)), "its runner cannot reach the store")
+                    await self._bell.wait(_WITHOUT_PERMIT_SECONDS)  # a permit rings it
+                    continue
+                await self._fill()
                 if not await self._bell.wait(self._patience_for_news()):
                     await self._look_around()
         except StoreError:
             if not self._stopping:
                 raise
         finally:
-            audit.cancel()
+            await end_all(audit)
         if not self._fenced:
             await self._finish()
 
@@ -184,6 +173,17 @@ class Worker:
     def running(self) -> int:
         """How many invocations it has begun and not ended."""
         return len(self._running)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it takes no more work."""
+        return self._stopping
+
+    def retire(self) -> None:
+        """Take no more work and end when what runs is done, however long that takes: somebody else carries on."""
+        self._stopping = True
+        self._search.give_up_in(0)
+        self._bell.ring()
 
     def fence(self) -> None:
         """All that it owned was taken from it: end user code where that is possible, and write nothing any more."""
@@ -204,8 +204,7 @@ class Worker:
         self._stopping = True
         self._search.give_up_in(0)
         self._patience.give_up_in(_GRACE_SECONDS + (0 if hurry else self._drain + _LAST_WORDS_SECONDS))
-        if hurry:
-            self._hurry.set()
+        self._drains_until = min(self._drains_until, self._loop_time() + (0.0 if hurry else self._drain))
         self._bell.ring()
 
     # --- claiming
@@ -242,7 +241,10 @@ class Worker:
 
     def _free(self) -> int:
         # A large end keeps its place until its payloads are stored: else memory could fill faster than the store takes.
-        return self._concurrency - len(self._running) - self._starting - self._settler.storing
+        free = self._concurrency - len(self._running) - self._starting - self._settler.storing
+        if self._max_tasks is None:
+            return free
+        return min(free, self._max_tasks - self.account.started - self._starting - len(self._fetching))
 
     def _stored(self) -> None:
         self._bell.ring()
@@ -373,8 +375,8 @@ class Worker:
             batches.setdefault(task.place, []).append(call)
         self.account.started += len(records)
         if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
-            log.info("%s has started its %d tasks and ends", self.owner, self._max_tasks)
-            self.stop()
+            log.info("%s has started its %d tasks and retires", self.owner, self._max_tasks)
+            self.retire()
         for place, calls in batches.items():
             self._at(place).start(calls)
 
@@ -414,15 +416,17 @@ class Worker:
         stop.
         """
         if self._running:
-            log.info("%s waits up to %g s for %d invocations", self.owner, self._drain, len(self._running))
+            limit = "" if self._drains_until == float("inf") else f" up to {self._drain:g} s"
+            log.info("%s waits%s for %d invocations", self.owner, limit, len(self._running))
         if self._prefetching is not None:
             await self._prefetching
         self._hand_back(self._reserve.take(len(self._reserve)), "the runner stops")
         self._stop_fetching()
-        await self._drained(self._drain, unless=self._hurry)
+        await self._drained(lambda: self._drains_until)
         if self._running:
             self._interrupt()
-            await self._drained(_GRACE_SECONDS)
+            graced = self._loop_time() + _GRACE_SECONDS
+            await self._drained(lambda: graced)
         if not self._leaves_unfinished:
             left = [(record, self._settler.change_for(record, INTERRUPTED, None)) for record in self._running.values()]
             self._running.clear()
@@ -434,15 +438,10 @@ class Worker:
         for places in self._places.values():
             places.interrupt(list(self._running))
 
-    async def _drained(self, seconds: float, unless: asyncio.Event | None = None) -> None:
-        """Wait until nothing runs any more, for so long, unless somebody is in a hurry."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while (self._running or self._starting) and not (unless is not None and unless.is_set()):
-            left = deadline - loop.time()
-            if left <= 0:
-                return
-            await self._bell.wait(left)
+    async def _drained(self, until: Callable[[], float]) -> None:
+        """Wait until nothing runs any more, or until that time, which somebody in a hurry may bring forward."""
+        while (self._running or self._starting) and (left := until() - self._loop_time()) > 0:
+            await self._bell.wait(None if left == float("inf") else left)
 
     # --- duties
 
@@ -495,5 +494,6 @@ class Worker:
             where = msgspec.structs.replace(where, before_id=parked[-1].id)
 
 
+_WITHOUT_PERMIT_SECONDS = 1.0
 _GRACE_SECONDS = 1.0  # for user code that was told to end
 _LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store
