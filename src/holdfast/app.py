@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
+from holdfast import crashpoints
 from holdfast._inside import Inside
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
@@ -67,6 +68,7 @@ class App:
     def __init__(self, url: str | None = None, *, name: str | None = None, **settings: object) -> None:
         given = settings | {key: value for key, value in (("url", url), ("name", name)) if value is not None}
         self.settings = Settings.load(given, environ=os.environ, folder=Path.cwd())
+        crashpoints.arm(os.environ.get(crashpoints.VARIABLE))
         self.url = absolute_url(self.settings.url or default_url(Path.cwd()), Path.cwd())
         self.name = valid_name("app", self.settings.name or DEFAULT_NAME)
         self._tasks: dict[str, Submittable[..., Any]] = {}

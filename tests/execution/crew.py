@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import functools
 import os
@@ -15,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tests.execution import elsewhere
 
 from holdfast import App
 
@@ -205,7 +202,6 @@ def plain(x: int) -> int:
 
 
 task_of_plain = app.task(executor="process", name="of-plain")(plain)
-task_of_elsewhere = app.task(executor="process", name="of-elsewhere")(elsewhere.triple)
 
 
 @app.task(executor="process")
@@ -215,9 +211,17 @@ def replaced(x: int) -> int:
 
 replaced_task, replaced = replaced, None  # type: ignore[assignment]
 
-other_app = App("memory://", name="other")
-same_name_elsewhere = other_app.task(executor="process", name="of-plain")(plain)
 
-absent = contextlib.nullcontext()
-if os.environ.get("HOLDFAST_TEST_PARENT") == str(os.getpid()):
-    absent = app.task(executor="process", name="absent")(elsewhere.absent)  # type: ignore[assignment]
+@dataclass
+class Secret:
+    number: int
+
+
+def reveal() -> Any:
+    return Secret(1)
+
+
+other_app = App("memory://", name="other")
+app.register(Secret)
+reveal_here = app.task(executor="process", name="reveal")(reveal)
+reveal_there = other_app.task(executor="process", name="reveal")(reveal)

@@ -116,6 +116,14 @@ echo.submit(1).result(timeout=20)
 
 
 @pytest.mark.slow
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"it ended and never said {text!r}")
+
+
 def test_a_second_interrupt_hands_back_instead_of_waiting(tmp_path: Path) -> None:
     body = """
 import logging
@@ -126,12 +134,14 @@ with app.runner():
 """
     process = program(tmp_path, body)
     assert process.stdout is not None
-    assert "is ready" in process.stdout.readline()
-    assert process.stdout.readline() == "running\n"
-    process.send_signal(signal.SIGINT)
-    assert "waits up to 30 s for 1 invocations" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    finish(process)
+    try:
+        wait_for_line(process, "running\n")
+        process.send_signal(signal.SIGINT)
+        wait_for_line(process, "waits up to 30 s for 1 invocations")
+        process.send_signal(signal.SIGINT)
+        finish(process)
+    finally:
+        process.kill()
     assert statuses(tmp_path) == ["rerouted"]
 
 

@@ -1,11 +1,10 @@
-"""The commands that look at what is stored: ``ps``, ``show``, ``history`` and ``runners``."""
+"""The commands that look at what is stored: ``ps``, ``show`` and ``history``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from holdfast.app import App
@@ -13,14 +12,12 @@ from holdfast.cli.choosing import looked_at
 from holdfast.cli.naming import stored_names
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
-from holdfast.cli.reach import codec_of, explained, with_store
+from holdfast.cli.reach import codec_of, explained, time_of, with_store
 from holdfast.cli.shown import counted, described, length, moment
 from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, UsageError
 from holdfast.ids import is_id
-from holdfast.lifecycle.explain import living
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import AVAILABLE, OWNED
-from holdfast.store.contract import Store
 
 _HISTORY_TITLES = ("version", "time", "delta", "status", "owner", "epoch", "why")
 _HISTORY_SHOWN = 8
@@ -45,7 +42,7 @@ def ps(
         records = chosen.invocations(status=status or (), task=tasks, queue=queue or (), limit=limit, before=before)
         if json:
             return out.document({"invocations": [_facts(record) for record in records]})
-        now = _now(chosen)
+        now = time_of(chosen)
         rows = [
             (r.id, r.task, r.status.value, length(now - r.created_at), r.attempt, _held_by(r, now)) for r in records
         ]
@@ -60,7 +57,7 @@ def show(
     """Tell everything about one invocation."""
     with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         record = _found(chosen, id)
-        why, now = explained(chosen, record), _now(chosen)
+        why, now = explained(chosen, record), time_of(chosen)
         call, call_facts = _call(chosen, record)
         result, result_facts = _result(chosen, record)
         error = record.error
@@ -103,40 +100,7 @@ def history(
         _print_history(out, record, len(record.history))
 
 
-def runners(app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False) -> None:
-    """List the runners on the roster, and which of them are alive."""
-    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
-        roster = with_store(chosen, lambda store: store.roster(chosen.name))
-        now = _now(chosen)
-        dead_after_seconds = chosen.settings.runner_considered_dead_after_minutes * 60
-        alive = {runner.id for runner in living(roster, now, dead_after_seconds)}
-        if json:
-            return out.document({"runners": [_runner_facts(runner, runner.id in alive, now) for runner in roster]})
-        rows = [
-            (
-                runner.id,
-                "alive" if runner.id in alive else "dead",
-                runner.host,
-                runner.pid,
-                len(runner.tasks),
-                runner.concurrency,
-                moment(runner.started_at),
-                f"{length(now - runner.heartbeat_at)} ago",
-            )
-            for runner in roster
-        ]
-        titles = ("id", "state", "host", "pid", "tasks", "concurrency", "started", "heartbeat")
-        out.table(titles, rows, empty="no runners; start one with: holdfast run")
-
-
 # --- finding
-
-
-def _now(app: App) -> float:
-    async def ask(store: Store) -> float:
-        return store.now()
-
-    return with_store(app, ask)
 
 
 def _found(app: App, id: str) -> InvocationRecord:
@@ -232,12 +196,4 @@ def _entry_facts(entry: HistoryEntry) -> dict[str, Any]:
     }
 
 
-def _runner_facts(runner: RunnerRecord, alive: bool, now: float) -> dict[str, Any]:
-    facts = msgspec.structs.asdict(runner) | {
-        "alive": alive,
-        "heartbeat_age_seconds": round(now - runner.heartbeat_at, 3),
-    }
-    return facts | {"started_at": moment(runner.started_at), "heartbeat_at": moment(runner.heartbeat_at)}
-
-
-__all__: Sequence[str] = ["history", "ps", "runners", "show"]
+__all__: Sequence[str] = ["history", "ps", "show"]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from holdfast._version import __version__
-from holdfast.cli import logs, looking, running, submitting, tending
+from holdfast.cli import fleet, logs, looking, running, submitting, tending
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
 # The base of everything that is wrong with a command line. Typer exports only this one descendant, and has its own
@@ -26,7 +26,7 @@ Exit codes:
   1    it failed, or could not be done
   2    the command was given in a wrong way; nothing was stored
   3    timed out: no result within --timeout; the work goes on
-  4    there is no such invocation
+  4    there is no such invocation, or runner
   130  interrupted"""
 _THE_APP = """\b
 The app of a command is the first of these that there is:
@@ -81,12 +81,17 @@ def _make() -> typer.Typer:
         looking.ps,
         looking.show,
         looking.history,
-        looking.runners,
+        fleet.services,
         tending.config,
     ]
     for command in commands:
         program.command(epilog=_EXIT_CODES)(command)
     program.command(hidden=True)(running.worker)
+    runners = group(fleet.runners.__doc__ or "")
+    runners.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(fleet.runners)
+    runners.command("drain", epilog=_EXIT_CODES)(fleet.drain)
+    runners.command("stop", epilog=_EXIT_CODES)(fleet.stop)
+    program.add_typer(runners, name="runners")
     status = group("The state machine.")
     status.callback()(lambda: None)
     status.command("render", epilog=_EXIT_CODES)(tending.render)

@@ -34,6 +34,15 @@ def with_store(app: App, work: Callable[[Store], Awaitable[T]]) -> T:
     return app._run(job())
 
 
+def time_of(app: App) -> float:
+    """The store's time, which may differ from this machine's."""
+
+    async def ask(store: Store) -> float:
+        return store.now()
+
+    return with_store(app, ask)
+
+
 def looked_over(app: App, *, deep: bool) -> Sequence[Finding]:
     """What there is to tell about the app's store as it is. It is not opened: that would make good what is missing."""
 
@@ -128,7 +137,7 @@ def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], obje
         engine = await app._engine()
         attached = Attached(*await asyncio.open_connection(sock=stream), app._clock)
         loop = asyncio.get_running_loop()
-        stops.append(lambda: loop.call_soon_threadsafe(attached.stop))
+        stops.append(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(attached.stop))
         duties = app._duties
 
         def make_worker(orders: Orders, permit: Permit) -> Worker:

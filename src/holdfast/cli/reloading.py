@@ -1,7 +1,8 @@
 """``--reload``: while one develops, a change of a source file starts the runner anew.
 
 The modules that are loaded from this folder are looked at twice a second. When one has changed, the runner stops as it
-would on a signal, so nothing is lost, and the same command is executed again in the same process.
+would on a signal, so nothing is lost, and the same command is executed again in the same process. A file that is no
+Python yet, because somebody is in the middle of a line, is waited for: the old code runs meanwhile.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,13 +18,17 @@ from typing import Self
 from holdfast.embedded import EmbeddedRunner
 
 _LOOK_SECONDS = 0.5
+Seen = dict[Path, tuple[int, int]]
 
 
 class Reload:
-    def __init__(self, runner: EmbeddedRunner) -> None:
+    """`changed` is the file that made it start anew."""
+
+    def __init__(self, runner: EmbeddedRunner, note: Callable[[str], None]) -> None:
         self._runner = runner
+        self._note = note
         self._end = threading.Event()
-        self._seen = _times()
+        self._seen = _sources()
         self.changed: Path | None = None
 
     def __enter__(self) -> Self:
@@ -35,13 +41,18 @@ class Reload:
         self._end.set()
 
     def _watch(self) -> None:
+        broken: set[Path] = set()
         while not self._end.wait(_LOOK_SECONDS):
-            now = _times()
-            changed = [path for path, time in now.items() if self._seen.get(path, time) != time]
-            changed += [path for path in self._seen if path not in now]
+            now = _sources()
+            changed = {path for path, seen in now.items() if self._seen.get(path, seen) != seen}
             self._seen = now
-            if changed:
-                self.changed = changed[0]
+            wrong = {path: why for path in changed | broken if (why := _wrong_with(path, path in broken))}
+            for path in wrong.keys() & changed:
+                self._note(f"{path} has changed, but {wrong[path]}; the old code runs until it is right")
+            ready = (changed | broken) - wrong.keys()
+            broken = set(wrong)
+            if ready and not broken:
+                self.changed = min(ready)
                 self._runner.request_stop()
                 return
 
@@ -52,10 +63,25 @@ class Reload:
         os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])
 
 
-def _times() -> dict[Path, float]:
-    """The source files of this folder that are loaded, and when each was last written."""
+def _wrong_with(path: Path, again: bool) -> str:
+    """Why the file cannot be imported as it is, if that can be told without running it. One that stays away was
+    deleted.
+    """
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        if again and isinstance(error, FileNotFoundError):
+            return ""
+        return f"it cannot be read: {error.strerror}"
+    except (SyntaxError, ValueError) as error:
+        return f"it is no Python: {error}"
+    return ""
+
+
+def _sources() -> Seen:
+    """The source files of this folder that are loaded, with time and size of their last writing."""
     here = Path.cwd()
-    found: dict[Path, float] = {}
+    found: Seen = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file is None or not file.endswith(".py"):
@@ -63,7 +89,9 @@ def _times() -> dict[Path, float]:
         path = Path(file)
         if here in path.parents and ".venv" not in path.parts and "site-packages" not in path.parts:
             try:
-                found[path] = path.stat().st_mtime
-            except OSError:
-                continue
+                facts = path.stat()
+            except OSError:  # an editor that writes a new file in its place has not done so yet
+                found[path] = (0, 0)
+            else:
+                found[path] = (facts.st_mtime_ns, facts.st_size)
     return found

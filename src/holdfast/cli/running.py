@@ -15,8 +15,9 @@ import socket
 import sys
 import threading
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import msgspec
 import typer
 
 from holdfast.cli import logs
@@ -24,13 +25,16 @@ from holdfast.cli.choosing import app_for_work
 from holdfast.cli.health import Health
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.options import AppOption, AsJson
-from holdfast.cli.output import Output
+from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import attach, runner_of
 from holdfast.cli.reloading import Reload
+from holdfast.cli.shown import counted, told
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.account import Account
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
+
+log = logging.getLogger("holdfast.worker")
 
 
 def run(
@@ -89,18 +93,18 @@ def run(
                 memory_limit_bytes=limit,
             )
             with contextlib.ExitStack() as around:
-                watch = around.enter_context(Reload(runner)) if reload else None
+                watch = around.enter_context(Reload(runner, out.note)) if reload else None
                 if health_port is not None:
                     health = around.enter_context(Health(runner, health_host, health_port))
                     out.note(f"health checks are answered at http://{health_host}:{health.port}/health")
-                id, account = _until_stopped(runner)
-        if watch is not None and watch.changed:
+                id, account, was_told = _until_stopped(runner)
+        if watch is not None and watch.changed and not was_told:
             out.note(f"{watch.changed} has changed; starting anew")
             watch.start_anew()
         if json:
-            out.document({"runner": id, **_numbers(account)})
+            out.document({"runner": id, **msgspec.structs.asdict(account)})
         else:
-            out.line(f"runner {id}: " + ", ".join(f"{count} {what}" for what, count in _numbers(account).items()))
+            out.line(f"runner {id}: {_told(account)}")
     _leave()
 
 
@@ -112,16 +116,22 @@ def worker(
 ) -> None:
     """Work for the runner at the other end of a socket. Not for people: `holdfast run` starts it."""
     logs.configure(log_format, log_level)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole terminal, and the runner decides
-    with Output(json=False) as out:
-        chosen = app_for_work(out, app)
-        stream = socket.socket(fileno=fd)
+    # Whoever interrupts means the runner. Not SIG_IGN: programs that tasks start would inherit that.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    stream = socket.socket(fileno=fd)
+    stream.set_inheritable(False)  # a program that outlives this worker must not keep the line open
+    try:
+        chosen = app_for_work(Output(json=False), app)
         unfinished = attach(chosen, stream, lambda stop: signal.signal(signal.SIGTERM, lambda *_: stop()))
+    except HoldfastError as error:
+        # It is one of many lines that the runner and its workers write, and has to look like one.
+        log.error("this worker cannot work: %s", told(error))
+        raise typer.Exit(FAILED) from None
+    except Exception:
+        log.exception("this worker has ended by an error")
+        raise typer.Exit(FAILED) from None
     if unfinished:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # user code still runs, and this is how it ends
+        _end_process()  # user code still runs, and this is how it ends
     chosen.close()
     _leave()
 
@@ -150,26 +160,33 @@ def _leave() -> None:
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     if any(not thread.daemon for thread in others):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        _end_process()
+
+
+def _end_process() -> NoReturn:
+    """Without waiting for anything. What was printed is kept."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _names(given: list[str]) -> list[str]:
     return [name.strip() for text in given for name in text.split(",")]
 
 
-def _numbers(account: Account) -> dict[str, int]:
-    return {"started": account.started, "ended": account.ended, "interrupted": account.interrupted}
+def _told(account: Account) -> str:
+    deaths = f", {counted(account.deaths, 'worker')} died" if account.deaths else ""
+    return f"{account.started} started, {account.ended} ended, {account.interrupted} interrupted{deaths}"
 
 
-def _until_stopped(runner: EmbeddedRunner) -> tuple[str | None, Account]:
+def _until_stopped(runner: EmbeddedRunner) -> tuple[str | None, Account, bool]:
+    """Its id, what it did, and whether a signal told it to stop."""
     with _Signals(runner) as signals:
         runner.start()
         signals.repeat()
         id = runner.id
-        return id, runner.wait()
+        return id, runner.wait(), signals.heard > 0
 
 
 class _Signals:
@@ -179,7 +196,7 @@ class _Signals:
 
     def __init__(self, runner: EmbeddedRunner) -> None:
         self._runner = runner
-        self._heard = 0
+        self.heard = 0
         self._before = {number: signal.getsignal(number) for number in self._WATCHED}
 
     def __enter__(self) -> _Signals:
@@ -192,14 +209,14 @@ class _Signals:
             signal.signal(number, handler)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self._heard += 1
-        if self._heard > 2:
+        self.heard += 1
+        if self.heard > 2:
             # Something does not let go. What is stored is safe, so an end without ceremony costs only time.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._runner.request_stop(hurry=self._heard > 1)
+        self._runner.request_stop(hurry=self.heard > 1)
 
     def repeat(self) -> None:
         """Ask again: a signal that came while the runner was starting had nobody to talk to yet."""
-        if self._heard:
-            self._runner.request_stop(hurry=self._heard > 1)
+        if self.heard:
+            self._runner.request_stop(hurry=self.heard > 1)

@@ -119,8 +119,8 @@ def type_name(cls: type) -> str:
 def stored_name(cls: type) -> str:
     """`module:qualname`. The main module goes by the name that other processes import it by."""
     module = cls.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
+    if module in ("__main__", "__mp_main__"):  # the second is what multiprocessing calls it in a child
+        main = sys.modules[module]
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         module = spec.name if spec is not None else pathlib.PurePath(file).stem if file else module
     return f"{module}:{cls.__qualname__}"

@@ -10,8 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from holdfast.clock import Clock
-from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Stop, receive, send
+from holdfast.crashpoints import crashpoint
+from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Retire, Stop, receive, send
 from holdfast.engine.permit import Permit
 from holdfast.engine.worker import Worker
 
@@ -38,8 +41,7 @@ class Attached:
         duties = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell(worker))]
         try:
             account = await worker.run(lambda: send(self._writer, Ready()))
-            numbers = {"started": account.started, "ended": account.ended, "interrupted": account.interrupted}
-            send(self._writer, Done(**numbers, unfinished=worker.running > 0))
+            send(self._writer, Done(account=account, unfinished=worker.running > 0))
             if not self._writer.is_closing():
                 await self._writer.drain()
         except OSError:
@@ -58,15 +60,19 @@ class Attached:
             match message:
                 case Grant(until):
                     self._permit.grant(until)
+                    crashpoint("worker.permitted")
                 case Stop(hurry):
                     self.stop(hurry=hurry)
+                case Retire() if self._worker is not None:
+                    self._worker.retire()
         log.warning("the runner is gone; this worker hands back what it holds and ends")
         self.stop(hurry=True)
 
     async def _tell(self, worker: Worker) -> None:
-        told = -1
+        told: News | None = None
         while True:
-            if worker.running != told:
-                told = worker.running
-                send(self._writer, News(told))
+            news = News(running=worker.running, account=replace(worker.account), retiring=worker.is_stopping)
+            if news != told:
+                send(self._writer, news)
+            told = news
             await asyncio.sleep(_NEWS_SECONDS)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.patience import Patience
 from holdfast.ids import Ids
 from holdfast.lifecycle.changes import Claim, Claimed
@@ -38,6 +39,9 @@ class Claimer:
         )
 
         async def attempt(again: bool) -> Claimed:
-            return await self._store.claim(replace(claim, at=self._store.now(), again=True) if again else claim)
+            crashpoint("claim.before")
+            claimed = await self._store.claim(replace(claim, at=self._store.now(), again=True) if again else claim)
+            crashpoint("claim.after")
+            return claimed
 
         return await self._patience.until_answered("looking for work", attempt)

@@ -105,6 +105,8 @@ class Engine:
                     return LoopPlaces(deliver, coroutines)
                 case Place.PROCESS:
                     return ProcessPlaces(concurrency, deliver)
+                case Place.APART:
+                    return ProcessPlaces(concurrency, deliver, calls_per_process=1)
 
         return Worker(
             app=recovery.app,

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from holdfast.codec import Codec
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.submit import Submitter
 from holdfast.ids import Ids, derived_id
@@ -95,7 +96,9 @@ class CoreTaskRegistry:
             created_at=now,
             due_at=now,
         )
+        crashpoint("core.before")
         await self._submitter.submit([registered(record, operation=self._ids.operation(), at=now, why=cause)])
+        crashpoint("core.after")
 
     async def forget_old(self) -> None:
         """Remove the runs of more than an hour ago."""

@@ -23,6 +23,7 @@ class Place(StrEnum):
     THREAD = "thread"
     LOOP = "loop"
     PROCESS = "process"
+    APART = "apart"  # a process for one call: for work that is suspected of crashing
 
 
 class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from holdfast.store.contract import Store
 
 PIECE_BYTES = 2**20  # a part of every stored name: another size would need other names
 UNWANTED_SECONDS = 86_400.0
-_AT_ONCE = 4  # pieces: a store commits them together, or at the same time
+_AT_ONCE = 2  # pieces: one is committed while the other is on its way; more would take more memory
 _BATCH_BYTES = 8 * 2**20
 _STALE_SECONDS = 3_600.0  # pieces that were put so long ago may be collected before their payload comes
 _LEVEL = 1  # of compression: most of the gain for a fifth of the time

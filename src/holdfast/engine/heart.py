@@ -32,6 +32,7 @@ class Heart:
         permit: Permit,
         *,
         record: RunnerRecord,
+        joined: float,
         every_seconds: float,
         dead_after_seconds: float,
         workers: Callable[[], Sequence[WorkerRecord]],
@@ -49,7 +50,7 @@ class Heart:
         self._ticks = ticks
         self._on_entry = on_entry
         self._on_death = on_death
-        self._last = clock.monotonic()  # when the last beat was sent that was heard; joining is one
+        self._last = joined  # when the last beat was sent that was heard; joining is one
         self._steady_since = self._last
         self._soon = asyncio.Event()
         self.draining = False

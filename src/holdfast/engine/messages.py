@@ -9,6 +9,8 @@ import asyncio
 
 import msgspec
 
+from holdfast.engine.account import Account
+
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     """The first message to a worker: who it is and what it serves."""
@@ -28,29 +30,35 @@ class Grant(msgspec.Struct, frozen=True, tag="grant"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Take no more work, let what runs end within the drain timeout (`hurry`: now), and end."""
+
     hurry: bool = False
+
+
+class Retire(msgspec.Struct, frozen=True, tag="retire"):
+    """Take no more work, let what runs end, and end: another worker carries on."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker looks for work."""
 
 
-class News(msgspec.Struct, frozen=True, tag="news"):
-    """What the worker is doing."""
+class News(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
+    """What the worker is doing and has done. `retiring`: it takes no more work."""
 
     running: int
+    account: Account
+    retiring: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The worker's last message. `unfinished`: user code still runs and ends with the process."""
 
-    started: int
-    ended: int
-    interrupted: int
+    account: Account
     unfinished: bool
 
 
-Message = Orders | Grant | Stop | Ready | News | Done
+Message = Orders | Grant | Stop | Retire | Ready | News | Done
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -6,85 +6,35 @@ worker gets its permit to start work only from a heartbeat that has put it on th
 cannot beat. A worker whose runner is gone sees the end of the stream, hands back what it can and ends itself.
 
 Ending: first all are told to stop. Who still runs user code after the drain timeout ends its process, threads and all,
-and the runner, which knows that the code is over, gives the work back; so it never runs in two places.
+and the runner, which knows that the code is over, gives the work back; so it never runs in two places. A worker that
+retires (it has done its share of tasks, or has grown too large) takes its time, and its successor starts beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from holdfast.clock import Clock
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
-from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Stop, receive, send
+from holdfast.engine.messages import Orders
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
+from holdfast.engine.worker_process import WorkerProcess
 from holdfast.errors import StoreError, UsageError
 from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
 
 log = logging.getLogger("holdfast.runner")
 
-_QUICK_DEATH_SECONDS = 5.0  # a worker that lives no longer than this is replaced ever more slowly
+# A worker that dies before it is ready is replaced ever more slowly: its successor will hardly fare better.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
-_GRACE_SECONDS = 5.0  # for a worker that was told to end: beyond it, it is killed
+# For a worker that was told to end: beyond it, it is killed. It ends by itself sooner than that, even if the store is
+# away and the ends of its work wait to be written.
+_GRACE_SECONDS, _HURRIED_GRACE_SECONDS = 15.0, 5.0
 _START_SECONDS = 60.0
 _MEMORY_SECONDS = 1.0
-
-
-class WorkerProcess:
-    """One worker, from its start to its end."""
-
-    def __init__(self, process: asyncio.subprocess.Process, owner: str, started_at: float, stream: Stream) -> None:
-        self.process = process
-        self.owner = owner
-        self.started_at = started_at
-        self.reader, self.writer = stream
-        self.running = 0
-        self.ready = asyncio.Event()
-        self.done: Done | None = None
-        self.told_to_stop = False
-
-    @property
-    def id(self) -> str:
-        return self.owner.partition("/")[2]
-
-    @property
-    def record(self) -> WorkerRecord:
-        return WorkerRecord(id=self.id, pid=self.process.pid, started_at=self.started_at, running=self.running)
-
-    def stop(self, *, hurry: bool) -> None:
-        self.told_to_stop = True
-        send(self.writer, Stop(hurry))
-
-    def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-
-    async def listen(self) -> None:
-        while (message := await receive(self.reader)) is not None:
-            match message:
-                case Ready():
-                    self.ready.set()
-                case News(running):
-                    self.running = running
-                case Done():
-                    self.done = message
-
-    def resident_bytes(self) -> int:
-        """How much memory it holds, where that can be told."""
-        try:
-            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ProcessCrew:
@@ -117,8 +67,10 @@ class ProcessCrew:
         self._alive: dict[str, WorkerProcess] = {}
         self._on_roster: set[str] = set()
         self._keepers: list[asyncio.Task[None]] = []
+        self._retired: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._hurry = False
+        self._kill_at = float("inf")
         self._fenced = False
         self._account = Account()
         self._changed: Callable[[], None] = lambda: None
@@ -133,8 +85,6 @@ class ProcessCrew:
         permit.on_each_grant(self._pass_on)
         first = asyncio.Event()
         self._keepers = [asyncio.create_task(self._keep_one(first)) for _ in range(self._count)]
-        if self._memory_limit is not None:
-            self._watching = asyncio.create_task(self._watch_memory(self._memory_limit))
         waiting = asyncio.create_task(first.wait())
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -150,17 +100,25 @@ class ProcessCrew:
         return [worker.record for worker in self._alive.values()]
 
     async def wait(self) -> Account:
-        await asyncio.gather(*self._keepers)
+        watching = asyncio.create_task(self._watch_memory())
+        try:
+            await asyncio.gather(*self._keepers)
+            await asyncio.gather(*self._retired)
+        finally:
+            watching.cancel()
         return self._account
 
     def stop(self, *, hurry: bool = False) -> None:
         self._hurry = self._hurry or hurry
+        patience = _HURRIED_GRACE_SECONDS if hurry else self._drain + _GRACE_SECONDS
+        self._kill_at = min(self._kill_at, self._clock.monotonic() + patience)
         self._stopping.set()
         for worker in self._alive.values():
             worker.stop(hurry=hurry)
 
     def fence(self) -> None:
         self._fenced = True
+        self._kill_at = float("-inf")
         self._stopping.set()
         for worker in self._alive.values():
             worker.kill()
@@ -170,115 +128,109 @@ class ProcessCrew:
     def _pass_on(self, until: float) -> None:
         for owner, worker in self._alive.items():
             if owner in self._on_roster and not self._fenced:
-                send(worker.writer, Grant(until))
+                worker.grant(until)
+                crashpoint("worker.granted")
 
     async def _keep_one(self, first: asyncio.Event) -> None:
         """There is always one worker here, until it is time to stop."""
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
-            began = self._clock.monotonic()
             try:
-                await self._one_life(first)
+                worker = await self._spawn()
+                died = await self._until_replaced(worker, first)
             except OSError as error:
                 log.error("a worker process could not be started: %s", error)
-            if self._clock.monotonic() - began > _QUICK_DEATH_SECONDS:
+                died, worker = True, None
+            if not died:
+                continue
+            if worker is not None and worker.ready.is_set():
                 pause = _FIRST_PAUSE_SECONDS
-            if not self._stopping.is_set():
-                try:
-                    async with asyncio.timeout(pause):
-                        await self._stopping.wait()
-                except TimeoutError:
-                    pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            elif not self._stopping.is_set():
+                log.error("no worker was ready; the next one is started in %.1f s", pause)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            except TimeoutError:
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
-    async def _one_life(self, first: asyncio.Event) -> None:
-        worker = await self._spawn()
-        self._alive[worker.owner] = worker
+    async def _spawn(self) -> WorkerProcess:
+        self._numbers += 1
+        owner = f"{self._runner_id}/{self._numbers}"
+        orders = Orders(
+            owner=owner,
+            concurrency=self._record.concurrency,
+            queues=self._record.queues,
+            tags=self._record.tags,
+            drain_timeout_seconds=self._drain,
+            max_tasks=self._max_tasks,
+        )
+        worker = await WorkerProcess.start(self._command, orders, self._now())
+        self._alive[owner] = worker
         self._changed()
-        listening = asyncio.create_task(worker.listen())
-        ready = asyncio.create_task(worker.ready.wait())
-        ready.add_done_callback(lambda done: None if done.cancelled() else first.set())
+        if self._fenced:
+            worker.kill()
+        elif self._stopping.is_set():
+            worker.stop(hurry=self._hurry)
+        return worker
+
+    async def _until_replaced(self, worker: WorkerProcess, first: asyncio.Event) -> bool:
+        """Until it has ended, or has begun to retire. True: it died."""
+        life = asyncio.create_task(self._see_through(worker))
+        ready, retiring = asyncio.create_task(worker.ready.wait()), asyncio.create_task(worker.retiring.wait())
+        try:
+            await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if worker.ready.is_set():
+                first.set()
+            await asyncio.wait({life, retiring}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            retiring.cancel()
+        if life.done():
+            await life
+            return not worker.ended_as_asked
+        self._retired.add(life)
+        life.add_done_callback(self._retired.discard)
+        return False
+
+    async def _see_through(self, worker: WorkerProcess) -> None:
+        """One worker to its end, and beyond: what it still holds goes back."""
         try:
             await self._until_it_ends(worker)
         finally:
-            worker.kill()
-            await worker.process.wait()
-            # Its last words may still lie in the stream.
-            await asyncio.wait({listening}, timeout=1.0)
-            listening.cancel()
-            ready.cancel()
-            worker.writer.close()
+            await worker.close()
             self._alive.pop(worker.owner, None)
             self._on_roster.discard(worker.owner)
             self._changed()
         await self._take_stock(worker)
 
-    async def _spawn(self) -> WorkerProcess:
-        self._numbers += 1
-        owner = f"{self._runner_id}/{self._numbers}"
-        ours, theirs = socket.socketpair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                "--fd",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        worker = WorkerProcess(process, owner, self._now(), await asyncio.open_connection(sock=ours))
-        send(
-            worker.writer,
-            Orders(
-                owner=owner,
-                concurrency=self._record.concurrency,
-                queues=self._record.queues,
-                tags=self._record.tags,
-                drain_timeout_seconds=self._drain,
-                max_tasks=self._max_tasks,
-            ),
-        )
-        if self._stopping.is_set():
-            worker.stop(hurry=self._hurry)
-        return worker
-
     async def _until_it_ends(self, worker: WorkerProcess) -> None:
-        ended = asyncio.create_task(worker.process.wait())
+        ended = asyncio.create_task(worker.ended())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                # It drains by itself; this is for one that does not. A hurry shortens the wait.
-                deadline = self._clock.monotonic() + self._drain + _GRACE_SECONDS
-                while not ended.done() and self._clock.monotonic() < deadline:
-                    await asyncio.wait({ended}, timeout=0.1)
-                    if self._hurry:
-                        deadline = min(deadline, self._clock.monotonic() + _GRACE_SECONDS)
-                        self._hurry = False
+            # It drains by itself; this is for one that does not.
+            while not ended.done() and self._clock.monotonic() < self._kill_at:
+                await asyncio.wait({ended}, timeout=0.1)
         finally:
             stopping.cancel()
             ended.cancel()
 
     async def _take_stock(self, worker: WorkerProcess) -> None:
         """The process is over, so its code is: what it still holds goes back."""
-        if worker.done is not None:
-            self._account.add(
-                Account(started=worker.done.started, ended=worker.done.ended, interrupted=worker.done.interrupted)
-            )
+        self._account.add(worker.account)
         if self._fenced:
             return
-        asked = worker.told_to_stop or worker.done is not None
-        how = exit_of(worker.process.returncode)
+        asked = worker.ended_as_asked
         if not asked:
-            log.error("worker %s died: %s", worker.owner, how)
-        why = "its runner stopped before it was done" if asked else f"its worker {worker.owner} died: {how}"
+            self._account.deaths += 1
+            log.error("worker %s died: %s", worker.owner, worker.exit)
+        why = "its runner stopped before it was done" if asked else f"its worker {worker.owner} died: {worker.exit}"
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
+                crashpoint("takeback.before")
                 taken = await self._recovery.of_owner(worker.owner, why, ended=asked)
+                crashpoint("takeback.after")
                 self._account.interrupted += taken if asked else 0
                 return
             except StoreError as error:
@@ -289,27 +241,16 @@ class ProcessCrew:
             await asyncio.sleep(pause)
             pause = min(pause * 2, 5.0)
 
-    async def _watch_memory(self, limit: int) -> None:
-        """A worker that has grown too large finishes what runs and is replaced."""
-        while not self._stopping.is_set():
+    async def _watch_memory(self) -> None:
+        """A worker that has grown too large retires. One that has not worked yet will hardly get smaller by that."""
+        while self._memory_limit is not None:
             await asyncio.sleep(_MEMORY_SECONDS)
             for worker in list(self._alive.values()):
-                size = worker.resident_bytes()
-                if size > limit and not worker.told_to_stop:
-                    log.warning("worker %s holds %.0f MB and is replaced", worker.owner, size / 2**20)
-                    worker.stop(hurry=False)
-
-
-def exit_of(code: int | None) -> str:
-    """How a process ended, in words."""
-    if code is None:
-        return "it is still there"
-    if code >= 0:
-        return f"it exited with {code}"
-    try:
-        return f"it was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was ended by signal {-code}"
+                if worker.account.started and not worker.retiring.is_set():
+                    size = await worker.resident_bytes()
+                    if size > self._memory_limit:
+                        log.warning("worker %s holds %.0f MB and is replaced", worker.owner, size / 2**20)
+                        worker.retire()
 
 
 def refuse_bad_numbers(workers: int, max_tasks: int | None, memory_limit_bytes: int | None) -> None:

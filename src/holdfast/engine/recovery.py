@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import format_duration
 from holdfast.codec import Codec
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -101,7 +102,9 @@ class Recovery:
         while True:
             found = await self._store.find(self.app, where, _AT_ONCE)
             mine = [record for record in found if record.owner == owner and record.changed_at < before]
+            crashpoint("recovery.found")
             count += await (self.end if ended else self.recover)(mine, why)
+            crashpoint("recovery.written")
             if len(found) < _AT_ONCE:
                 return count
             where = replace(where, before_id=found[-1].id)

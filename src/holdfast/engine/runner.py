@@ -18,8 +18,10 @@ import random
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.clock import Clock
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew
@@ -95,7 +97,12 @@ class Runner:
     async def run(self, ready: Callable[[], None] = lambda: None) -> Account:
         """Work until `stop`. Returns what was done; `ready` is called when its crew first looks for work."""
         while not self._stopping:
-            await self._live(ready)
+            try:
+                await self._live(ready)
+            except StoreError as error:
+                if not self._stop.is_set():
+                    raise
+                log.warning("runner %s ends while the store is away: %s", self._id, error)
         return self.account
 
     def stop(self, *, hurry: bool = False) -> None:
@@ -116,7 +123,16 @@ class Runner:
 
     async def _live(self, ready: Callable[[], None]) -> None:
         record = self.record = self._make_record()
-        await self._patience.until_reached("joining the roster", lambda again: self._store.enrol(record))
+        joined = self._clock.monotonic()
+
+        async def join(again: bool) -> None:
+            nonlocal joined
+            joined = self._clock.monotonic()
+            await self._store.enrol(replace(record, heartbeat_at=self._store.now()))
+
+        crashpoint("roster.before")
+        await self._patience.until_reached("joining the roster", join)
+        crashpoint("roster.joined")
         log.info("runner %s has joined the roster", record.id)
         permit, crew, dead = Permit(self._clock), self._make_crew(), asyncio.Event()
         self._permit = permit
@@ -126,6 +142,7 @@ class Runner:
             self._clock,
             permit,
             record=record,
+            joined=joined,
             every_seconds=self._settings.heartbeat_seconds,
             dead_after_seconds=self._settings.dead_after_seconds,
             workers=crew.workers,
@@ -185,10 +202,12 @@ class Runner:
                 task.cancel()
 
     async def _leave(self, record: RunnerRecord) -> None:
+        crashpoint("roster.leaving")
         with contextlib.suppress(StoreError):
             await self._patience.until_answered(
                 "leaving the roster", lambda again: self._store.leave(record.app, record.id)
             )
+        crashpoint("roster.left")
 
     @property
     def _id(self) -> str:
@@ -237,7 +256,9 @@ class Runner:
         for owner in await self._store.owners(self._core.app):
             if runner_of(owner) == dead.id:
                 await self._core_recovery.of_owner(owner, why)
+        crashpoint("death.buried")
         await self._core.fire(RECOVER_RUNNING, f"death of {dead.id} after {dead.heartbeat_at}")
+        crashpoint("death.fired")
 
     async def recover_running(self) -> int:
         """The core task of that name."""

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.permit import Permit
 from holdfast.errors import StoreError
 from holdfast.ids import Ids, derived_id
@@ -151,6 +152,7 @@ class Services:
         blocker = await self._store.put_execution(self._app, mine)
         if blocker is not None:
             return await self._blocked(mine, claim, blocker, active)
+        crashpoint("service.recorded")
         if not enough_margin(claim, self._store.now(), self._settings):
             await self._end(mine, ExecutionStatus.ABANDONED, NO_MARGIN)
             return self._settings.check_interval_seconds
@@ -195,8 +197,10 @@ class Services:
             await self._store.ask_runner(self._app, idle.runner_id, sits_out_until=idle.until)
 
     async def _end(self, execution: Execution, status: ExecutionStatus, reason: str) -> None:
+        crashpoint("service.performed")
         try:
             await self._store.end_execution(self._app, execution.id, status, self._store.now(), reason)
+            crashpoint("service.ended")
         except StoreError as error:
             log.warning("the end of the services was not written, and will be reaped: %s", error)
 

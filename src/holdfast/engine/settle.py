@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.codec import ErrorRecord, Payload
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.depot import Depot
 from holdfast.engine.patience import Patience
 from holdfast.engine.recovery import Recovery
@@ -116,6 +117,7 @@ class Settler:
                 raise  # it may pass: a full disk may be emptied
             except Exception as error:
                 return error
+            crashpoint("result.kept")
             return None
 
         try:
@@ -164,7 +166,10 @@ class Settler:
         async def attempt(again: bool) -> Sequence[Verdict]:
             if again:  # the store may have been away for so long that the payloads were collected
                 await self._depot.keep([one for _, change in group for one in self._large.get(change.operation, ())])
-            return await self._store.apply([change for _, change in group])
+            crashpoint("settle.before")
+            verdicts = await self._store.apply([change for _, change in group])
+            crashpoint("settle.after")
+            return verdicts
 
         try:
             verdicts = await self._patience.until_reached(f"writing the ends of {len(group)} invocations", attempt)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast.codec import Payload
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.depot import Depot
 from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 from holdfast.store.contract import Store, Transaction
@@ -34,8 +35,11 @@ class Submitter:
         """Store new invocations, and the payloads that they refer to. Where an id was taken: what has it."""
         if not records:
             return []
+        crashpoint("submit.before")
         await self._depot.keep(payloads)
+        crashpoint("submit.kept")
         stored = await self._store.insert(records)
+        crashpoint("submit.after")
         self._hub.send(_hint(records))
         if all(stored):
             return [None] * len(records)

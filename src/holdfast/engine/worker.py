@@ -21,30 +21,32 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-import msgspec
-
 from holdfast.codec import Codec, Limits, references
+from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
+from holdfast.engine.audit import Audit
 from holdfast.engine.bell import Bell
 from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.depot import Depot
 from holdfast.engine.ending import end_all
 from holdfast.engine.pace import Pace
+from holdfast.engine.parked import wake_parked
 from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.reserve import Reserve
-from holdfast.engine.settle import Settler, fields
+from holdfast.engine.settle import Settler
+from holdfast.engine.suspects import Suspects
 from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, Returned, Unfit
 from holdfast.execution.places import Deliver, Execution
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Applied, Change
-from holdfast.lifecycle.records import Hint, InvocationRecord, Serves, runner_of
-from holdfast.lifecycle.status import OWNED, Status
-from holdfast.store.contract import Ability, Filter, Store
+from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.records import Hint, InvocationRecord, Serves
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Ability, Store
 from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.worker")
@@ -52,7 +54,6 @@ log = logging.getLogger("holdfast.worker")
 MakePlaces = Callable[[Place, Deliver], Execution]
 _PARKED_AT_ONCE = 500
 MANY = 1 << 30
-AUDIT_SECONDS = 15.0
 DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
 
 
@@ -115,6 +116,7 @@ class Worker:
         self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery)
         self._make_places = make_places
         self._places: dict[Place, Execution] = {}
+        self._suspects = Suspects(codec, apart=around is None)
         self._running: dict[str, InvocationRecord] = {}
         self._began: dict[str, float] = {}
         self._reserve = Reserve(concurrency)
@@ -128,6 +130,7 @@ class Worker:
         self._stopping = False
         self._fenced = False
         self._claiming = 0
+        self._audit = Audit(store, recovery, app=app, owner=owner, known=self._known)
         self._drains_until = float("inf")  # by the loop's time; endless for one that retires
 
     # --- life
@@ -147,15 +150,16 @@ class Worker:
         return self.account
 
     async def _work(self, ready: Callable[[], None]) -> None:
-        await self._patience.until_reached("waking parked work", lambda again: self._wake_parked())
+        known = (self._store, self._ids, self._app, self.owner, self._tasks)
+        await self._patience.until_reached("waking parked work", lambda again: wake_parked(*known))
         await self._discover()
         log.info("worker %s is ready: %d places, %d tasks", self.owner, self._concurrency, len(self._tasks))
         ready()
-        audit = asyncio.create_task(self._audits())
+        audit = asyncio.create_task(self._audit.run())
         try:
             while not self._stopping:
                 if not self._permit.holds():
-                    self._hand_back(self._reserve.take(len(self._reserve)), "its runner cannot reach the store")
+                    self._hand_back(self._reserve.take(len(self._reserve)), _UNHEARD)
                     await self._bell.wait(_WITHOUT_PERMIT_SECONDS)  # a permit rings it
                     continue
                 await self._fill()
@@ -294,7 +298,7 @@ class Worker:
         self._bell.ring()
 
     def _hand_back(self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long") -> None:
-        if reserved:
+        if reserved and not self._fenced:
             log.info("%s hands back %d invocations that it has not begun: %s", self.owner, len(reserved), why)
             self._settler.settle([(record, self._settler.return_of(record, why)) for record in reserved])
 
@@ -316,7 +320,13 @@ class Worker:
     # --- running
 
     def _begin(self, records: Sequence[InvocationRecord]) -> None:
-        """Take a place for each of these, and call them; those with large arguments when these are here."""
+        """Take a place for each of these, and call them; those with large arguments when these are here.
+
+        Their claim may have taken so long that they may not be begun any more.
+        """
+        if self._fenced or not self._permit.holds():
+            self._hand_back(list(records), _UNHEARD)
+            return
         here: list[InvocationRecord] = []
         for record in records:
             self._running[record.id] = record
@@ -346,10 +356,10 @@ class Worker:
             log.debug("the arguments of %s were not fetched: %s", record.id, error)  # a stop
         if isinstance(found, Unfit):
             self._ended([(record.id, found)])
-        elif found is not None and not self._stopping:
+        elif found is not None and not self._stopping and self._permit.holds():
             self._call([(record, found)])
         elif self._running.pop(record.id, None) is not None:
-            self._hand_back([record], "the runner stops")
+            self._hand_back([record], "the runner stops" if self._stopping else _UNHEARD)
             self._bell.ring()
 
     def _stop_fetching(self) -> None:
@@ -372,7 +382,8 @@ class Worker:
                 self._limits,
                 payloads,
             )
-            batches.setdefault(task.place, []).append(call)
+            place = task.place if record.attempt < 2 else self._suspects.place_for(record, task)
+            batches.setdefault(place, []).append(call)
         self.account.started += len(records)
         if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
             log.info("%s has started its %d tasks and retires", self.owner, self._max_tasks)
@@ -394,6 +405,10 @@ class Worker:
             began = self._began.pop(id, now)
             if record is None:
                 continue  # it was marked as killed already when the drain timeout was over
+            if record.attempt > 1 and self._suspects.come_home(id, outcome):
+                self.account.started -= 1
+                self._begin([record])
+                continue
             if self._ahead:
                 self._reserve.learn(record.task, now - began, now)
             fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
@@ -405,7 +420,7 @@ class Worker:
         self.account.interrupted += interrupted
         self.account.ended += len(settled) - interrupted
         self._settler.settle(settled, large)
-        if not self._stopping:
+        if not self._stopping and self._permit.holds():
             self._start(self._reserve.take(self._free()))  # in the same write
         self._bell.ring()
 
@@ -415,6 +430,7 @@ class Worker:
         """Let running work end within the drain timeout, then end it; nothing waits for a recovery after a clean
         stop.
         """
+        crashpoint("handback.before")
         if self._running:
             limit = "" if self._drains_until == float("inf") else f" up to {self._drain:g} s"
             log.info("%s waits%s for %d invocations", self.owner, limit, len(self._running))
@@ -433,6 +449,7 @@ class Worker:
             self.account.interrupted += len(left)
             self._settler.settle(left)
         await self._settler.finish()
+        crashpoint("handback.after")
 
     def _interrupt(self) -> None:
         for places in self._places.values():
@@ -445,55 +462,11 @@ class Worker:
 
     # --- duties
 
-    async def _audits(self) -> None:
-        """Now and then compare what the store says that we own with what we know of.
-
-        A claim that was still executing when its repetition had read, or an end that was given up, leaves work behind
-        that nobody runs. What is strange twice in a row is treated like the work of an owner that died.
-        """
-        suspects: set[str] = set()
-        where = Filter(runner=runner_of(self.owner), statuses=OWNED)
-        while True:
-            await asyncio.sleep(AUDIT_SECONDS)
-            try:
-                found = await self._store.find(self._app, where, _PARKED_AT_ONCE)
-            except StoreError as error:
-                log.debug("no audit: %s", error)
-                continue
-            if self._claiming:
-                suspects = set()
-                continue
-            known = self._running.keys() | self._reserve.ids() | self._settler.busy
-            strange = {r.id: r for r in found if r.owner == self.owner and r.id not in known}
-            left = [strange[id] for id in suspects & strange.keys()]
-            suspects = set(strange)
-            if left:
-                await self._recovery.recover(left, "its owner does not know of it")
-
-    async def _wake_parked(self) -> None:
-        """Give parked work another try if the code has changed since it was parked."""
-        where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(self._tasks))
-        while True:
-            parked = await self._store.find(self._app, where, _PARKED_AT_ONCE)
-            changed = [r for r in parked if r.fingerprint != self._tasks[r.task].fingerprint]
-            woken = [
-                changes.woken(
-                    record,
-                    operation=self._ids.operation(),
-                    at=self._store.now(),
-                    why=f"{self.owner} has other code",
-                )
-                for record in changed
-            ]
-            verdicts = await self._store.apply(woken)
-            for record, verdict in zip(changed, verdicts, strict=True):
-                if isinstance(verdict, Applied):
-                    log.info("%s is woken: the code has changed since it was parked", record.task, extra=fields(record))
-            if len(parked) < _PARKED_AT_ONCE:
-                return
-            where = msgspec.structs.replace(where, before_id=parked[-1].id)
+    def _known(self) -> set[str] | None:
+        return None if self._claiming else self._running.keys() | self._reserve.ids() | self._settler.busy
 
 
 _WITHOUT_PERMIT_SECONDS = 1.0
+_UNHEARD = "its runner cannot reach the store"
 _GRACE_SECONDS = 1.0  # for user code that was told to end
 _LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from holdfast.codec import Codec, ErrorRecord, Limits, Payload
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import ArgumentsDoNotBind, CodecError, NotEncodable
 
 
@@ -78,7 +79,10 @@ def run(call: Call) -> Outcome:
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
-        return _returned(call, call.function(*args, **kwargs))
+        crashpoint("user.before")
+        value = call.function(*args, **kwargs)
+        crashpoint("user.after")
+        return _returned(call, value)
     except BaseException as error:
         return _raised(call, error)
 
@@ -90,8 +94,11 @@ async def run_coroutine(call: Call) -> Outcome:
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
+        crashpoint("user.before")
         coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
-        return _returned(call, await coroutine)
+        value = await coroutine
+        crashpoint("user.after")
+        return _returned(call, value)
     except BaseException as error:
         return _raised(call, error)
 

@@ -164,6 +164,15 @@ def next_change_at(runner_id: str, active: Sequence[Member], now: float, setting
     return min(moment for moment in moments if moment > now)
 
 
+def windows(active: Sequence[Member], now: float, settings: SlotSettings) -> list[tuple[Member, Window]]:
+    """The cycle that `now` is in: who shares it, and each one's window. Empty if nobody can run."""
+    members = sharing(active, now, settings)
+    if not members or window_seconds(len(members), settings) <= 0:
+        return []
+    cycle, _ = _position(now, len(members), settings.interval_seconds)
+    return [(member, _window(cycle, slot, len(members), settings)) for slot, member in enumerate(members)]
+
+
 def sharing(active: Sequence[Member], now: float, settings: SlotSettings) -> list[Member]:
     """The runners that share the cycle, in the order of their slots: by creation, then by id.
 

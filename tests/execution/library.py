@@ -1,4 +1,4 @@
-"""Functions that others declare as tasks."""
+"""Functions that know nothing of tasks."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ def triple(x: int) -> int:
     return x * 3
 
 
-def absent() -> None:
+def forgotten() -> None:
     pass

@@ -1,0 +1,96 @@
+"""Crash points: places with a name at which a process can be made to die, for the fault tests.
+
+What a crash loses is decided between two writes, so the places before, between and after the writes have names here.
+``HOLDFAST_CRASH_AT=claim.after`` lets the process kill itself with SIGKILL, without a last word, when it comes there;
+``claim.after:3`` when it comes there for the third time. Without the variable, which is to say in production, a point
+is the comparison of two short texts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from holdfast.errors import ConfigurationError
+
+VARIABLE = "HOLDFAST_CRASH_AT"
+
+POINTS: Mapping[str, str] = {
+    "submit.before": "a submitter has encoded a call and written nothing",
+    "submit.kept": "the large arguments are stored, the record is not",
+    "submit.after": "the record is stored; nobody was told, neither the caller nor the runners",
+    "claim.before": "a worker is about to claim",
+    "claim.after": "the work is claimed and RUNNING, and no user code has begun",
+    "user.before": "the arguments are decoded, and user code is about to begin",
+    "user.after": "user code has returned, and nobody else knows",
+    "result.kept": "the large result is stored, the end is not written",
+    "settle.before": "a group of ends is about to be written",
+    "settle.after": "the ends are written, and nobody was told",
+    "handback.before": "a worker that was told to end still holds its work",
+    "handback.after": "a worker that was told to end has given back what it could, and has not ended",
+    "takeback.before": "a runner has seen its worker end, and has not taken back what that one held",
+    "takeback.after": "a runner has taken back what its worker held",
+    "recovery.found": "the work of one dead owner is found, and none of it is taken",
+    "recovery.written": "a part of the work of the dead is taken, perhaps not all of it",
+    "death.before": "an observer is about to declare a runner dead",
+    "death.declared": "a runner is declared dead, and nobody sees to its work yet",
+    "death.buried": "the dead runner's core tasks are taken back, and recovery is not fired yet",
+    "death.fired": "recovery is fired for a dead runner",
+    "core.before": "a core task is due and not inserted",
+    "core.after": "a core task is inserted",
+    "service.recorded": "the start of the services is recorded, and no duty is done",
+    "service.performed": "the duties are done, and the end of the services is not recorded",
+    "service.ended": "the end of the services is recorded",
+    "roster.before": "a runner is about to join the roster",
+    "roster.joined": "a runner has joined the roster, and has neither a heartbeat nor workers",
+    "roster.leaving": "a runner has ended its work and is still on the roster",
+    "roster.left": "a runner has left the roster and not ended",
+    "worker.spawned": "a worker process is started, and its runner has not told it who it is",
+    "worker.granted": "a runner has permitted its workers to begin",
+    "worker.permitted": "a worker has heard that it may begin",
+}
+"""Every point, and how things stand there."""
+
+
+def kill(name: str) -> None:
+    """What happens at an armed point."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+strike: Callable[[str], None] = kill  # a test may want to write down that it happens, or to freeze instead
+
+_given: str | None = None
+_armed = ""  # no point has this name
+_times = 1
+_visits = count(1)  # counts without a lock: user code runs on many threads
+
+
+def crashpoint(name: str) -> None:
+    """The process is at this point."""
+    if name == _armed and next(_visits) == _times:
+        strike(name)
+
+
+def arm(given: str | None) -> None:
+    """Take what the variable says: ``name`` or ``name:times``, or nothing. What is said again changes nothing."""
+    global _given, _armed, _times, _visits
+    if given == _given:
+        return
+    armed, times = _parsed(given) if given else ("", 1)
+    _given, _armed, _times, _visits = given, armed, times, count(1)
+
+
+def _parsed(given: str) -> tuple[str, int]:
+    found = re.fullmatch(r"([a-z.]+)(?::([1-9][0-9]{0,8}))?", given)
+    if found is None:
+        raise ConfigurationError(f"{VARIABLE}={given:.80}: expected the name of a crash point, or name:times")
+    name, times = found[1], int(found[2] or 1)
+    if name not in POINTS:
+        near = difflib.get_close_matches(name, POINTS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "holdfast.crashpoints has the list."
+        raise ConfigurationError(f"{VARIABLE}={given}: there is no crash point '{name}'; {hint}")
+    return name, times

@@ -1,0 +1,60 @@
+"""The audit of a worker: what the store says that it owns, compared with what it knows of.
+
+A claim that was still executing when its repetition had read, or an end that was given up, leaves work behind that
+nobody runs, in the name of an owner that lives. What is strange twice in a row, in the same epoch, is treated like the
+work of an owner that died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from holdfast.engine.recovery import Recovery
+from holdfast.errors import StoreError
+from holdfast.lifecycle.records import runner_of
+from holdfast.lifecycle.status import OWNED
+from holdfast.store.contract import Filter, Store
+
+log = logging.getLogger("holdfast.worker")
+
+AUDIT_SECONDS = 15.0
+_AT_ONCE = 500
+
+
+class Audit:
+    """`known` gives the invocations that the worker knows of, or None while it cannot tell: a claim is under way."""
+
+    def __init__(
+        self, store: Store, recovery: Recovery, *, app: str, owner: str, known: Callable[[], Collection[str] | None]
+    ) -> None:
+        self._store = store
+        self._recovery = recovery
+        self._app = app
+        self._owner = owner
+        self._known = known
+        self._suspects: set[tuple[str, int]] = set()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(AUDIT_SECONDS)
+            try:
+                await self._look()
+            except StoreError as error:
+                log.debug("no audit: %s", error)
+            except Exception:
+                log.exception("the audit of %s", self._owner)
+
+    async def _look(self) -> None:
+        where = Filter(runner=runner_of(self._owner), statuses=OWNED)
+        found = await self._store.find(self._app, where, _AT_ONCE)
+        known = self._known()
+        if known is None:
+            self._suspects = set()
+            return
+        strange = [record for record in found if record.owner == self._owner and record.id not in known]
+        left = [record for record in strange if (record.id, record.epoch) in self._suspects]
+        self._suspects = {(record.id, record.epoch) for record in strange}
+        if left:
+            await self._recovery.recover(left, "its owner does not know of it")
