@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick torture check format bench bench-scale bench-neighbour bench-recovery check-perf diagram clean
+.PHONY: help demo test quick faults torture check format bench bench-scale bench-neighbour bench-recovery check-perf diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ test: check check-perf  ## everything: style, types, all tests, performance coun
 quick: $(READY)  ## the inner loop: everything that is fast
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture' -x
 
+faults: $(READY)  ## every crash point in every role on both stores, and the zombies (5 minutes)
+	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup --durations=8
+
 torture: $(READY)  ## minutes of faults on a real replica set (HOLDFAST_TEST_TORTURE_SECONDS=600 for longer)
 	$(BIN)/python -m pytest -m torture -n 0 -s --durations=0
 
@@ -41,7 +44,7 @@ format: $(READY)  ## let ruff format and fix
 bench: $(READY)  ## measure this machine: rates, latencies, idle cost
 	$(BIN)/python -m benchmarks.bench
 
-bench-scale: $(READY)  ## beside 1,000,000 ended and 200,000 waiting: still flat? 16 claimers: more than 1? (10 min)
+bench-scale: $(READY)  ## claim, submit, list beside 1,000,000 ended and 200,000 waiting; 16 claimers against 1 (10 minutes)
 	$(BIN)/python -m benchmarks.scale
 
 bench-neighbour: $(READY)  ## pynenc on the same MongoDB in the same run, as a ratio (needs Python 3.12)

@@ -221,9 +221,10 @@ class ReplicaSet:
                 if time.monotonic() > deadline:
                     raise
 
-    def meddle(self, fate: Fate, command: str, collection: str, times: int = 1) -> Rule:
-        """Let the next `times` commands of that name to that collection meet that fate, whoever is primary."""
-        rule = Rule(fate, command, collection, times)
+    def meddle(self, fate: Fate, command: str, place: str, times: int = 1) -> Rule:
+        """Let the next `times` commands of that name meet that fate, whoever is primary. Place: database.collection."""
+        database, _, collection = place.partition(".")
+        rule = Rule(fate, command, collection, times, database)
         for proxy in self.proxies.values():
             proxy.add(rule)
         return rule

@@ -38,11 +38,15 @@ class Fate(Enum):
 
 
 class Rule:
-    """The next `times` commands of that name to that collection meet that fate. Several proxies may share one."""
+    """The next `times` commands of that name to that collection meet that fate. Several proxies may share one.
 
-    def __init__(self, fate: Fate, command: str, collection: str, times: int = 1) -> None:
+    `database` narrows it down to one of several with that collection.
+    """
+
+    def __init__(self, fate: Fate, command: str, collection: str, times: int = 1, database: str | None = None) -> None:
         self.fate = fate
         self._names = (command, collection)
+        self._database = database
         self._left = times
         self._lock = threading.Lock()
         self._released = threading.Event()
@@ -62,9 +66,11 @@ class Rule:
         with self._lock:
             self.answered += 1
 
-    def takes(self, command: str, collection: object) -> bool:
+    def takes(self, body: dict[str, Any]) -> bool:
         with self._lock:
-            if not self._left or self._names != (command, collection):
+            if not self._left or self._names != next(iter(body.items())):
+                return False
+            if self._database is not None and self._database != body.get("$db"):
                 return False
             self._left -= 1
             self.met += 1
@@ -212,8 +218,7 @@ class Proxy:
         body = _body(message)
         if body is None:
             return None
-        command, collection = next(iter(body.items()))
-        return next((rule for rule in self._rules if rule.takes(command, collection)), None)
+        return next((rule for rule in self._rules if rule.takes(body)), None)
 
 
 class Shunned:

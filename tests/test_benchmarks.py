@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,15 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
 
 import tests.mongod
-from benchmarks import bench, counts, measure, mongo, neighbour
+from benchmarks import bench, counts, crowd, measure, mongo, neighbour, scale, stock
 from benchmarks.counts import Verdict, compare, passes, report, smallest
+from benchmarks.quiet import Quiet
 from benchmarks.syncs import CannotCount, SyncCounter
-from benchmarks.targets import TARGETS
+from benchmarks.targets import TARGETS, Fresh
+from benchmarks.work import counter
 
+from holdfast.clock import SystemClock
+from holdfast.store import open_store
 from holdfast.store.contract import Ability
 
 TINY = measure.Sizes(submits=5, mapped=20, drained=40, waits=5, idle_seconds=0.1, rounds=3)
@@ -231,6 +238,128 @@ def test_an_unknown_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         bench.main(["--stores", "memory,oracle"])
     assert "no store 'oracle'" in capsys.readouterr().err
+
+
+# --- at scale
+
+SMALL = scale.Sizes(
+    archived=1500, backlog=500, rounds=1, repetitions=2, warm_ups=0, crowd=crowd.Sizes(backlog=600, rounds=1)
+)
+SEVERAL = replace(SMALL, rounds=3)
+
+
+def scaled(fresh: Fresh) -> tuple[scale.Taken, scale.Work, list[scale.Line]]:
+    taken, work = asyncio.run(scale.measure(fresh, SMALL, Quiet(0.0), lambda text: None))
+    return taken, work, scale.judge(taken, work, SMALL)
+
+
+def test_sqlite_looks_at_no_more_for_a_claim_a_submit_or_a_settle_at_scale() -> None:
+    with TARGETS["sqlite"].served() as fresh:
+        taken, work, lines = scaled(fresh)
+    text = scale.report(taken, work, lines)
+    assert all(any(line.startswith(name) for line in text.splitlines()) for name in scale.NAMES)
+    assert [line for line in lines if not line.operation.startswith("list") and not line.flat] == []
+    assert all(work[store][name] > 0 for store in work for name in scale.NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("mongo")
+def test_mongodb_looks_at_no_more_at_scale(replica_set: str) -> None:
+    taken, work, lines = scaled(lambda: tests.mongod.fresh_database(replica_set))
+    assert [line for line in lines if not line.flat] == []
+    for name in scale.NAMES:
+        searches_nothing = name.startswith("submit") or name == "claim, nothing there"
+        assert all((work[store][name] > 0) is not searches_nothing for store in work), name
+        assert len(taken[scale.ARCHIVE][name]) == len(taken[scale.FEW][name]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("mongo")
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_crowd_claims_all_there_is(mongo_url: str, processes: int) -> None:
+    several = crowd.Crowd(claimers=4, processes=processes, batch=50)
+    outcome = crowd.run(mongo_url, several, SMALL.crowd.backlog, Quiet(0.0))  # raises unless all is claimed
+    assert outcome.per_second > 0
+    assert outcome.claims >= 1
+    assert outcome.conflicts >= 0
+
+
+def test_work_grows_with_what_is_read(tmp_path: Path) -> None:
+    async def work(archived: int) -> int:
+        url = f"sqlite:///{tmp_path}/{archived}.db"
+        store = open_store(url, clock=SystemClock())
+        await store.open()
+        filled = await stock.stock(url, store, archived=archived, backlog=0, rng=scale.random.Random(1))
+        counted = await counter(url, store)(lambda: store.counts(stock.APP))
+        assert sum((await store.counts(stock.APP)).values()) == filled.count
+        await store.close()
+        return counted
+
+    few, many = (asyncio.run(work(archived)) for archived in (10, 4000))
+    assert many > 2 * few
+
+
+def times(*medians: float) -> list[float]:
+    """Three repetitions for each round, around these medians."""
+    return [value for median in medians for value in (median * 0.9, median, median * 5)]
+
+
+def test_a_ratio_compares_what_was_measured_at_the_same_time() -> None:
+    assert scale.ratio(times(1.2, 12.0, 1.2), times(1.0, 10.0, 1.0), 3) == pytest.approx(1.2)
+    assert scale.ratio(times(1.2, 99.0, 1.2), times(1.0, 1.0, 1.0), 3) == pytest.approx(1.2)  # one bad spell
+
+
+def line(time: float | None, work: float = 1.0, control: float = 1.0) -> scale.Line:
+    return scale.Line(operation="claim 1", store=scale.ARCHIVE, time=time, control=control, work=work)
+
+
+def test_flat_is_within_a_quarter_and_chance_is_granted_what_it_needed() -> None:
+    assert line(1.25).flat
+    assert not line(1.26).flat
+    assert line(1.26, control=1.1).flat
+    assert not line(1.26, control=0.5).flat
+    assert not line(1.0, work=1.3).flat
+    assert not line(1.0, work=1.3, control=2.0).flat
+    assert line(None).flat
+    assert not line(None, work=1.3).flat
+
+
+@pytest.mark.parametrize(("archive", "code"), [(1.0, 0), (1.3, 1)])
+def test_a_bench_at_scale_fails_if_something_is_not_flat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], archive: float, code: int
+) -> None:
+    async def measured(*_: object) -> tuple[scale.Taken, scale.Work]:
+        factors = {scale.FEW: 1.0, scale.AGAIN: 1.0, scale.ARCHIVE: archive, scale.BACKLOG: 1.0}
+        taken = {store: {name: times(*[factor] * 3) for name in scale.NAMES} for store, factor in factors.items()}
+        return taken, {store: dict.fromkeys(scale.NAMES, 7) for store in factors}
+
+    monkeypatch.setattr(scale, "measure", measured)
+    monkeypatch.setattr(scale, "FULL", SEVERAL)
+    monkeypatch.setattr(scale, "_PATIENCE_SECONDS", 0.0)
+    assert scale.main(["--stores", "sqlite"]) == code
+    assert ("OVER" in capsys.readouterr().out) is bool(code)
+
+
+def crowds(alone: float, many: float, conflicts: float) -> dict[crowd.Crowd, Sequence[crowd.Outcome]]:
+    return {each: [crowd.Outcome(many if each.claimers > 1 else alone, conflicts, 1.0)] for each in crowd.CROWDS}
+
+
+def test_a_crowd_must_get_more_than_one_and_not_hinder_itself() -> None:
+    assert [each.name for each in crowd.CROWDS] == [
+        "1 claimer, one loop",
+        "16 claimers, one loop",
+        "1 claimer, 1 process",
+        "16 claimers, 4 processes",
+    ]
+    assert crowd.complaints(crowds(100, 101, 0.19)) == {}
+    assert set(crowd.complaints(crowds(100, 100, 0.0)).values()) == {"less than one alone"}
+    assert set(crowd.complaints(crowds(100, 900, 0.2)).values()) == {"0.2 conflicts or more"}
+    assert "less than one alone" in crowd.report(crowds(100, 90, 0.0))
+
+
+def test_a_crowd_is_timed_until_nine_tenths_are_claimed() -> None:
+    got = [(11.0, 45), (12.0, 45), (60.0, 10)]
+    assert crowd.rate(10.0, got) == pytest.approx(45.0)
 
 
 # --- the neighbour

@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 
 LAYERS = [
-    ["errors", "ids", "clock", "codec", "masking", "_version"],
+    ["errors", "ids", "clock", "codec", "masking", "crashpoints", "_version"],
     ["lifecycle"],
     ["store", "wakeup", "execution"],
     ["engine"],
@@ -26,6 +26,7 @@ SIDEWAYS = {
     "clock": {"errors"},
     "ids": {"clock"},
     "codec": {"errors"},
+    "crashpoints": {"errors"},
     "invocation": {"_bridge", "settings"},
     "task": {"_bridge", "settings", "invocation"},
     "workflow": {"_bridge", "settings", "invocation", "task"},

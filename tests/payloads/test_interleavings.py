@@ -30,7 +30,6 @@ from holdfast.store import open_store
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.mongo import payloads as mongo_payloads
-from holdfast.store.mongo import store as mongo_store
 from holdfast.store.sqlite import payloads as sqlite_payloads
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.samples import invocation
@@ -97,7 +96,8 @@ class GatedCollection:
     """A pymongo collection each of whose commands stops at the gate."""
 
     def __init__(self, collection: Any) -> None:
-        self._collection, self._name = collection, collection.name
+        self._collection = collection.with_options(write_concern=WriteConcern(w=1))  # it need not wait for the journal
+        self._name = collection.name
 
     def find(self, *how: Any, **more: Any) -> GatedCursor:
         return GatedCursor(self._collection.find(*how, **more), self._name)
@@ -111,13 +111,16 @@ class GatedCollection:
         return command
 
 
+_NUMBERS = itertools.count()
+
+
 class Scene:
     """A store with its clock, on which the same short play is given many times, each time by another app."""
 
     def __init__(self, store: Store, clock: FakeClock) -> None:
         self.store = store
         self._clock = clock
-        self._apps = (f"app{number}" for number in itertools.count())
+        self._apps = (f"app{number}" for number in _NUMBERS)
         self.app = ""
 
     def depot(self) -> Depot:
@@ -204,15 +207,19 @@ def kind(request: pytest.FixtureRequest) -> str:
     return found
 
 
-@pytest.fixture
-def where(kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A standalone server, and no waiting for its journal: neither changes what one command is."""
-    if kind != "mongo":
-        yield f"sqlite:///{tmp_path}/store.db"
-        return
-    monkeypatch.setattr(mongo_store, "_MAJORITY", WriteConcern(w=1))
-    with fresh_database(request.getfixturevalue("standalone")) as url:
+@pytest.fixture(scope="module")
+def one_database(standalone: str) -> Iterator[str]:
+    """For MongoDB a standalone server: what one command does is the same there."""
+    with fresh_database(standalone) as url:
         yield url
+
+
+@pytest.fixture
+def where(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    if kind != "mongo":
+        return f"sqlite:///{tmp_path}/store.db"
+    found: str = request.getfixturevalue("one_database")
+    return found
 
 
 Play = Callable[[Callable[[Scene], Awaitable[None]]], None]

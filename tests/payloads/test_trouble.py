@@ -119,13 +119,13 @@ def _no_task_dies_unheard(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 class Slow(Troubled):
-    """It takes an hour to get a payload."""
+    """It takes two minutes to get a payload."""
 
     asked = 0
 
     async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
         self.asked += 1
-        await asyncio.sleep(3600)
+        await asyncio.sleep(120)
         return await super().get_payload(app, digest)
 
 

@@ -270,7 +270,7 @@ def _references(invocation: Invocation[Any]) -> Iterator[Reference]:
 @pytest.mark.xdist_group("mongo")
 def test_no_size_meets_the_limit_of_a_document(mongo_url: str) -> None:
     """Around 15 MB, where values are cut, and around 16 MB, where documents end."""
-    sizes = [15 * MIB - 30, 15 * MIB, 15 * MIB + 1, 16 * MIB - 50, 17_000_000]
+    sizes = [15 * MIB, 15 * MIB + 1, 16 * MIB - 50, 17_000_000]
     with App(mongo_url, poll_interval_seconds=0.2, max_retries=0) as app:
         tasks = Tasks(app)
         with app.runner(concurrency=1):

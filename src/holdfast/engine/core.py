@@ -92,8 +92,12 @@ class Engine:
         hooks: Hooks | None = None,
         max_tasks: int | None = None,
         leaves_unfinished: bool = False,
+        patience: int = 1,
     ) -> Worker:
-        """A worker of these tasks, not started yet. Core tasks lie in an app of their own."""
+        """A worker of these tasks, not started yet. Core tasks lie in an app of their own.
+
+        `patience`: how many polling intervals it waits before it looks by itself.
+        """
         refuse_while_importing()
         coroutines = LoopThread("holdfast-coroutines") if hooks else None
 
@@ -124,7 +128,7 @@ class Engine:
             make_places=make_places or places,
             permit=permit,
             recovery=recovery,
-            poll_interval_seconds=self._poll,
+            poll_interval_seconds=self._poll * patience,
             drain_timeout_seconds=drain_timeout_seconds,
             around=hooks.around(coroutines) if hooks and coroutines else None,
             max_tasks=max_tasks,
@@ -225,10 +229,12 @@ class Engine:
             recovery=recovery,
             drain_timeout_seconds=0.0,
             make_places=lambda place, deliver: InlinePlaces(deliver),
+            patience=_CORE_PATIENCE,
         )
 
 
 _CORE_PLACES = 2
+_CORE_PATIENCE = 4  # there is next to nothing to find, and their cron fires again
 
 
 class Duties(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Change
-from holdfast.lifecycle.crashes import last_crash
+from holdfast.lifecycle.crashes import PASSED_THROUGH, last_crash
 from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord, RunnerRecord, runner_of
 from holdfast.lifecycle.status import AVAILABLE, OWNED, Status
 from holdfast.store.contract import Filter, Store
@@ -32,7 +32,6 @@ from holdfast.wakeup.hub import Hub
 log = logging.getLogger("holdfast.recovery")
 
 _AT_ONCE = 500
-_PASSED_THROUGH = frozenset({Status.KILLED, Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY})
 _SUPERVISED_SECONDS = 30.0  # a runner sees to its own dead workers; this long nobody else does
 _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only ever passed through
 
@@ -70,6 +69,18 @@ class Recovery:
             at=self._store.now(),
             why=why,
             error=self._codec.encode_error(lost) if final else None,
+        )
+
+    def rescue(self, record: InvocationRecord) -> Change:
+        """What becomes of something that was left behind on its way back to the queue."""
+        why = "left behind on its way back to the queue"
+        last = last_crash(record, self._max_crashes, why)
+        return changes.rescued(
+            record,
+            operation=self._ids.operation(),
+            at=self._store.now(),
+            why=last or why,
+            error=None if last is None else self._codec.encode_error(WorkerLost(last, invocation_id=record.id)),
         )
 
     # --- many
@@ -135,11 +146,8 @@ class Recovery:
 
     async def passed_through(self) -> int:
         """What stands where nothing ever stays: no write of ours stops there, but somebody's may."""
-        left = await self._since(_PASSED_THROUGH, self._store.now() - _PASSING_SECONDS)
-        at, why = self._store.now(), "left behind on its way back to the queue"
-        return await self._apply(
-            [(one, changes.rescued(one, operation=self._ids.operation(), at=at, why=why)) for one in left]
-        )
+        left = await self._since(PASSED_THROUGH, self._store.now() - _PASSING_SECONDS)
+        return await self._apply([(record, self.rescue(record)) for record in left])
 
     async def _since(self, statuses: frozenset[Status], before: float) -> list[InvocationRecord]:
         found: list[InvocationRecord] = []

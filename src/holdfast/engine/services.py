@@ -44,7 +44,7 @@ from holdfast.store.contract import Store
 log = logging.getLogger("holdfast.services")
 
 SERVICE = "core"
-_STALE_ROSTER_SECONDS = 5.0  # how long a change of the roster may go unnoticed by those who wait for their turn
+_STALE_ROSTER_SECONDS = 10.0  # how long a change of the roster may go unnoticed by those who wait for their turn
 _HUNG_SECONDS = 10.0
 _TRAIL = 100  # executions that are read to judge the present
 
@@ -150,6 +150,8 @@ class Services:
             window_ends_at=claim.window.ends_at,
         )
         blocker = await self._store.put_execution(self._app, mine)
+        if blocker is not None and blocker.runner_id == self._runner_id and blocker.window_ends_at > self._store.now():
+            mine, blocker = blocker, None  # ours: the reply to its start was lost, or its end could not be written
         if blocker is not None:
             return await self._blocked(mine, claim, blocker, active)
         crashpoint("service.recorded")
@@ -159,7 +161,7 @@ class Services:
         await self._sit_out(claim, active, trail)
         status, reason = ExecutionStatus.ABANDONED, "the runner stopped"
         try:
-            await self._perform(claim.window.ends_at)
+            await self._perform(min(claim.window.ends_at, mine.window_ends_at))
             status, reason = ExecutionStatus.COMPLETED, ""
         finally:
             await self._end(mine, status, reason)

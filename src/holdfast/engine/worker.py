@@ -55,6 +55,7 @@ MakePlaces = Callable[[Place, Deliver], Execution]
 _PARKED_AT_ONCE = 500
 MANY = 1 << 30
 DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
+_WITH_HINTS = 6  # times as seldom where hints are reliable
 
 
 class Worker:
@@ -151,12 +152,12 @@ class Worker:
 
     async def _work(self, ready: Callable[[], None]) -> None:
         known = (self._store, self._ids, self._app, self.owner, self._tasks)
-        await self._patience.until_reached("waking parked work", lambda again: wake_parked(*known))
-        await self._discover()
-        log.info("worker %s is ready: %d places, %d tasks", self.owner, self._concurrency, len(self._tasks))
-        ready()
         audit = asyncio.create_task(self._audit.run())
         try:
+            await self._search.until_reached("waking parked work", lambda again: wake_parked(*known))
+            await self._discover()
+            log.info("worker %s is ready: %d places, %d tasks", self.owner, self._concurrency, len(self._tasks))
+            ready()
             while not self._stopping:
                 if not self._permit.holds():
                     self._hand_back(self._reserve.take(len(self._reserve)), _UNHEARD)
@@ -230,7 +231,7 @@ class Worker:
     async def _discover(self) -> None:
         found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self._app))
         self._lanes.update(lane for lane in found if self._serves.accepts(lane))
-        self._next_discovery = self._store.now() + DISCOVERY_SECONDS
+        self._next_discovery = self._store.now() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
 
     async def _fill(self) -> None:
         """Give the free places something to do: what is in reserve first, then what a claim finds."""

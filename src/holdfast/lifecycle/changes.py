@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
+from holdfast.lifecycle.crashes import taken_from
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, digests_in
 from holdfast.lifecycle.status import AVAILABLE, TABLE, Status, compute_new_owner, validate_transition
 
@@ -365,18 +366,27 @@ def _taken_away(
     )
 
 
-def rescued(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """What stands in a status that is only ever passed through goes on to the queue."""
+def rescued(
+    record: InvocationRecord, *, operation: str, at: float, why: str, error: ErrorRecord | None = None
+) -> Change:
+    """What stands in a status that is only ever passed through goes on to where it was meant to go: to the queue, or to
+    its end if it may not be run again (with this error) or was being cancelled.
+    """
+    if taken_from(record) is Status.CANCELLING:
+        target, error = Status.CANCELLED, None
+    else:
+        target = Status.REROUTED if error is None else Status.FAILED
     return Change(
         name="rescued",
         app=record.app,
         id=record.id,
-        path=(Status.REROUTED,),
-        sources=frozenset({Status.KILLED, Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY}),
+        path=(target,),
+        sources=frozenset({record.status}),
         epoch=record.epoch,
         operation=operation,
         at=at,
         why=why,
+        error=UNSET if error is None else error,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import Status
 
+PASSED_THROUGH = frozenset({Status.KILLED, Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY})
 _PROGRESS = frozenset({Status.RETRY, Status.SUSPENDED, Status.PARKED})
 
 
@@ -26,14 +27,20 @@ def crashes_in_a_row(history: Sequence[HistoryEntry]) -> int:
 
 def last_crash(record: InvocationRecord, most: int, why: str) -> str | None:
     """Why this crash is the last one that the invocation is forgiven, or None if it may be run again."""
-    if record.status is Status.PENDING or record.status is Status.CANCELLING:
+    if taken_from(record) in (Status.PENDING, Status.CANCELLING):
         return None
     if record.at_most_once:
         return f"{why}; it is to be run at most once"
-    crashes = crashes_in_a_row(record.history) + 1
-    if crashes > most:
+    crashes = crashes_in_a_row(record.history) + (record.status not in PASSED_THROUGH)
+    if crashes > most and record.status is not Status.KILLED:
         return f"{why}; that was crash {crashes} in a row, and {most} are forgiven: {_story(record)}"
     return None
+
+
+def taken_from(record: InvocationRecord) -> Status:
+    """The status that it is taken from, or was: it may stand on its way back to the queue."""
+    walked = (entry.status for entry in reversed(record.history))
+    return next((status for status in walked if status not in PASSED_THROUGH), record.status)
 
 
 def _story(record: InvocationRecord) -> str:

@@ -1,0 +1,469 @@
+"""The life of a runner, in virtual time: joining, beating, being cut off, dying, beginning anew, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, HEARTBEAT, Fleet, Line, add, nap, virtually
+
+from holdfast.errors import StoreReadOnly, StoreUnavailable
+from holdfast.lifecycle.records import DRAIN, STOP
+from holdfast.lifecycle.status import Status
+
+# --- joining and leaving
+
+
+@pytest.mark.parametrize("failures", [0, 4])
+def test_a_runner_joins_before_its_first_claim(failures: int) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+        member.line.lost["enrol"] = failures
+        id = await fleet.submit("add", 1, 2)
+        await member.start()
+        await fleet.end(id)
+        names = [name for _, name in member.line.calls]
+        joined = max(place for place, name in enumerate(names) if name == "enrol")
+        assert names.count("enrol") == failures + 1
+        assert "claim" not in names[:joined]
+        assert await fleet.roster() == [member.id]
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_a_runner_leaves_after_everything_is_handed_back(hurry: bool) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(nap)
+        id = await fleet.submit("nap", 20.0)
+        await fleet.until_status(id, Status.RUNNING)
+        owned: list[str] = []
+
+        def leaving() -> None:
+            found = [record for app in (APP, CORE_APP) for record in fleet.store._of(app)]
+            owned.extend(record.id for record in found if record.owner is not None)
+
+        member.line.before["leave"] = leaving
+        await member.stop(hurry=hurry)
+        assert member.line.count("leave") == 1
+        assert owned == []
+        assert member.line.calls[-1][1] == "leave"
+        assert await fleet.roster() == []
+        assert (await fleet.record(id)).status == ("rerouted" if hurry else "success")
+
+    virtually(scenario)
+
+
+def test_a_store_that_refuses_a_joining_runner_is_not_asked_for_ever() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+        member.line.errors["enrol"] = StoreReadOnly("it may not write")
+        with pytest.raises(StoreReadOnly):
+            await member.start()
+        assert member.line.count() == 1
+
+    virtually(scenario)
+
+
+def test_a_store_that_refuses_the_crew_ends_the_runner() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+        member.line.errors["find"] = StoreReadOnly("it may not even look")
+        with pytest.raises(StoreReadOnly):
+            await member.start()
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("stage", ["enrol", "find", "lanes"])
+def test_a_runner_that_is_stopped_while_it_waits_for_the_store_ends_quietly(stage: str) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+        member.line.errors[stage] = StoreUnavailable("away")
+        starting = asyncio.create_task(member.start())
+        await asyncio.sleep(20)
+        assert not starting.done()
+        asked = fleet.clock.now()
+        account = await member.stop()
+        assert account.started == 0
+        assert fleet.clock.now() - asked < 1
+        await starting
+        assert await fleet.roster() == []
+
+    virtually(scenario)
+
+
+def test_a_runner_that_joins_late_is_not_taken_for_dead() -> None:
+    """Its entry tells of when it joined, not of when it first tried to."""
+
+    async def scenario(fleet: Fleet) -> None:
+        observer = await fleet.started(add)
+        late = fleet.member(add)
+        late.line.cut = True
+        joining = asyncio.create_task(late.start())
+        await asyncio.sleep(40)
+        late.line.cut = False
+        await joining
+        first = late.id
+        await asyncio.sleep(60)
+        assert late.id == first
+        assert await fleet.roster() == [first, observer.id] or await fleet.roster() == [observer.id, first]
+
+    virtually(scenario)
+
+
+# --- the heart
+
+
+def test_heartbeats_come_every_two_seconds_in_one_write() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await asyncio.sleep(60)
+        beats = [at for at, name in member.line.calls if name == "heartbeat"]
+        assert 29 <= len(beats) <= 31
+        gaps = [after - before for before, after in zip(beats, beats[1:], strict=False)]
+        assert all(gap == pytest.approx(HEARTBEAT, abs=0.01) for gap in gaps)
+        (entry,) = await fleet.store.roster(APP)
+        assert fleet.clock.now() - entry.heartbeat_at <= HEARTBEAT + 0.01
+        assert [worker.id for worker in entry.workers] == ["0"]
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("replies", [1, 3, 6])
+def test_a_lost_reply_of_a_heartbeat_costs_nothing(replies: int) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        first, other = await fleet.started(nap), await fleet.started(add)
+        id = await fleet.submit("nap", 60.0)
+        await fleet.until_status(id, Status.RUNNING)
+        name = first.id
+        first.line.lost["heartbeat"] = replies
+        record = await fleet.end(id)
+        assert first.line.lost["heartbeat"] == 0
+        assert (first.id, record.attempt) == (name, 1)
+        assert other.line.count("declare_dead") == 0
+
+    virtually(scenario)
+
+
+def test_a_defect_in_what_a_heartbeat_tells_does_not_stop_the_heart(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        member.line.errors["heartbeat"] = RuntimeError("a defect")
+        await asyncio.sleep(5)
+        del member.line.errors["heartbeat"]
+        since = fleet.clock.now()
+        await asyncio.sleep(20)
+        assert member.line.count("heartbeat", since=since) >= 9
+
+    virtually(scenario)
+    assert "a defect" in caplog.text
+
+
+# --- death
+
+
+def test_death_is_declared_after_the_dead_after_time_and_not_before() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        observer, victim = await fleet.started(nap), await fleet.started(nap, concurrency=20)
+        await asyncio.sleep(20)
+        ids = [await fleet.submit("nap", 30.0) for _ in range(8)]
+        for id in ids:
+            await fleet.until_status(id, Status.RUNNING)
+        held = [id for id in ids if (await fleet.record(id)).owner == f"{victim.id}/0"]
+        assert held
+        victim.crash()
+        name = victim.id
+        entry = next(runner for runner in await fleet.store.roster(APP) if runner.id == name)
+        await fleet.gone(name)
+        assert DEAD_AFTER < fleet.clock.now() - entry.heartbeat_at < DEAD_AFTER + 0.5
+        await asyncio.sleep(1.5)
+        for id in held:
+            story = await fleet.story(id)
+            assert story[:5] == ["registered", "pending", "running", "running_recovery", "rerouted"]
+        assert observer.line.count("declare_dead") == 1
+
+    virtually(scenario)
+
+
+def test_an_observer_that_was_not_steady_itself_declares_nobody_dead() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        victim = await fleet.started(add)
+        name = victim.id
+        await asyncio.sleep(10)
+        victim.crash()
+        await asyncio.sleep(12)
+        late = await fleet.started(add)
+        joined = fleet.clock.now()
+        await fleet.gone(name)
+        assert fleet.clock.now() - joined >= DEAD_AFTER - 0.01
+        assert fleet.clock.now() - joined < DEAD_AFTER + 1
+        assert await fleet.roster() == [late.id]
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 14.0, 16.0, 60.0, 300.0])
+def test_an_outage_of_the_store_is_nobodys_death(seconds: float) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        members = [await fleet.started(nap) for _ in range(3)]
+        names = [member.id for member in members]
+        await asyncio.sleep(30)
+        ids = [await fleet.submit("nap", 10.0 + seconds) for _ in range(6)]
+        for id in ids:
+            await fleet.until_status(id, Status.RUNNING)
+        for member in members:
+            member.line.cut = True
+        await asyncio.sleep(seconds)
+        for member in members:  # they do not come back in the same moment
+            await asyncio.sleep(0.7)
+            member.line.cut = False
+        records = [await fleet.end(id) for id in ids]
+        assert [record.attempt for record in records] == [1] * 6
+        await asyncio.sleep(60)
+        assert [member.id for member in members] == names
+        assert sum(member.line.count("declare_dead") for member in members) == 0
+        assert await fleet.recoveries() == 0
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("lost", ["declare_dead", "owners", "find", "insert"])
+def test_a_death_that_was_hard_to_declare_is_seen_to_all_the_same(lost: str) -> None:
+    """Whoever declared it, or may have, goes on until the recovery is under way; no cron helps here."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.duties = _without_cron(fleet)
+        observer, victim = await fleet.started(nap), await fleet.started(add, nap)
+        await asyncio.sleep(20)
+        id = await fleet.submit("add", 1, 2, due_at=fleet.clock.now() + 1e6)
+        record = fleet.new("nap", 5.0)
+        await fleet.store.insert([record])
+        await fleet.until_status(record.id, Status.RUNNING)
+        if (await fleet.record(record.id)).owner != f"{victim.id}/0":
+            observer, victim = victim, observer
+        name = victim.id
+        victim.crash()
+        observer.line.lost[lost] = 2
+        observer.line.before["declare_dead"] = lambda: None
+        await fleet.gone(name)
+        await fleet.end(record.id, within=15.0)
+        assert await fleet.story(id) == ["registered"]
+
+    virtually(scenario)
+
+
+def _without_cron(fleet: Fleet):  # type: ignore[no-untyped-def]
+    from msgspec.structs import replace
+    from tests.engine.fleet import NEVER
+
+    return replace(fleet.duties, recover_running_cron=NEVER, recover_pending_cron=NEVER)
+
+
+# --- after one's own death
+
+
+def test_a_runner_that_was_declared_dead_is_fenced_and_begins_anew() -> None:
+    ended: list[str] = []
+
+    async def scenario(fleet: Fleet) -> None:
+        async def work(name: str, seconds: float) -> str:
+            try:
+                await asyncio.sleep(seconds)
+                ended.append(f"{name} done")
+            except asyncio.CancelledError:
+                ended.append(f"{name} cancelled")
+                raise
+            return name
+
+        frozen = await fleet.started(work)
+        short, long = await fleet.submit("work", "short", 20.0), await fleet.submit("work", "long", 500.0)
+        await fleet.until_status(short, Status.RUNNING)
+        await fleet.until_status(long, Status.RUNNING)
+        name = frozen.id
+        other = await fleet.started(work)
+        await asyncio.sleep(16)
+        frozen.line.freeze()
+        await fleet.gone(name)
+        await fleet.until_status(short, Status.RUNNING, within=3)
+        await asyncio.sleep(10)  # the frozen one's own short run ends meanwhile, and its end waits on the line
+        verdicts: list[object] = []
+        apply = fleet.store.apply
+
+        async def noted(changes: list[object]) -> object:
+            answer = await apply(changes)  # type: ignore[arg-type]
+            verdicts.extend(answer)
+            return answer
+
+        fleet.store.apply = noted  # type: ignore[method-assign, assignment]
+        frozen.line.thaw()
+        await asyncio.sleep(5)
+        fleet.store.apply = apply  # type: ignore[method-assign]
+        assert frozen.id != name
+        assert set(await fleet.roster()) == {frozen.id, other.id}
+        assert "long cancelled" in ended
+        record = await fleet.end(short)
+        assert (record.status, record.epoch, record.attempt) == ("success", 2, 2)
+        assert (await fleet.record(long)).owner == f"{other.id}/0"
+        # The new life works: the other one's places are all taken by now.
+        await fleet.stop(other)
+        (again,) = [await fleet.end(await fleet.submit("work", "again", 1.0))]
+        assert f"{frozen.id}/0" in [entry.owner for entry in again.history]
+
+    virtually(scenario)
+
+
+def test_a_claim_that_was_under_way_when_its_runner_died_is_not_begun() -> None:
+    begun: list[float] = []
+
+    async def scenario(fleet: Fleet) -> None:
+        def work() -> None:
+            begun.append(fleet.clock.now())
+
+        member, other = await fleet.started(work), await fleet.started(add)
+        await asyncio.sleep(20)
+        name = member.id
+        member.line.freezes_at_claim = True
+        await fleet.gone(name)
+        id = await fleet.submit("work", due_at=fleet.clock.now() - 60)
+        thawed = fleet.clock.now()
+        member.line.thaw()  # a claim of the dead one goes through, and then its heartbeat
+        record = await fleet.end(id)
+        owners = [entry.owner for entry in record.history if entry.status is Status.RUNNING]
+        assert owners == [f"{name}/0", f"{member.id}/0"]
+        assert len(begun) == 1
+        assert begun[0] > thawed
+        assert other.line.count("declare_dead") == 1
+
+    virtually(scenario)
+
+
+# --- cut off
+
+
+def test_a_runner_that_is_cut_off_stops_starting_work_and_starts_again_when_it_is_heard() -> None:
+    begun: list[float] = []
+
+    async def scenario(fleet: Fleet) -> None:
+        def work() -> None:
+            begun.append(fleet.clock.now())
+
+        member = await fleet.started(work)
+        await asyncio.sleep(20)
+        heartbeat = member.line.store.heartbeat
+        quiet = True
+
+        async def unheard(*args: object, **named: object) -> object:
+            if quiet:
+                raise StoreUnavailable("heartbeats do not get through")
+            return await heartbeat(*args, **named)  # type: ignore[arg-type]
+
+        fleet.store.heartbeat = unheard  # type: ignore[method-assign, assignment]
+        (entry,) = await fleet.store.roster(APP)
+        silent_since = entry.heartbeat_at
+        for _ in range(25):
+            await fleet.submit("work")
+            await asyncio.sleep(1)
+        assert begun[-1] < silent_since + DEAD_AFTER * 2 / 3 + 0.01
+        assert begun[-1] > silent_since + DEAD_AFTER * 2 / 3 - 2
+        assert not member.runner.is_heard
+        quiet = False
+        heard = fleet.clock.now()
+        done = len(begun)
+
+        async def all_done() -> bool:
+            return len(begun) == 25
+
+        await fleet.until(all_done, within=HEARTBEAT + 1)
+        assert begun[done] >= heard
+
+    virtually(scenario)
+
+
+def test_reserved_work_is_not_started_without_a_permit() -> None:
+    """What was claimed ahead goes back to the queue when its runner is not heard any more."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(nap, concurrency=2)
+        await asyncio.sleep(3)
+        worker = member.runner._crew._worker  # type: ignore[union-attr]
+        ids = [await fleet.submit("nap", 30.0) for _ in range(2)]
+        for id in ids:
+            await fleet.until_status(id, Status.RUNNING)
+        id = await fleet.submit("nap", 1.0)
+        claimed = await worker._claim(1, start=False)
+        worker._reserve.add(claimed, asyncio.get_running_loop().time())
+        assert [record.id for record in claimed] == [id]
+        worker._permit._until = float("-inf")
+        worker._permit.grant = lambda until: None
+        worker._ended([])
+        worker._bell.ring()
+        await fleet.until_status(id, Status.REROUTED, within=5)
+        assert await fleet.story(id) == ["registered", "pending", "rerouted"]
+
+    virtually(scenario)
+
+
+# --- wishes
+
+
+@pytest.mark.parametrize("wish", [DRAIN, STOP])
+def test_wishes_in_the_roster_entry_are_obeyed(wish: str) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(nap, drain=60.0)
+        id = await fleet.submit("nap", 20.0)
+        await fleet.until_status(id, Status.RUNNING)
+        began = fleet.clock.now()
+        assert await fleet.store.ask_runner(APP, member.id, wish=wish)
+        assert member.life is not None
+        await member.life
+        took = fleet.clock.now() - began
+        assert await fleet.roster() == []
+        if wish == DRAIN:
+            assert (await fleet.record(id)).status == "success"
+            assert 15 < took < 25
+        else:
+            assert (await fleet.record(id)).status == "rerouted"
+            assert took < HEARTBEAT + 2
+
+    virtually(scenario)
+
+
+def test_a_drain_can_be_hurried_up_and_shows_on_the_roster() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(nap, drain=600.0)
+        id = await fleet.submit("nap", 500.0)
+        await fleet.until_status(id, Status.RUNNING)
+        await fleet.store.ask_runner(APP, member.id, wish=DRAIN)
+        await asyncio.sleep(5)
+        (entry,) = await fleet.store.roster(APP)
+        assert entry.draining
+        waiting = await fleet.submit("nap", 1.0)
+        await asyncio.sleep(5)
+        assert await fleet.story(waiting) == ["registered"]
+        await fleet.store.ask_runner(APP, member.id, wish=STOP)
+        assert member.life is not None
+        await asyncio.wait_for(member.life, 5)
+        assert (await fleet.record(id)).status == "rerouted"
+
+    virtually(scenario)
+
+
+def test_a_line_is_what_it_says() -> None:
+    """The harness itself: a frozen line goes on where it was, a lost reply was a write."""
+
+    async def scenario(fleet: Fleet) -> None:
+        line = Line(fleet.store)
+        line.lost["insert"] = 1
+        record = fleet.new("add", 1, 2)
+        with pytest.raises(StoreUnavailable):
+            await line.insert([record])
+        assert (await fleet.record(record.id)).status == "registered"
+        line.freeze()
+        asking = asyncio.create_task(line.get(APP, [record.id]))
+        await asyncio.sleep(100)
+        assert not asking.done()
+        line.thaw()
+        assert (await asking)[0].id == record.id
+
+    virtually(scenario)

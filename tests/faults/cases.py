@@ -1,0 +1,213 @@
+"""Every crash point in every role in which a process can come to it, and what leads it there.
+
+A story begins with what has to be there, lets one process die at its point, brings a healthy runner if nobody is left
+who could heal, and ends with the verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.faults import tasks
+from tests.faults.session import Process, Session
+
+from holdfast.crashpoints import POINTS
+from holdfast.testing.witness import What
+
+Story = Callable[[Session, str], None]
+
+SUBMITTER, RUNNER, WORKER, SERVICE = "submitter", "runner", "worker", "service"
+STORES = ("sqlite", "mongodb")
+_ROLES = {SUBMITTER: "client", RUNNER: "runner", WORKER: "worker", SERVICE: "runner"}  # as processes call themselves
+_CORE = "core"  # tokens of what is not there to be struck, but to see that all goes on
+
+
+class Case(NamedTuple):
+    point: str
+    role: str
+    store: str
+
+    def __str__(self) -> str:
+        return f"{self.point}-{self.role}-{self.store}"
+
+    def play(self, folder: Path, url: str) -> None:
+        session = Session(folder, url)
+        try:
+            STORIES[self.point][self.role](session, self.point)
+        finally:
+            session.end()
+
+
+def _armed(role: str, point: str) -> dict[str, str]:
+    return {"HOLDFAST_CRASH_AT": point, "HOLDFAST_TEST_ROLE": _ROLES[role]}
+
+
+def _dies(session: Session, process: Process) -> None:
+    session.until(lambda: process.code is not None, "the victim dies")
+    assert process.code == -signal.SIGKILL, f"it ended with {process.code}\n{session.told()}"
+
+
+def _heal(session: Session) -> None:
+    session.start_healthy()
+    session.submit("after")
+    session.verdict()
+
+
+# --- submitters
+
+
+def submitting(session: Session, point: str) -> None:
+    """It dies with the first of two calls, and nobody knows whether that one was stored."""
+    victim = session.start("tests.faults.shop", "first", "second", **_armed(SUBMITTER, point))
+    session.struck(point)
+    _dies(session, victim)
+    _heal(session)
+    found = {event.token for event in session.events(What.EXEC_START)}
+    assert found == {"after", "first"} if point == "submit.after" else {"after"}
+
+
+# --- workers: their runner lives, and heals
+
+
+def working(session: Session, point: str) -> None:
+    session.submit("one", "two", "three", padding=tasks.PADDING if point == "result.kept" else "")
+    runner = session.start_runner("--workers", "1", "--concurrency", "2", **_armed(WORKER, point))
+    session.struck(point)
+    session.verdict()
+    assert runner.says("ended by SIGKILL")
+
+
+def handing_back(session: Session, point: str) -> None:
+    """It dies while its runner ends: that takes back what there is, and somebody else does the work."""
+    session.submit("thread", task="hold")
+    session.submit("loop", task="await_release")
+    runner = session.start_runner("--workers", "1", "--drain-timeout", "100ms", **_armed(WORKER, point))
+    session.began("thread", "loop")
+    session.stop(runner)
+    session.struck(point)
+    _heal(session)
+
+
+# --- runners
+
+
+def coming(session: Session, point: str) -> None:
+    session.submit("before")
+    _dies(session, session.start_runner("--workers", "0", **_armed(RUNNER, point)))
+    session.struck(point)
+    _heal(session)
+
+
+def leaving(session: Session, point: str) -> None:
+    session.submit("before")
+    victim = session.start_runner("--workers", "0", **_armed(RUNNER, point))
+    session.began("before")
+    victim.signal(signal.SIGTERM)
+    session.struck(point)
+    _dies(session, victim)
+    _heal(session)
+
+
+def supervising(session: Session, point: str) -> None:
+    session.submit("one", "two", seconds=0.3)
+    victim = session.start_runner("--workers", "2", "--concurrency", "1", **_armed(RUNNER, point))
+    session.struck(point)
+    _dies(session, victim)
+    session.until(lambda: not victim.family, "the workers end with their runner")
+    _heal(session)
+
+
+def taking_back(session: Session, point: str) -> None:
+    """A worker dies, and then its runner, which was about to see to what that one held."""
+    session.submit("one", "two", task="hold")
+    victim = session.start_runner("--workers", "1", "--concurrency", "2", **_armed(RUNNER, point))
+    session.began("one", "two")
+    worker = session.events(What.EXEC_START)[0].pid
+    with session.witness.fault("kill", pid=worker):
+        os.kill(worker, signal.SIGKILL)
+    session.struck(point)
+    _dies(session, victim)
+    _heal(session)
+
+
+def burying(session: Session, point: str) -> None:
+    """Two deaths: the second one is that of whoever sees to the first one."""
+    session.leave_a_corpse("one", "two", "three")
+    _dies(session, session.start_runner("--workers", "0", **_armed(RUNNER, point)))
+    session.struck(point)
+    _heal(session)
+
+
+# --- services: what the fleet needs, done by one of the runners
+
+
+def serving(session: Session, point: str) -> None:
+    session.submit("before")
+    _dies(session, session.start_runner("--workers", "0", **_armed(SERVICE, point)))
+    session.struck(point)
+    _heal(session)
+
+
+def running_core_tasks(session: Session, point: str) -> None:
+    """Runners submit, claim, run and settle too: their core tasks."""
+    session.leave_a_corpse("one", "two")
+    _dies(session, session.start_runner("--workers", "1", **_armed(SERVICE, point)))
+    session.struck(point)
+    _heal(session)
+
+
+STORIES: dict[str, dict[str, Story]] = {
+    "submit.before": {SUBMITTER: submitting, SERVICE: running_core_tasks},
+    "submit.kept": {SUBMITTER: submitting, SERVICE: running_core_tasks},
+    "submit.after": {SUBMITTER: submitting, SERVICE: running_core_tasks},
+    "claim.before": {WORKER: working, SERVICE: running_core_tasks},
+    "claim.after": {SERVICE: running_core_tasks, WORKER: working},
+    "user.before": {WORKER: working, SERVICE: running_core_tasks},
+    "user.after": {WORKER: working, SERVICE: running_core_tasks},
+    "result.kept": {WORKER: working},
+    "settle.before": {WORKER: working, SERVICE: running_core_tasks},
+    "settle.after": {SERVICE: running_core_tasks, WORKER: working},
+    "handback.before": {WORKER: handing_back},
+    "handback.after": {WORKER: handing_back},
+    "takeback.before": {RUNNER: taking_back},
+    "takeback.after": {RUNNER: taking_back},
+    "recovery.found": {SERVICE: burying},
+    "recovery.written": {SERVICE: burying, RUNNER: taking_back},
+    "death.before": {RUNNER: burying},
+    "death.declared": {RUNNER: burying},
+    "death.buried": {RUNNER: burying},
+    "death.fired": {RUNNER: burying},
+    "core.before": {SERVICE: serving},
+    "core.after": {SERVICE: serving},
+    "service.recorded": {SERVICE: serving},
+    "service.performed": {SERVICE: serving},
+    "service.ended": {SERVICE: serving},
+    "roster.before": {RUNNER: coming},
+    "roster.joined": {RUNNER: coming},
+    "roster.leaving": {RUNNER: leaving},
+    "roster.left": {RUNNER: leaving},
+    "worker.spawned": {RUNNER: supervising},
+    "worker.granted": {RUNNER: supervising},
+    "worker.permitted": {WORKER: working},
+}
+assert STORIES.keys() == POINTS.keys()
+
+MATRIX = [Case(point, role, store) for point, roles in STORIES.items() for role in roles for store in STORES]
+
+
+def each_once() -> list[Case]:
+    """Every point once, in the first of its roles; each role meets the stores in turn."""
+    met: dict[str, int] = {}
+    chosen = []
+    for point, roles in STORIES.items():
+        role = next(iter(roles))
+        met[role] = met.get(role, -1) + 1
+        chosen.append(Case(point, role, STORES[met[role] % len(STORES)]))
+    return chosen
+
+
+ONCE = each_once()

@@ -1,0 +1,289 @@
+"""One story of real processes on one store, and the verdict over it.
+
+Every process is the leader of a session of its own. A stopped process whose group has lost its parent is resumed by
+the kernel, and so is never the zombie that a test wants; and what a process leaves behind can be found and ended.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.faults import tasks
+from tests.faults.settings import DEAD_AFTER_SECONDS, INTERVAL_SECONDS, SETTINGS
+
+from holdfast import App
+from holdfast.engine.recovery import core_app
+from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.status import FINAL, Status
+from holdfast.store.contract import Filter, Store
+from holdfast.testing import checker
+from holdfast.testing.witness import Event, Ledgers, Reader, What, Witness
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 60.0
+BOUNDS = checker.Bounds(
+    final_seconds=30.0,
+    recovery_seconds=10.0,
+    worker_recovery_seconds=5.0,
+    dead_after_seconds=DEAD_AFTER_SECONDS,
+    service_seconds={"core": INTERVAL_SECONDS},
+)
+_OF_ONE_HISTORY = frozenset({"I2", "I3", "I4", "I6", "I14", "I18"})
+
+
+class Process:
+    """One process of the story, and what it has started."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *command],
+                env=environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def family(self) -> list[int]:
+        """The living processes of its session."""
+        return [pid for pid, session in _sessions() if session == self.pid]
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def signal_family(self, number: int) -> None:
+        for pid in self.family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def says(self, text: str) -> bool:
+        return text in self.log.read_text(errors="replace")
+
+    def end(self) -> None:
+        """Now, with all it has started."""
+        self.signal_family(signal.SIGKILL)
+        self._process.wait()
+
+
+def _sessions() -> Iterable[tuple[int, int]]:
+    """The processes of this host, each with its session."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, ValueError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    yield int(entry.name), int(fields[3])
+
+
+class Session:
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.ledgers_folder = folder / "ledgers"
+        self.ledgers_folder.mkdir(parents=True)
+        self.url = url
+        self.name = f"faults-{secrets.token_hex(4)}"
+        self.app = App(url, name=self.name, **SETTINGS)
+        for function in tasks.ALL:
+            self.app.task(name=function.__name__)(function)
+        self.witness = Witness.in_folder(self.ledgers_folder, "test")
+        self._reader = Reader(self.ledgers_folder)
+        self._reading = threading.Lock()
+        self.processes: list[Process] = []
+
+    # --- processes
+
+    def start(self, *command: str, **more: str) -> Process:
+        """A process with the settings of this story; `more` are variables of its environment."""
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        settings = {f"HOLDFAST_{name.upper()}": value for name, value in SETTINGS.items()}
+        own = {"HOLDFAST_URL": self.url, "HOLDFAST_NAME": self.name, tasks.LEDGERS: str(self.ledgers_folder)}
+        log = self.folder / f"{len(self.processes)}.log"
+        process = Process(["-m", *command], plain | settings | own | more, log)
+        self.processes.append(process)
+        return process
+
+    def start_runner(self, *options: str, **more: str) -> Process:
+        return self.start("holdfast", "run", "tests.faults.shop:app", *options, **more)
+
+    def start_healthy(self) -> Process:
+        """A runner that nothing happens to. Until it is there, no time passes for what waits to be healed."""
+        before = len(self.runners())
+        with self.witness.fault("outage"):
+            process = self.start_runner("--workers", "0", "--concurrency", "4")
+            self.until(lambda: len(self.runners()) > before, "a healthy runner joins")
+        return process
+
+    def stop(self, *processes: Process) -> None:
+        """Ask them to end, and wait for it."""
+        for process in processes or [process for process in self.processes if process.code is None]:
+            process.signal(signal.SIGTERM)
+            self.until(lambda: process.code is not None, f"{process.log.name} ends")  # noqa: B023
+            assert process.code == 0, f"{process.log.name} ended with {process.code}"
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.end()
+        self.app.close()
+
+    # --- what happens
+
+    def submit(self, *tokens: str, task: str = "work", delay: float = 0.0, **arguments: Any) -> list[str]:
+        ids = []
+        for token in tokens:
+            with self.witness.submission(token) as accepted:
+                ids.append(self.app.get_task(task).options(delay=delay).submit(token, **arguments).id)
+                accepted(ids[-1])
+        return ids
+
+    def release(self) -> None:
+        """What waits in user code goes on."""
+        (self.ledgers_folder / "release").touch()
+
+    @property
+    def ledgers(self) -> Ledgers:
+        with self._reading:
+            return self._reader.ledgers()
+
+    def events(self, what: What, **facts: object) -> list[Event]:
+        return [
+            event
+            for event in self.ledgers.of(what)
+            if all(getattr(event, name) == value for name, value in facts.items())
+        ]
+
+    def runners(self) -> list[Event]:
+        """Each life of a runner that has begun."""
+        return [event for event in self.events(What.RUNNER_START) if "/" not in (event.owner or "")]
+
+    def struck(self, point: str) -> Event:
+        """Wait until a process has come to that point; what it wrote down there."""
+        self.until(lambda: self.events(What.FAULT_START, why=point), f"a process comes to {point}")
+        return self.events(What.FAULT_START, why=point)[0]
+
+    def began(self, *tokens: str) -> None:
+        """Wait until these calls have begun."""
+        self.until(lambda: {event.token for event in self.events(What.EXEC_START)} >= set(tokens), f"{tokens} begin")
+
+    def until(self, holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{self.told()}"
+            time.sleep(0.03)
+
+    def told(self) -> str:
+        """The last lines of every log, and what has not ended."""
+        lines = []
+        for process in self.processes:
+            text = process.log.read_text(errors="replace").splitlines()
+            lines += [f"--- {process.log} ({process.pid}, {process.code})", *text[-25:]]
+        return "\n".join(lines)
+
+    # --- the store
+
+    def ask(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+        async def job() -> T:
+            return await question((await self.app._engine()).store)
+
+        return self.app._run(job())
+
+    def record(self, id: str) -> InvocationRecord:
+        (found,) = self.ask(lambda store: store.get(self.name, [id]))
+        assert found is not None
+        return found
+
+    def records(self) -> list[InvocationRecord]:
+        return list(self.ask(lambda store: store.find(self.name, Filter(), 1000)))
+
+    def roster(self) -> list[RunnerRecord]:
+        return list(self.ask(lambda store: store.roster(self.name)))
+
+    def leave_a_corpse(self, *tokens: str) -> None:
+        """A runner with two workers that has claimed these calls and died at once."""
+        self.submit(*tokens)
+
+        async def die(store: Store) -> None:
+            engine, now = await self.app._engine(), store.now()
+            record = RunnerRecord(
+                id=engine.ids.new(),
+                app=self.name,
+                host="elsewhere",
+                pid=0,
+                version="0",
+                started_at=now,
+                heartbeat_at=now,
+                concurrency=len(tokens),
+                tasks=("work",),
+            )
+            await store.enrol(record)
+            for number in range(2):
+                claim = Claim(
+                    app=self.name,
+                    lanes=("default|work",),
+                    limit=-(-len(tokens) // 2),
+                    owner=f"{record.id}/{number}",
+                    operation=engine.ids.operation(),
+                    at=store.now(),
+                )
+                await store.claim(claim)
+            with self.witness.fault("kill", owner=record.id):
+                pass
+
+        self.ask(die)
+
+    # --- the end
+
+    def rest(self) -> None:
+        """Wait until everything has ended and whoever died is off the roster."""
+        self.until(self._is_at_rest, "everything ends")
+
+    def _is_at_rest(self) -> bool:
+        living = {pid for process in self.processes if process.code is None for pid in process.family}
+        if any(runner.pid not in living for runner in self.roster()):
+            return False
+        counts = self.ask(lambda store: store.counts(self.name))
+        return not any(count for status, count in counts.items() if status not in FINAL)
+
+    def violations(self, bounds: checker.Bounds = BOUNDS) -> list[checker.Violation]:
+        """What is wrong with how it went."""
+        ledgers = self.ledgers
+        faults = checker.Faults.of(ledgers)
+        own = self.ask(lambda store: checker.dump(store, self.name))
+        core = self.ask(lambda store: checker.dump(store, core_app(self.name)))
+        found = checker.check(own, ledgers, faults, bounds)
+        of_core = checker.check(core, Ledgers(), faults, bounds)
+        return found + [each for each in of_core if each.invariant in _OF_ONE_HISTORY]
+
+    def verdict(self, bounds: checker.Bounds = BOUNDS) -> None:
+        """Let everything end, stop whoever is there, and judge."""
+        self.release()
+        self.rest()
+        self.stop()
+        found = self.violations(bounds)
+        assert not found, "\n".join([*map(str, found), self.told()])
+        assert self.roster() == []
+        assert all(record.status in (Status.SUCCESS, Status.FAILED) for record in self.records())

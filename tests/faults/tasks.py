@@ -1,0 +1,95 @@
+"""What the runners of the fault tests run. Each call writes into a ledger when it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import functools
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+from holdfast.testing.witness import What, Witness
+
+LEDGERS = "HOLDFAST_TEST_LEDGERS"
+PADDING = "x" * 100_000  # more than lies in a record
+LOOK_SECONDS = 0.02
+
+
+def role() -> str:
+    """What this process is, by its command."""
+    commands = {"run": "runner", "worker": "worker"}
+    return next((commands[word] for word in sys.argv[1:2] if word in commands), "client")
+
+
+@functools.cache
+def witness() -> Witness:
+    return Witness.in_folder(os.environ[LEDGERS], role())
+
+
+def released() -> bool:
+    """Whether the test lets go of what waits in user code."""
+    return (Path(os.environ[LEDGERS]) / "release").exists()
+
+
+# --- good ones
+
+
+def work(token: str, seconds: float = 0.0, padding: str = "") -> str:
+    with witness().execution(token) as execution:
+        time.sleep(seconds)
+        return execution.returns(f"{token} {execution.stamp} {padding}")
+
+
+def hold(token: str) -> str:
+    """Runs until the test says so."""
+    with witness().execution(token) as execution:
+        while not released():
+            time.sleep(LOOK_SECONDS)
+        return execution.returns(f"{token} {execution.stamp}")
+
+
+async def await_release(token: str) -> str:
+    with witness().execution(token) as execution:
+        while not released():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+        return execution.returns(f"{token} {execution.stamp}")
+
+
+# --- poison
+
+
+def exits(token: str) -> None:
+    _last_words(token)
+    os._exit(3)
+
+
+def segfaults(token: str) -> None:
+    _last_words(token)
+    faulthandler._sigsegv()
+
+
+def devours(token: str) -> None:
+    """As a library does that was written for a machine with more memory."""
+    _last_words(token)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**32, hard))
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    while True:
+        ctypes.memset(libc.malloc(2**28), 1, 1)
+
+
+def _last_words(token: str) -> None:
+    """That it begins, and that this process dies of it."""
+    span = f"{token}-{os.getpid()}-{time.monotonic_ns()}"
+    witness().write(What.EXEC_START, token=token, span=span)
+    with witness().fault("kill", pid=os.getpid()):
+        pass
+
+
+ALL = (work, hold, await_release, exits, segfaults, devours)
