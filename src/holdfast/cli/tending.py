@@ -1,4 +1,4 @@
-"""The commands around the work itself: ``status render``, ``store prepare``, ``store check`` and ``config``."""
+"""The commands around the work itself: ``status render``, ``store prepare|check|roles`` and ``config``."""
 
 from __future__ import annotations
 
@@ -131,6 +131,23 @@ def check(
             out.table(("subject", "state", "detail", "advice"), rows, empty="nothing to look at")
         if not well:
             raise typer.Exit(FAILED)
+
+
+def roles(app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False) -> None:
+    """Print the commands that create Holdfast's roles in a MongoDB database: submitter, runner, monitor, admin."""
+    with Output(json=json) as out, opened(out, app, url, name) as chosen:
+        if not chosen.url.startswith("mongodb"):
+            raise UsageError("roles are for MongoDB; a SQLite file belongs to whoever may read it")
+        from holdfast.store.mongo.connection import database_name
+        from holdfast.store.mongo.roles import ROLES, role_command
+
+        database = database_name(chosen.url)
+        commands = [role_command(role, database) for role in ROLES]
+        if json:
+            return out.document({"database": database, "commands": commands})
+        out.line(f"// in mongosh, as somebody who may create roles: use {database}")
+        for command in commands:
+            out.line(f"db.runCommand({msgspec.json.encode(command).decode()})")
 
 
 def config(app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False) -> None:

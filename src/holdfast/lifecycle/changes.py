@@ -381,13 +381,16 @@ def rescued(
         app=record.app,
         id=record.id,
         path=(target,),
-        sources=frozenset({record.status}),
+        sources=_PASSED_THROUGH if target is Status.REROUTED else _PASSED_THROUGH - {Status.PENDING_RECOVERY},
         epoch=record.epoch,
         operation=operation,
         at=at,
         why=why,
         error=UNSET if error is None else error,
     )
+
+
+_PASSED_THROUGH = frozenset({Status.KILLED, Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY})
 
 
 def woken(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:

@@ -1,0 +1,54 @@
+"""Least privilege: the roles that each kind of process needs, and not more.
+
+A *submitter* may store work and look at it. A *runner* may also change and remove what Holdfast keeps, and nothing
+else. A *monitor* may only look. An *admin* may make and repair collections and indexes too: whoever runs
+``holdfast store prepare`` once, before the others come. No role reaches outside Holdfast's own collections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.store.mongo import schema
+
+LOOK = ("find", "listIndexes")
+_ADD = ("find", "insert", "update")
+_ALL = ("find", "insert", "update", "remove")
+_MAKE = ("createCollection", "createIndex", "dropIndex", "collMod", "listIndexes", "collStats")
+_HEAR = ("find", "insert", "update", "changeStream")
+
+
+def _granted(role: str) -> dict[str, Sequence[str]]:
+    """The actions of a role on each collection."""
+    looks: dict[str, Sequence[str]] = dict.fromkeys(schema.COLLECTIONS, LOOK)
+    if role == "monitor":
+        return looks | {schema.SIGNALS: (*LOOK, "changeStream")}
+    if role == "submitter":
+        return looks | {
+            schema.INVOCATIONS: ("find", "insert", "listIndexes"),
+            schema.PAYLOADS: _ADD,
+            schema.PIECES: _ADD,
+            schema.SIGNALS: _HEAR,
+        }
+    every = dict.fromkeys(schema.COLLECTIONS, _ALL) | {
+        schema.SIGNALS: _HEAR,
+        schema.META: ("find", "update"),
+    }
+    if role == "runner":
+        return {name: (*actions, "listIndexes") for name, actions in every.items()}
+    return dict.fromkeys(schema.COLLECTIONS, (*_ALL, *_MAKE, "changeStream"))
+
+
+ROLES = ("submitter", "runner", "monitor", "admin")
+
+
+def role_command(role: str, database: str) -> dict[str, Any]:
+    """The command that creates a role, for the database itself. An empty `database` in a resource means: any."""
+    privileges = [
+        {"resource": {"db": database, "collection": name}, "actions": sorted(set(actions))}
+        for name, actions in _granted(role).items()
+    ]
+    if role == "admin":
+        privileges.append({"resource": {"db": database, "collection": ""}, "actions": ["listCollections"]})
+    return {"createRole": f"holdfast{role.capitalize()}", "privileges": privileges, "roles": []}

@@ -1,0 +1,145 @@
+"""Least privilege: everything that a kind of process does works under its role, and nothing beyond."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from tests.mongod import Mongod
+from typer.testing import CliRunner
+
+from holdfast import App
+from holdfast.cli.program import _make
+from holdfast.errors import StoreReadOnly, StoreUnauthorised
+from holdfast.store.mongo import schema
+from holdfast.store.mongo.roles import ROLES, role_command
+from holdfast.testing.conformance import StoreConformance
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
+
+Client = MongoClient[dict[str, Any]]
+DATABASE = "guarded"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
+    """A replica set of one node that lets nobody in without a password, and a user for each role."""
+    folder = tmp_path_factory.mktemp("guarded")
+    key = folder / "key"
+    key.write_text("aGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8=")
+    os.chmod(key, 0o600)
+    server = Mongod(folder / "db", replica_set="rs0", options=("--keyFile", str(key)))
+    server.start()
+    try:
+        server.initiate()
+        with server.client() as client:
+            client.admin.command("createUser", "root", pwd="root", roles=["root"])
+        with MongoClient[dict[str, Any]](url(server, "root", "admin")) as client:
+            for role in ROLES:
+                client[DATABASE].command(role_command(role, DATABASE))
+                client[DATABASE].command("createUser", role, pwd=role, roles=[f"holdfast{role.capitalize()}"])
+        yield server
+    finally:
+        server.stop()
+
+
+def url(server: Mongod, user: str, source: str = DATABASE) -> str:
+    return f"mongodb://{user}:{user}@{server.address}/{DATABASE}?replicaSet=rs0&authSource={source}"
+
+
+@pytest.fixture
+def empty(server: Mongod) -> Mongod:
+    """Prepared by the admin, and without documents."""
+    with App(url(server, "admin"), name="shop") as admin:
+        admin.invocations()
+    with MongoClient[dict[str, Any]](url(server, "root", "admin")) as client:
+        for name in client[DATABASE].list_collection_names():
+            if name != schema.META:
+                client[DATABASE][name].delete_many({})
+    return server
+
+
+class TestUnderTheRunnersRole(StoreConformance):
+    """The whole suite of the store contract."""
+
+    @pytest.fixture
+    def store_url(self, empty: Mongod) -> str:
+        return url(empty, "runner")
+
+
+def shop(url: str) -> App:
+    app = App(url, name="shop")
+
+    @app.task(name="ship")
+    def ship(order: int, label: bytes = b"") -> int:
+        return order + len(label)
+
+    return app
+
+
+def test_a_submitter_submits_and_a_runner_runs(empty: Mongod) -> None:
+    large = bytes(100_000)
+    with shop(url(empty, "submitter")) as submitter, shop(url(empty, "runner")) as runner:
+        ship = submitter.get_task("ship")
+        with runner.runner(concurrency=2):
+            assert ship.submit(1).result(20) == 1
+            assert ship.map(range(5)).results(20) == list(range(5))
+            keyed = ship.options(key="order 7")
+            assert keyed.submit(7, large) == keyed.submit(7, large)
+            assert keyed.submit(7, large).result(20) == 7 + len(large)
+            with (
+                MongoClient[dict[str, Any]](url(empty, "submitter")) as client,
+                client.start_session() as session,
+                session.start_transaction(),
+            ):
+                joined = ship.options(session=session).submit(3)
+            assert joined.result(20) == 3
+            assert "success" in [entry.status for entry in joined.history()]
+            assert len(submitter.runners()) == 1
+        waiting = ship.submit(9)
+        assert "no runner is alive" in waiting.explain()
+
+
+def test_a_submitter_and_a_monitor_cannot_run_anything(empty: Mongod) -> None:
+    with shop(url(empty, "submitter")) as submitter:
+        submitter.get_task("ship").submit(1)
+        with pytest.raises(StoreReadOnly), submitter.runner():
+            pass
+    with shop(url(empty, "monitor")) as monitor:
+        assert len(monitor.invocations()) == 1
+        with pytest.raises(StoreReadOnly):
+            monitor.get_task("ship").submit(2)
+        assert len(monitor.invocations()) == 1
+
+
+@pytest.mark.parametrize("command", [["ps"], ["runners"], ["services"], ["store", "check"]])
+def test_a_monitor_looks(empty: Mongod, command: list[str]) -> None:
+    with shop(url(empty, "submitter")) as submitter:
+        submitter.get_task("ship").submit(1)
+    result = CliRunner().invoke(_make(), [*command, "--url", url(empty, "monitor"), "--name", "shop", "--json"])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_role_reaches_nothing_else(empty: Mongod) -> None:
+    for role in ROLES:
+        with MongoClient[dict[str, Any]](url(empty, role)) as client, pytest.raises(Exception, match="not authorized"):
+            client[DATABASE].orders.insert_one({})
+
+
+def test_who_may_not_make_indexes_says_what_to_do(server: Mongod) -> None:
+    with MongoClient[dict[str, Any]](url(server, "root", "admin")) as client:
+        client[DATABASE][schema.META].delete_many({})
+    with shop(url(server, "runner")) as runner, pytest.raises((StoreReadOnly, StoreUnauthorised), match="roles"):
+        runner.get_task("ship").submit(1)
+
+
+def test_the_command_line_prints_the_roles(tmp_path: Path) -> None:
+    arguments = ["store", "roles", "--url", "mongodb://127.0.0.1:1/shop", "--json"]
+    result = CliRunner().invoke(_make(), arguments)
+    assert result.exit_code == 0, result.output
+    for role in ROLES:
+        assert f"holdfast{role.capitalize()}" in result.output
