@@ -182,7 +182,7 @@ async def _serve(url: str, first: int, count: int, batch: int) -> None:
 def run(url: str, crowd: Crowd, backlog: int, quiet: Quiet) -> Outcome:
     async def fill() -> None:
         (store,) = await _opened(url, 1)
-        await stock(url, store, archived=0, backlog=backlog - READY, rng=random.Random(1))
+        await stock(url, store, few=200, archived=0, backlog=backlog - READY, rng=random.Random(1))
         await _closed([store])
 
     asyncio.run(fill())

@@ -1,6 +1,6 @@
 """``make bench-scale``: what claim, submit and listing cost beside 1,000,000 ended invocations and 200,000 that wait.
 
-Four stores of a kind lie side by side: two with a thousand invocations, one with the archive, one with the backlog.
+Four stores of a kind lie side by side: two with three thousand invocations, one with the archive, one with the backlog.
 Each operation is done on all of them in turn, again and again, so whatever else the machine does, it does to all. A
 round is some repetitions; its ratio is the median of the large store over that of the small one in the same round, and
 what counts is the median of the rounds' ratios. The second small store is the control: its ratio shows how far chance
@@ -45,6 +45,7 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Sizes:
+    few: int
     archived: int
     backlog: int
     rounds: int
@@ -58,8 +59,8 @@ class Sizes:
         return self.rounds > 1
 
 
-FULL = Sizes(archived=1_000_000, backlog=200_000, rounds=9, repetitions=7, warm_ups=3, crowd=crowd.FULL)
-QUICK = Sizes(archived=3000, backlog=1000, rounds=1, repetitions=2, warm_ups=1, crowd=crowd.QUICK)
+FULL = Sizes(few=2400, archived=1_000_000, backlog=200_000, rounds=9, repetitions=7, warm_ups=3, crowd=crowd.FULL)
+QUICK = Sizes(few=600, archived=3000, backlog=1000, rounds=1, repetitions=2, warm_ups=1, crowd=crowd.QUICK)
 
 
 # --- the operations
@@ -175,7 +176,7 @@ async def measure(fresh: Fresh, sizes: Sizes, quiet: Quiet, say: Say) -> tuple[T
             store = open_store(url, clock=SystemClock())
             await store.open()
             stack.push_async_callback(store.close)
-            filled = await stock(url, store, archived=archived, backlog=backlog, rng=rng)
+            filled = await stock(url, store, few=sizes.few, archived=archived, backlog=backlog, rng=rng)
             subjects[name] = Subject(url, store, filled, rng)
         quiet.wait()
         return await _time(subjects, sizes, say, rng), await _count(subjects, say)

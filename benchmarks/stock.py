@@ -33,7 +33,6 @@ LANES = tuple(lane_of("default", task) for task in TASKS)
 RARE_TASK, RARE_QUEUE = "scale:rare", "rare"
 PAGE = 50
 
-_ENDED = 600  # of the common tasks
 _RARE = 140  # older than everything else, and more than a page in each of two statuses
 READY = 400
 _ONE_IN_FAILS = 50  # of the mass
@@ -89,14 +88,14 @@ class Maker:
         )
 
 
-async def stock(url: str, store: Store, *, archived: int, backlog: int, rng: random.Random) -> Stock:
-    """Fill an empty store: oldest what is rare, then the ended ones with their mass, then what is ready with its."""
+async def stock(url: str, store: Store, *, few: int, archived: int, backlog: int, rng: random.Random) -> Stock:
+    """Fill an empty store: oldest what is rare, then a few that ended with their mass, then what is ready with its."""
     now = store.now()
     maker = Maker(rng, now - _SPAN_SECONDS - 7200)
     rare = [maker.new(RARE_TASK, RARE_QUEUE) for _ in range(_RARE)]
-    common = [maker.new(TASKS[number % len(TASKS)]) for number in range(_ENDED)]
+    common = [maker.new(TASKS[number % len(TASKS)]) for number in range(few)]
     await store.insert([*rare, *common])
-    await _end(store, maker, (*LANES, lane_of(RARE_QUEUE, RARE_TASK)), _RARE + _ENDED)
+    await _end(store, maker, (*LANES, lane_of(RARE_QUEUE, RARE_TASK)), _RARE + few)
     ended = [record for record in await store.get(APP, [record.id for record in common]) if record is not None]
     sample: list[str] = []
     write = _writer(url)
@@ -107,7 +106,7 @@ async def stock(url: str, store: Store, *, archived: int, backlog: int, rng: ran
     await store.insert(ready)
     sample += write(_mass(maker, cycle(ready), backlog, 3000.0))
     sample = sample or [record.id for record in ready]
-    count = _RARE + _ENDED + archived + READY + backlog
+    count = _RARE + few + archived + READY + backlog
     return Stock(count, rng.sample(sample, min(len(sample), _SAMPLE)))
 
 

@@ -164,7 +164,9 @@ class ReplicaSet:
         for proxy in self.proxies.values():
             proxy.__enter__()
         for node in self.nodes:
-            node.start()
+            node.launch()
+        for node in self.nodes:
+            node.wait_until_ready()
         self.nodes[0].initiate(*self.nodes[1:])
         self.heal()
 
@@ -292,5 +294,6 @@ def fresh_database(url: str) -> Iterator[str]:
     try:
         yield with_database(url, name)
     finally:
-        with MongoClient(url) as client:
+        client: MongoClient[dict[str, object]] = MongoClient(url)
+        with client:
             client.drop_database(name)

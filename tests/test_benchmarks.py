@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -243,7 +244,7 @@ def test_an_unknown_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 # --- at scale
 
 SMALL = scale.Sizes(
-    archived=1500, backlog=500, rounds=1, repetitions=2, warm_ups=0, crowd=crowd.Sizes(backlog=600, rounds=1)
+    few=300, archived=1500, backlog=500, rounds=1, repetitions=2, warm_ups=0, crowd=crowd.Sizes(backlog=600, rounds=1)
 )
 SEVERAL = replace(SMALL, rounds=3)
 
@@ -289,13 +290,13 @@ def test_work_grows_with_what_is_read(tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path}/{archived}.db"
         store = open_store(url, clock=SystemClock())
         await store.open()
-        filled = await stock.stock(url, store, archived=archived, backlog=0, rng=scale.random.Random(1))
+        filled = await stock.stock(url, store, few=100, archived=archived, backlog=0, rng=random.Random(1))
         counted = await counter(url, store)(lambda: store.counts(stock.APP))
         assert sum((await store.counts(stock.APP)).values()) == filled.count
         await store.close()
         return counted
 
-    few, many = (asyncio.run(work(archived)) for archived in (10, 4000))
+    few, many = (asyncio.run(work(archived)) for archived in (10, 2000))
     assert many > 2 * few
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from tests.cli.processes import Answer, Command, Process
 
 from holdfast.cli import main
 
@@ -41,28 +36,6 @@ async def linger(seconds):
 if __name__ == "__main__":
     raise SystemExit("not as a program")
 """
-PATIENCE_SECONDS = 15.0
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Answer]
-
-
-def eventually(holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until it holds, or fail."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -109,54 +82,6 @@ def holdfast(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
         return Answer(int(ended.value.code or 0), said.out, said.err)
 
     return command
-
-
-def hear_interrupts() -> None:
-    """A background job inherits that interrupts are ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class Process:
-    """`holdfast …` as a process of its own; what it writes is gathered as it comes."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", *arguments],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=hear_interrupts,
-        )
-        self.out: list[str] = []
-        self.err: list[str] = []
-        self._readers = [
-            threading.Thread(target=lines.extend, args=(stream,), daemon=True)
-            for lines, stream in ((self.out, self._process.stdout), (self.err, self._process.stderr))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def says(self, text: str) -> None:
-        """Wait until it has said so, on either stream."""
-        eventually(lambda: any(text in line for line in self.out + self.err), f"{text!r} in {self.out} {self.err}")
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def ends(self) -> Answer:
-        code = self._process.wait(PATIENCE_SECONDS)
-        for reader in self._readers:
-            reader.join()
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            stream.close()
-        return Answer(code, "".join(self.out), "".join(self.err))
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self.ends()
 
 
 @pytest.fixture

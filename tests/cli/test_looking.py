@@ -1,8 +1,7 @@
-"""ps, show, history, runners and wake: what they tell, to people and to programs."""
+"""ps, show, history and wake: what they tell, to people and to programs."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from holdfast.errors import InvocationStatusRaceConditionError
 from holdfast.ids import LENGTH
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Claim
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 
 if TYPE_CHECKING:
@@ -253,31 +252,3 @@ def test_a_wake_that_comes_second_says_so(
     monkeypatch.setattr("holdfast.invocation.Invocation._record", as_it_was)
     with pytest.raises(InvocationStatusRaceConditionError, match="is rerouted now"):
         app.invocation(id).wake()
-
-
-# --- runners
-
-
-def test_runners_are_marked_alive_or_dead(shop: Path, app: App, holdfast: Command) -> None:
-    holdfast("store", "prepare")
-    assert holdfast("runners").out == "no runners; start one with: holdfast run\n"
-    now = app._clock.now()
-    for id, heartbeat_at in (("fresh", now), ("silent", now - 3600)):
-        runner = RunnerRecord(
-            id=id,
-            app=app.name,
-            host="h",
-            pid=1,
-            version="0",
-            started_at=now - 7200,
-            heartbeat_at=heartbeat_at,
-            concurrency=4,
-            queues=("default",),
-            tasks=("shop:add", "shop:boom"),
-        )
-        with_store(app, lambda store, runner=runner: store.enrol(runner))
-    facts = holdfast("runners", "--json").json["runners"]
-    assert {runner["id"]: runner["alive"] for runner in facts} == {"fresh": True, "silent": False}
-    assert json.dumps(facts[0]["tasks"]) == '["shop:add", "shop:boom"]'
-    states = {line.split()[0]: line.split()[1] for line in holdfast("runners").out.splitlines()[1:]}
-    assert states == {"fresh": "alive", "silent": "dead"}

@@ -235,9 +235,7 @@ class Fleet:
 
 def definition(function: Callable[..., Any]) -> TaskDefinition:
     place = Place.LOOP if inspect.iscoroutinefunction(function) else Place.THREAD
-    return TaskDefinition(
-        name=function.__name__, function=function, signature=inspect.signature(function), place=place
-    )
+    return TaskDefinition(name=function.__name__, function=function, signature=inspect.signature(function), place=place)
 
 
 def virtually(

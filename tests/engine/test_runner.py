@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 
 import pytest
-from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, HEARTBEAT, Fleet, Line, add, nap, virtually
+from msgspec.structs import replace
+from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, HEARTBEAT, NEVER, Fleet, Line, add, nap, virtually
 
+from holdfast.engine.observer import Observer
 from holdfast.errors import StoreReadOnly, StoreUnavailable
-from holdfast.lifecycle.records import DRAIN, STOP
+from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord
 from holdfast.lifecycle.status import Status
 
 # --- joining and leaving
@@ -59,7 +64,7 @@ def test_a_store_that_refuses_a_joining_runner_is_not_asked_for_ever() -> None:
         member = fleet.member(add)
         member.line.errors["enrol"] = StoreReadOnly("it may not write")
         with pytest.raises(StoreReadOnly):
-            await member.start()
+            await asyncio.wait_for(member.start(), 60)
         assert member.line.count() == 1
 
     virtually(scenario)
@@ -121,7 +126,7 @@ def test_heartbeats_come_every_two_seconds_in_one_write() -> None:
         await asyncio.sleep(60)
         beats = [at for at, name in member.line.calls if name == "heartbeat"]
         assert 29 <= len(beats) <= 31
-        gaps = [after - before for before, after in zip(beats, beats[1:], strict=False)]
+        gaps = [after - before for before, after in itertools.pairwise(beats)]
         assert all(gap == pytest.approx(HEARTBEAT, abs=0.01) for gap in gaps)
         (entry,) = await fleet.store.roster(APP)
         assert fleet.clock.now() - entry.heartbeat_at <= HEARTBEAT + 0.01
@@ -203,6 +208,35 @@ def test_an_observer_that_was_not_steady_itself_declares_nobody_dead() -> None:
     virtually(scenario)
 
 
+@pytest.mark.parametrize(
+    ("silence", "steady", "declared"),
+    [(14.9, 1000.0, False), (15.1, 14.9, False), (15.1, 15.1, True), (1000.0, 14.9, False), (0.0, 1000.0, False)],
+)
+def test_both_the_silence_and_the_observers_own_steadiness_count(silence: float, steady: float, declared: bool) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        seen: list[str] = []
+
+        async def bury(runner: RunnerRecord) -> None:
+            seen.append(runner.id)
+
+        now = fleet.clock.now() - silence
+        facts = {"host": "h", "pid": 1, "version": "0", "started_at": now, "heartbeat_at": now}
+        await fleet.store.enrol(RunnerRecord(id="silent", app=APP, concurrency=1, tasks=(), **facts))  # type: ignore[arg-type]
+        observer = Observer(
+            fleet.store,
+            random.Random(1),
+            app=APP,
+            dead_after_seconds=DEAD_AFTER,
+            steady_seconds=lambda: steady,
+            on_death=bury,
+        )
+        await observer._look()
+        assert seen == (["silent"] if declared else [])
+        assert await fleet.roster() == ([] if declared else ["silent"])
+
+    virtually(scenario)
+
+
 @pytest.mark.parametrize("seconds", [4.0, 14.0, 16.0, 60.0, 300.0])
 def test_an_outage_of_the_store_is_nobodys_death(seconds: float) -> None:
     async def scenario(fleet: Fleet) -> None:
@@ -233,7 +267,7 @@ def test_a_death_that_was_hard_to_declare_is_seen_to_all_the_same(lost: str) -> 
     """Whoever declared it, or may have, goes on until the recovery is under way; no cron helps here."""
 
     async def scenario(fleet: Fleet) -> None:
-        fleet.duties = _without_cron(fleet)
+        fleet.duties = replace(fleet.duties, recover_running_cron=NEVER, recover_pending_cron=NEVER)
         observer, victim = await fleet.started(nap), await fleet.started(add, nap)
         await asyncio.sleep(20)
         id = await fleet.submit("add", 1, 2, due_at=fleet.clock.now() + 1e6)
@@ -245,19 +279,11 @@ def test_a_death_that_was_hard_to_declare_is_seen_to_all_the_same(lost: str) -> 
         name = victim.id
         victim.crash()
         observer.line.lost[lost] = 2
-        observer.line.before["declare_dead"] = lambda: None
         await fleet.gone(name)
         await fleet.end(record.id, within=15.0)
         assert await fleet.story(id) == ["registered"]
 
     virtually(scenario)
-
-
-def _without_cron(fleet: Fleet):  # type: ignore[no-untyped-def]
-    from msgspec.structs import replace
-    from tests.engine.fleet import NEVER
-
-    return replace(fleet.duties, recover_running_cron=NEVER, recover_pending_cron=NEVER)
 
 
 # --- after one's own death
@@ -367,6 +393,8 @@ def test_a_runner_that_is_cut_off_stops_starting_work_and_starts_again_when_it_i
         assert begun[-1] < silent_since + DEAD_AFTER * 2 / 3 + 0.01
         assert begun[-1] > silent_since + DEAD_AFTER * 2 / 3 - 2
         assert not member.runner.is_heard
+        await asyncio.sleep(0.43)
+        member.runner._crew._worker._bell.ring()  # type: ignore[union-attr]  # it looks at odd moments from now on
         quiet = False
         heard = fleet.clock.now()
         done = len(begun)
@@ -375,7 +403,8 @@ def test_a_runner_that_is_cut_off_stops_starting_work_and_starts_again_when_it_i
             return len(begun) == 25
 
         await fleet.until(all_done, within=HEARTBEAT + 1)
-        assert begun[done] >= heard
+        (entry,) = await fleet.store.roster(APP)
+        assert heard <= entry.heartbeat_at <= begun[done] < entry.heartbeat_at + 0.1
 
     virtually(scenario)
 
@@ -384,16 +413,20 @@ def test_reserved_work_is_not_started_without_a_permit() -> None:
     """What was claimed ahead goes back to the queue when its runner is not heard any more."""
 
     async def scenario(fleet: Fleet) -> None:
-        member = await fleet.started(nap, concurrency=2)
+        member = await fleet.started(nap, concurrency=3)
         await asyncio.sleep(3)
         worker = member.runner._crew._worker  # type: ignore[union-attr]
         ids = [await fleet.submit("nap", 30.0) for _ in range(2)]
         for id in ids:
             await fleet.until_status(id, Status.RUNNING)
         id = await fleet.submit("nap", 1.0)
-        claimed = await worker._claim(1, start=False)
-        worker._reserve.add(claimed, asyncio.get_running_loop().time())
-        assert [record.id for record in claimed] == [id]
+        now = fleet.clock.now()
+        wish = Claim(
+            app=APP, lanes=("default|nap",), limit=1, owner=worker.owner, operation="ahead", at=now, start=False
+        )
+        claimed = await fleet.store.claim(wish)
+        worker._reserve.add(claimed.records, asyncio.get_running_loop().time())
+        assert [record.id for record in claimed.records] == [id]
         worker._permit._until = float("-inf")
         worker._permit.grant = lambda until: None
         worker._ended([])
@@ -416,7 +449,7 @@ def test_wishes_in_the_roster_entry_are_obeyed(wish: str) -> None:
         began = fleet.clock.now()
         assert await fleet.store.ask_runner(APP, member.id, wish=wish)
         assert member.life is not None
-        await member.life
+        await asyncio.wait_for(member.life, 100)
         took = fleet.clock.now() - began
         assert await fleet.roster() == []
         if wish == DRAIN:

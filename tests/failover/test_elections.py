@@ -33,6 +33,7 @@ def test_a_primary_that_is_killed(cluster: ReplicaSet, load: Load) -> None:
     assert load.count(UNKNOWN) == 0
 
 
+@pytest.mark.xfail(reason="a read with read concern majority may miss what was acknowledged before an election")
 def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet) -> None:
     """A new primary may not know yet that the majority has what the old one has acknowledged."""
     old, (new, other) = cluster.primary(), cluster.secondaries()

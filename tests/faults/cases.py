@@ -23,7 +23,6 @@ Story = Callable[[Session, str], None]
 SUBMITTER, RUNNER, WORKER, SERVICE = "submitter", "runner", "worker", "service"
 STORES = ("sqlite", "mongodb")
 _ROLES = {SUBMITTER: "client", RUNNER: "runner", WORKER: "worker", SERVICE: "runner"}  # as processes call themselves
-_CORE = "core"  # tokens of what is not there to be struck, but to see that all goes on
 
 
 class Case(NamedTuple):
@@ -74,8 +73,8 @@ def submitting(session: Session, point: str) -> None:
 
 
 def working(session: Session, point: str) -> None:
-    session.submit("one", "two", "three", padding=tasks.PADDING if point == "result.kept" else "")
-    runner = session.start_runner("--workers", "1", "--concurrency", "2", **_armed(WORKER, point))
+    session.submit("one", "two", padding=tasks.PADDING if point == "result.kept" else "")
+    runner = session.start_runner("--workers", "1", "--concurrency", "1", **_armed(WORKER, point))
     session.struck(point)
     session.verdict()
     assert runner.says("ended by SIGKILL")
@@ -87,7 +86,8 @@ def handing_back(session: Session, point: str) -> None:
     session.submit("loop", task="await_release")
     runner = session.start_runner("--workers", "1", "--drain-timeout", "100ms", **_armed(WORKER, point))
     session.began("thread", "loop")
-    session.stop(runner)
+    with session.witness.fault("stop", pid=runner.pid):
+        session.stop(runner)
     session.struck(point)
     _heal(session)
 
@@ -123,9 +123,9 @@ def supervising(session: Session, point: str) -> None:
 
 def taking_back(session: Session, point: str) -> None:
     """A worker dies, and then its runner, which was about to see to what that one held."""
-    session.submit("one", "two", task="hold")
-    victim = session.start_runner("--workers", "1", "--concurrency", "2", **_armed(RUNNER, point))
-    session.began("one", "two")
+    session.submit("one", task="hold")
+    victim = session.start_runner("--workers", "1", **_armed(RUNNER, point))
+    session.began("one")
     worker = session.events(What.EXEC_START)[0].pid
     with session.witness.fault("kill", pid=worker):
         os.kill(worker, signal.SIGKILL)
@@ -136,7 +136,7 @@ def taking_back(session: Session, point: str) -> None:
 
 def burying(session: Session, point: str) -> None:
     """Two deaths: the second one is that of whoever sees to the first one."""
-    session.leave_a_corpse("one", "two", "three")
+    session.leave_a_corpse("one", "two")
     _dies(session, session.start_runner("--workers", "0", **_armed(RUNNER, point)))
     session.struck(point)
     _heal(session)

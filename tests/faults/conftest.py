@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.cases import Case
+from tests.faults.session import Session
 from tests.mongod import fresh_database
 
 AT_ONCE = 4
@@ -66,3 +67,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "mongodb":
         return str(request.getfixturevalue("faults_database"))
     return f"sqlite:///{tmp_path / 'store.db'}"
+
+
+@pytest.fixture
+def session(url: str, tmp_path: Path) -> Iterator[Session]:
+    session = Session(tmp_path / "story", url)
+    yield session
+    session.end()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import tasks
+from tests.faults.clock import HostClock
 from tests.faults.settings import DEAD_AFTER_SECONDS
 
 from holdfast import App, crashpoints
@@ -71,17 +72,6 @@ else:
 
 
 # --- a clock that a test can set
-
-
-class HostClock(SystemClock):
-    """The clock of a host whose time is off by as much as a file says."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-
-    def now(self) -> float:
-        return super().now() + float(self._path.read_text() or 0)
-
 
 if path := os.environ.get("HOLDFAST_TEST_CLOCK"):
     app._clock = HostClock(path)
@@ -175,9 +165,10 @@ threading.Thread(target=_pulse, name="pulse", daemon=True).start()
 
 def main(tokens: Sequence[str]) -> None:
     """The submitter: ``python -m tests.faults.shop token…``. Each of its calls has an argument that lies apart."""
+    work = app.get_task("work").options(delay=os.environ.get("HOLDFAST_TEST_DELAY", "0s"))
     for token in tokens:
         with witness.submission(token) as accepted:
-            accepted(app.get_task("work").submit(token, padding=tasks.PADDING).id)
+            accepted(work.submit(token, padding=tasks.PADDING).id)
 
 
 if __name__ == "__main__":

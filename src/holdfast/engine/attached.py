@@ -7,6 +7,7 @@ or when the stream ends: then its runner is gone, and what it holds is handed ba
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -41,14 +42,13 @@ class Attached:
         duties = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell(worker))]
         try:
             account = await worker.run(lambda: send(self._writer, Ready()))
-            send(self._writer, Done(account=account, unfinished=worker.running > 0))
-            if not self._writer.is_closing():
-                await self._writer.drain()
-        except OSError:
-            pass  # nobody is there to hear it
         finally:
             for duty in duties:
                 duty.cancel()
+        send(self._writer, Done(account=account, unfinished=worker.running > 0))
+        if not self._writer.is_closing():
+            with contextlib.suppress(OSError):  # nobody is there to hear it
+                await self._writer.drain()
         return worker.running > 0
 
     def stop(self, *, hurry: bool = False) -> None:

@@ -2,8 +2,10 @@
 
 A beat that was written proves that the runner counts as alive from the moment it was sent; the permit to start work
 rests on that. If beats fail for a while the runner cannot tell a dead store from its own bad connection, so when it
-hears the store again it trusts its view of others only after a whole dead-after time of steady beats. A beat that finds
-no entry means that the runner was declared dead: its work belongs to others.
+hears the store again it trusts its view of others only after a whole dead-after time of steady beats. The same holds
+when the store's clock was set (or another member of a replica set, with a clock of its own, has become the primary):
+until all have beaten by the new time, the living look silent. A beat that finds no entry means that the runner was
+declared dead: its work belongs to others.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ log = logging.getLogger("holdfast.runner")
 
 _PERMITTED = 2 / 3  # of the dead-after time
 _MISSED = 2.5  # beats: after so long a pause, beats are not steady
+_SET = 1 / 2  # of the dead-after time: less cannot make a runner look dead that beats four times in it
 
 
 class Heart:
@@ -52,6 +55,7 @@ class Heart:
         self._on_death = on_death
         self._last = joined  # when the last beat was sent that was heard; joining is one
         self._steady_since = self._last
+        self._ahead = store.now() - self._last  # of our own elapsed time: the store's, as far as we know it
         self._soon = asyncio.Event()
         self.draining = False
         permit.grant(self._last + self._dead_after * _PERMITTED)
@@ -80,8 +84,9 @@ class Heart:
             if entry is None:
                 self._on_death()
                 return
-            if sent - self._last > self._every * _MISSED:
+            if sent - self._last > self._every * _MISSED or self._was_set():
                 self._steady_since = sent
+            self._ahead = self._store.now() - self._clock.monotonic()
             self._last = sent
             self._permit.grant(sent + self._dead_after * _PERMITTED)
             self._on_entry(entry)
@@ -91,6 +96,10 @@ class Heart:
         self._soon.set()
 
     def steady_seconds(self) -> float:
-        """For how long the store has heard every beat; 0 if the last one is overdue."""
+        """For how long the store has heard every beat, by one and the same clock; 0 if the last one is overdue."""
         now = self._clock.monotonic()
-        return 0.0 if now - self._last > self._every * _MISSED else now - self._steady_since
+        return 0.0 if now - self._last > self._every * _MISSED or self._was_set() else now - self._steady_since
+
+    def _was_set(self) -> bool:
+        """Whether the store's clock was set since the last beat."""
+        return abs(self._store.now() - self._clock.monotonic() - self._ahead) > self._dead_after * _SET

@@ -67,10 +67,12 @@ class Observer:
             return self._dead_after
         runner, silence = found
         if silence <= self._dead_after:
-            return self._dead_after - silence
+            return min(self._dead_after, self._dead_after - silence)  # less than none: the clock was set back
         steady = self._steady()
         if steady < self._dead_after:
             return min(self._dead_after - steady, self._dead_after / 4)
+        if abs(self._store.now() - runner.heartbeat_at - silence) > self._dead_after / 2:
+            return self._dead_after / 4  # by a clock that was set: our next beat tells us of it
         crashpoint("death.before")
         self._unseen[runner.id] = runner
         if await self._store.declare_dead(runner):

@@ -275,7 +275,12 @@ def fields(record: InvocationRecord) -> dict[str, object]:
     return {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}
 
 
-_LOUD: dict[str, Callable[..., None]] = {"failed": log.error, "parked": log.error, "killed": log.warning}
+_LOUD: dict[str, Callable[..., None]] = {
+    "failed": log.error,
+    "parked": log.error,
+    "killed": log.warning,
+    "recovered": log.warning,
+}
 
 
 def _log_end(record: InvocationRecord, change: Change) -> None:
