@@ -6,6 +6,7 @@ the kernel, and so is never the zombie that a test wants; and what a process lea
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
@@ -163,9 +164,9 @@ class Session:
                 accepted(ids[-1])
         return ids
 
-    def release(self) -> None:
-        """What waits in user code goes on."""
-        (self.ledgers_folder / "release").touch()
+    def release(self, pid: int | None = None) -> None:
+        """What waits in user code goes on; that of one process, or all of it."""
+        (self.ledgers_folder / ("release" if pid is None else f"release {pid}")).touch()
 
     @property
     def ledgers(self) -> Ledgers:
@@ -218,6 +219,19 @@ class Session:
             return await question((await self.app._engine()).store)
 
         return self.app._run(job())
+
+    def can_write(self) -> bool:
+        """Whether the store takes a write within a second."""
+
+        async def write(store: Store) -> bool:
+            try:
+                async with asyncio.timeout(1.0):
+                    await store.leave(self.name, "nobody")
+            except TimeoutError:
+                return False
+            return True
+
+        return self.ask(write)
 
     def record(self, id: str) -> InvocationRecord:
         (found,) = self.ask(lambda store: store.get(self.name, [id]))

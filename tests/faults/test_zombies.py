@@ -14,7 +14,7 @@ from tests.mongo.tools import database_of, with_options
 from tests.proxy import Proxy
 
 from holdfast.clock import SystemClock
-from holdfast.lifecycle.status import FINAL
+from holdfast.lifecycle.status import FINAL, Status
 from holdfast.testing.witness import What
 
 pytestmark = pytest.mark.slow
@@ -26,15 +26,24 @@ PERMITTED_SECONDS = DEAD_AFTER_SECONDS * 2 / 3
 
 @contextmanager
 def frozen(session: Session, process: Process, *, family: bool = True) -> Iterator[None]:
+    """Who is frozen in the middle of a commit keeps SQLite's lock, and then nobody can do anything (docs/sqlite.md).
+    So freeze it again if that is what has happened.
+    """
     pids = process.family if family else [process.pid]
     with session.witness.fault("freeze", pid=process.pid):
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        _signal(pids, signal.SIGSTOP)
+        while not session.can_write():
+            _signal(pids, signal.SIGCONT)
+            _signal(pids, signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            _signal(pids, signal.SIGCONT)
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
 
 
 def everything_runs_again(session: Session, *tokens: str) -> None:
@@ -88,8 +97,10 @@ def test_a_worker_whose_runner_is_frozen_starts_nothing_and_its_late_result_is_r
         session.submit("late")
         healthy = session.start_healthy()
         everything_runs_again(session, "held")
-        session.release()
+        session.release(worker)
         session.until(lambda: runner.says("'completed' of hold was refused"), "the worker is refused")
+        assert (session.record(id).status, session.record(id).epoch) == (Status.RUNNING, 2)
+        session.release()
         session.until(lambda: session.record(id).status in FINAL, "it ends elsewhere")
     begins_anew(session, runner, healthy)
     assert [event.pid for event in session.events(What.EXEC_START, token="late")] == [healthy.pid]

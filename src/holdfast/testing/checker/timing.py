@@ -258,7 +258,7 @@ def only_the_dead_are_recovered(case: Case) -> Iterator[Violation]:
                 continue
             at, runner = case.time_of(after), runner_of(before.owner)
             last = [event for event in beats.get(runner, []) if event.at <= at][-1:]
-            if _worker_was_struck(case, before.owner, at):
+            if _worker_was_struck(case, before.owner, at) or _had_left(case, runner, at):
                 continue
             if last and at - last[0].at < case.bounds.dead_after_seconds - case.slack:
                 sentence = f"it was taken from {before.owner}, whose last heartbeat was {at - last[0].at:.1f} s ago"
@@ -275,6 +275,11 @@ def _worker_was_struck(case: Case, owner: str, at: float) -> bool:
         for fault in case.faults.all
         if fault.at <= at + case.slack
     )
+
+
+def _had_left(case: Case, runner: str, at: float) -> bool:
+    """Whether the runner had left before: what it could not give back then is anybody's."""
+    return any(event.owner == runner and event.at <= at + case.slack for event in case.events(What.RUNNER_END))
 
 
 def _was_struck(case: Case, owner: str, at: float) -> bool:

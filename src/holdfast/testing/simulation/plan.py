@@ -1,0 +1,157 @@
+"""What a seed means: who works, what is submitted, which faults strike when. Data, so that it can be shown and shrunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.testing.checker import FaultKind
+
+
+class Ending(StrEnum):
+    """How a job ends."""
+
+    RETURN = "return"
+    RAISE = "raise"
+    CRASH = "crash"  # it takes its process with it, the first times that it is run
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One call to submit."""
+
+    token: str
+    at: float
+    seconds: float = 0.0
+    ending: Ending = Ending.RETURN
+    crashes: int = 0
+    delay: float = 0.0
+    priority: int = 0
+    at_most_once: bool = False
+    times: int = 1  # how many clients submit it, with one key
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault. A KILL with `step` strikes that many steps of the process later."""
+
+    kind: FaultKind
+    at: float
+    node: int = 0
+    seconds: float = 0.0
+    step: int = 0
+    hurry: bool = False
+
+
+class Weather(msgspec.Struct, frozen=True, kw_only=True):
+    """How messages fare: shares of them, and seconds."""
+
+    latency: float = 0.005
+    slow: float = 0.0  # take up to `slow_seconds`
+    slow_seconds: float = 0.5
+    refused: float = 0.0  # the request does not arrive, and its sender is told so at once
+    unheard: float = 0.0  # the request is carried out, and the reply does not arrive
+    late: float = 0.0  # the request is carried out after its sender has given up
+    hints_lost: float = 0.0
+    hints_doubled: float = 0.0
+
+    @property
+    def is_fair(self) -> bool:
+        return not (self.refused or self.unheard or self.late)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    nodes: int = 3
+    concurrency: int = 3
+    disorder: float = 1.0
+    costly_claims: bool = False
+    skew: float = 0.0  # how far the clocks of nodes are from the server's, at most
+    chaos_seconds: float = 30.0
+    weather: Weather = Weather()
+    jobs: tuple[Job, ...] = ()
+    strikes: tuple[Strike, ...] = ()
+
+
+def plan_of(seed: int) -> Plan:
+    rng = random.Random(f"plan {seed}")
+    chaos = rng.choice((20.0, 30.0))
+    nodes = rng.choice((1, 2, 2, 3, 3, 4))
+    return Plan(
+        seed=seed,
+        nodes=nodes,
+        concurrency=rng.choice((1, 2, 4)),
+        disorder=rng.choice((0.0, 0.1, 0.5, 1.0)),
+        costly_claims=rng.random() < 0.5,
+        skew=rng.choice((0.0, 0.0, 0.15)),
+        chaos_seconds=chaos,
+        weather=_weather(rng),
+        jobs=_jobs(rng, chaos),
+        strikes=_strikes(rng, nodes, chaos),
+    )
+
+
+def _weather(rng: random.Random) -> Weather:
+    fair = Weather(latency=rng.choice((0.001, 0.005, 0.02)), slow=rng.choice((0.0, 0.02)))
+    if rng.random() < 0.35:
+        return fair
+    return replace(
+        fair,
+        refused=rng.choice((0.0, 0.02, 0.06)),
+        unheard=rng.choice((0.0, 0.02, 0.06)),
+        late=rng.choice((0.0, 0.0, 0.01)),
+        hints_lost=rng.choice((0.0, 0.3, 1.0)),
+        hints_doubled=rng.choice((0.0, 0.3)),
+    )
+
+
+def _jobs(rng: random.Random, chaos: float) -> tuple[Job, ...]:
+    jobs = []
+    burst = rng.uniform(0.0, chaos * 0.8)
+    for number in range(rng.randint(8, 20)):
+        ending = rng.choices((Ending.RETURN, Ending.RAISE, Ending.CRASH), (16, 3, 1))[0]
+        jobs.append(
+            Job(
+                token=f"t{number}",
+                at=burst if rng.random() < 0.3 else rng.uniform(0.0, chaos * 0.9),
+                seconds=rng.choice((0.0, 0.0, 0.05, 0.05, 0.3, 1.0, 3.0, 7.0)),
+                ending=ending,
+                crashes=rng.choice((1, 2, 9)) if ending is Ending.CRASH else 0,
+                delay=rng.choice((0.0, 0.0, 0.0, 2.5)),
+                priority=rng.choice((0, 0, 5)),
+                at_most_once=rng.random() < 0.1,
+                times=rng.choice((1, 1, 1, 2, 3)),
+            )
+        )
+    return tuple(sorted(jobs, key=lambda job: job.at))
+
+
+def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]:
+    makers: tuple[Callable[[float, int], Strike], ...] = (
+        lambda at, node: Strike(kind=FaultKind.KILL, at=at, node=node),
+        lambda at, node: Strike(kind=FaultKind.KILL, at=at, node=node, step=rng.randint(1, 400)),
+        lambda at, node: Strike(kind=FaultKind.FREEZE, at=at, node=node, seconds=rng.choice((0.5, 3.0, 5.0, 9.0))),
+        lambda at, node: Strike(kind=FaultKind.CUT, at=at, node=node, seconds=rng.choice((0.5, 3.0, 5.0, 9.0))),
+        lambda at, node: Strike(kind=FaultKind.STOP, at=at, node=node, hurry=rng.random() < 0.5),
+        lambda at, node: Strike(kind=FaultKind.OUTAGE, at=at, seconds=rng.choice((0.5, 3.0, 6.0, 12.0))),
+    )
+    weights = [rng.choice((0.0, 1.0, 2.0)) for _ in makers]
+    if not any(weights):
+        return ()
+    strikes = [
+        rng.choices(makers, weights)[0](rng.uniform(1.0, chaos * 0.9), rng.randrange(nodes))
+        for _ in range(rng.randint(0, 5))
+    ]
+    return tuple(sorted(strikes, key=lambda strike: strike.at))
+
+
+def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """As little of a plan as still fails: without each strike, and then each job, that does not matter."""
+    for part in ("strikes", "jobs"):
+        for one in getattr(plan, part):
+            smaller = replace(plan, **{part: tuple(each for each in getattr(plan, part) if each is not one)})
+            if fails(smaller):
+                plan = smaller
+    return plan

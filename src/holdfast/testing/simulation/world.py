@@ -1,0 +1,442 @@
+"""The simulated world: nodes that run runners, clients that submit, faults that strike, and healing at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import msgspec
+
+from holdfast.codec import Codec
+from holdfast.engine.core import Duties, Engine
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.recovery import core_app
+from holdfast.engine.runner import Runner, RunnerSettings
+from holdfast.errors import InvocationNotFound, StoreError
+from holdfast.execution.call import Call
+from holdfast.execution.places import Deliver, InlinePlaces
+from holdfast.ids import Ids, derived_id
+from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.schedule import cron
+from holdfast.lifecycle.slots import SlotSettings
+from holdfast.lifecycle.status import FINAL
+from holdfast.store.contract import Ability, Store
+from holdfast.testing import checker
+from holdfast.testing.checker import Dump, Fault, FaultKind, Faults, Violation
+from holdfast.testing.simulation.plan import Ending, Job, Plan, Strike, Weather
+from holdfast.testing.simulation.scheduler import PROCESS, Process, State
+from holdfast.testing.simulation.wire import Hints, Ledger, Line, Server, Trace
+from holdfast.testing.virtual import VirtualClock
+from holdfast.testing.witness import Ledgers, What, digest_of, digest_of_error
+
+APP, TASK = "sim", "work"
+HEARTBEAT_SECONDS, DEAD_AFTER_SECONDS = 1.0, 4.0
+CYCLE_SECONDS = 6.0
+MOST_CRASHES = 3
+_POLL_SECONDS = 0.5
+_DRAIN_SECONDS = 4.0
+_HEALING_SECONDS = 120.0
+_DUTIES = Duties(
+    runner=RunnerSettings(
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        dead_after_seconds=DEAD_AFTER_SECONDS,
+        slots=SlotSettings(
+            interval_seconds=CYCLE_SECONDS,
+            spread_margin_seconds=0.25,
+            check_interval_seconds=0.5,
+            max_start_slot_fraction=0.9,
+            membership_stabilization_seconds=0.0,
+            min_run_margin_seconds=0.05,
+            execution_retention_seconds=3600.0,
+            execution_max_records=1000,
+            max_members=3,
+        ),
+    ),
+    max_crash_recoveries=MOST_CRASHES,
+    recover_running_cron=cron("*/5 * * * * *"),
+    recover_pending_cron=cron("*/5 * * * * *"),
+)
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run left."""
+
+    dump: Dump
+    core: Dump
+    ledgers: Ledgers
+    faults: Faults
+    refuted: tuple[Violation, ...]  # what was seen to be wrong on the spot
+    came_late: frozenset[str]
+    healed: bool
+    seconds: float  # of virtual time
+    trace: str  # the hash of every message
+    lines: tuple[str, ...]  # and the messages, if they were kept
+
+
+class World:
+    def __init__(self, plan: Plan, clock: VirtualClock, *, keep_trace: bool = False) -> None:
+        self.plan = plan
+        self.clock = clock
+        self.ledger = Ledger(clock)
+        self.server = Server(clock, self.ledger, Trace(keep=keep_trace))
+        self.weather = plan.weather
+        self.codec = Codec()
+        self.jobs = {job.token: job for job in plan.jobs}
+        self.faults: list[Fault] = []
+        self.refuted: list[Violation] = []
+        self.hints: list[Hints] = []
+        self.lines: dict[int, Line] = {}  # by pid
+        self.came_late: set[str] = set()
+        self.healing = False
+        self._crashed: dict[str, int] = {}  # how often each job took its process with it
+        self._pids = 100
+        self._nodes = [Node(self, number) for number in range(plan.nodes)]
+        self._processes: list[Process] = []
+
+    def rng(self, *what: object) -> random.Random:
+        return random.Random(f"{self.plan.seed} {what}")
+
+    async def run(self) -> Evidence:
+        for node in self._nodes:
+            node.start()
+        clients = [Client(self, number) for number in range(3)]
+        submitting = [client.process.spawn(client.run()) for client in clients]
+        strikes = [asyncio.create_task(self._strike(strike)) for strike in self.plan.strikes]
+        await asyncio.sleep(self.plan.chaos_seconds)
+        self._heal()
+        await asyncio.gather(*strikes, *submitting)
+        healed = await self._until(self._is_done, _HEALING_SECONDS)
+        await asyncio.sleep(2 * HEARTBEAT_SECONDS)
+        for node in self._nodes:
+            node.retire()
+        healed = await self._until(lambda: not any(node.is_up for node in self._nodes), 60.0) and healed
+        await asyncio.sleep(0.5)  # for what is still under way
+        return await self._evidence(healed)
+
+    # --- processes
+
+    def process(self, name: str, on_death: Any) -> tuple[Process, Engine, Line]:
+        self._pids += 1
+        process = Process(name, self._pids, on_death)
+        self._processes.append(process)
+        rng = self.rng("process", name)
+        hints = Hints(self.server, process, self.rng("hints", name), lambda: self.weather, self.hints)
+        line = Line(
+            self.server,
+            process,
+            self.rng("line", name),
+            lambda: self.weather,
+            hints=hints,
+            abilities=Ability.COSTLY_CLAIMS if self.plan.costly_claims else Ability.NONE,
+            skew=rng.uniform(-self.plan.skew, self.plan.skew),
+        )
+        self.lines[process.pid] = line
+        engine = Engine(
+            app=APP,
+            store=cast(Store, line),
+            clock=self.clock,
+            ids=Ids(self.clock, rng),
+            rng=rng,
+            poll_interval_seconds=_POLL_SECONDS,
+        )
+        engine.hub.connect(hints)
+        return process, engine, line
+
+    # --- user code
+
+    async def work(self, token: str) -> str:
+        """The task that all jobs are calls of."""
+        job, process = self.jobs[token], PROCESS.get()
+        id = id_of(token)
+        span = self.ledger.span()
+        facts = {"token": token, "id": id, "span": span, "epoch": self.lines[process.pid].epochs.get(id)}
+        self.ledger.write(What.EXEC_START, process.pid, **facts)
+        try:
+            await asyncio.sleep(job.seconds)
+            if self._crashed.get(token, 0) < job.crashes:
+                self._crashed[token] = self._crashed.get(token, 0) + 1
+                process.kill()
+                await asyncio.sleep(1e9)
+            if job.ending is Ending.RAISE:
+                raise ValueError(f"{token} {span}")
+        except BaseException as error:
+            self.ledger.write(What.EXEC_END, process.pid, **facts, raised=True, digest=digest_of_error(error))
+            raise
+        result = f"{token} {span}"
+        self.ledger.write(What.EXEC_END, process.pid, **facts, digest=digest_of(result, self.codec))
+        return result
+
+    def starts(self, process: Process, calls: list[Call]) -> None:
+        """A worker is about to begin these: it may, if the store has heard its runner lately."""
+        silence = self.clock.monotonic() - self.lines[process.pid].heard_at
+        for call in calls:
+            if call.task == TASK and silence > DEAD_AFTER_SECONDS * 2 / 3:
+                sentence = f"{process.name} began it {silence:.2f} s after its last heartbeat"
+                self.refuted.append(Violation("permit", call.key, sentence))
+
+    # --- faults
+
+    async def _strike(self, strike: Strike) -> None:
+        await asyncio.sleep(strike.at)
+        if strike.kind is FaultKind.OUTAGE:
+            at, self.server.away = self.clock.monotonic(), True
+            await self._while_it_lasts(strike)
+            self.server.away = False
+            self.fault(FaultKind.OUTAGE, at)
+            return
+        node = self._nodes[strike.node]
+        process, at = node.process, self.clock.monotonic()
+        if process is None or process.is_dead:
+            return
+        match strike.kind:
+            case FaultKind.KILL if strike.step:
+                process.dies_at = process.steps + strike.step
+            case FaultKind.KILL:
+                process.kill()
+            case FaultKind.FREEZE:
+                process.freeze()
+                await self._while_it_lasts(strike)
+                process.thaw()
+                self.fault(FaultKind.FREEZE, at, process)
+            case FaultKind.CUT:
+                line = self.lines[process.pid]
+                line.cut = True
+                await self._while_it_lasts(strike)
+                line.cut = False
+                self.fault(FaultKind.CUT, at, process)
+            case FaultKind.STOP:
+                node.stop(hurry=strike.hurry)
+
+    async def _while_it_lasts(self, strike: Strike) -> None:
+        await self._until(lambda: self.healing, strike.seconds)
+
+    def fault(self, kind: FaultKind, at: float, process: Process | None = None) -> None:
+        pid = None if process is None else process.pid
+        self.faults.append(Fault(kind=kind, at=at, until=self.clock.monotonic(), pid=pid))
+
+    def _heal(self) -> None:
+        self.healing = True
+        self.weather = Weather(latency=self.plan.weather.latency)
+        for node in self._nodes:
+            if node.process is not None:
+                node.process.dies_at = None
+
+    # --- the end
+
+    def _is_done(self) -> bool:
+        """All work has come to its end, and who is on the roster is there."""
+        there = {node.runner_id for node in self._nodes}
+        runners = {id for _, id in self.server.store._runners}
+        return runners <= there and all(record.status in FINAL for record in self.server.store._of(APP))
+
+    async def _until(self, holds: Any, seconds: float) -> bool:
+        deadline = self.clock.monotonic() + seconds
+        while not holds():
+            if self.clock.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(min(0.25, max(0.0, deadline - self.clock.monotonic())))
+        return True
+
+    def end(self) -> None:
+        """From now on nothing has an effect."""
+        self.server.is_over = True
+        for process in self._processes:
+            process.state = State.ALIVE
+            process.dies_at = None
+
+    async def _evidence(self, healed: bool) -> Evidence:
+        lines = self.server.trace.lines
+        for line in self.lines.values():
+            self.came_late |= line.came_late
+        return Evidence(
+            dump=await checker.dump(self.server.store, APP, clock=self.clock, codec=self.codec),
+            core=await checker.dump(self.server.store, core_app(APP), clock=self.clock, codec=self.codec),
+            ledgers=Ledgers(tuple(self.ledger.events)),
+            faults=Faults(tuple(self.faults)),
+            refuted=(*self.server.refuted, *self.refuted),
+            came_late=frozenset(self.came_late),
+            healed=healed,
+            seconds=self.clock.monotonic(),
+            trace=self.server.trace.digest,
+            lines=tuple(lines or ()),
+        )
+
+
+def id_of(token: str) -> str:
+    return derived_id("key", APP, TASK, token)
+
+
+class Node:
+    """A machine on which a runner is started again whenever it ends."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self._number = number
+        self._starts = 0
+        self._rng = world.rng("node", number)
+        self._retired = False
+        self._stopped_at: float | None = None
+        self._runner: Runner | None = None
+        self.process: Process | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None
+
+    @property
+    def runner_id(self) -> str | None:
+        return None if self._runner is None or self._runner.record is None else self._runner.record.id
+
+    def start(self) -> None:
+        if self._retired or self.process is not None:
+            return
+        self._starts += 1
+        name = f"n{self._number}.{self._starts}"
+        self.process, engine, _ = self._world.process(name, self._died)
+        self.process.spawn(self._live(self.process, engine))
+
+    async def _live(self, process: Process, engine: Engine) -> None:
+        world = self._world
+        task = TaskDefinition(
+            name=TASK, function=world.work, signature=inspect.signature(world.work), place=Place.LOOP
+        )
+
+        def places(place: Place, deliver: Deliver) -> InlinePlaces:
+            return _Watched(world, process, deliver)
+
+        self._runner = engine.runner(
+            [task],
+            world.codec,
+            version="simulated",
+            concurrency=world.plan.concurrency,
+            duties=_DUTIES,
+            drain_timeout_seconds=_DRAIN_SECONDS,
+            make_places=places,
+        )
+        await self._runner.run()
+        if self._stopped_at is not None:
+            world.fault(FaultKind.STOP, self._stopped_at, process)
+        self._ended()
+
+    def stop(self, *, hurry: bool) -> None:
+        runner = self._runner
+        if runner is not None and self.process is not None and self._stopped_at is None:
+            self._stopped_at = self._world.clock.monotonic()
+            self.process.call(lambda: runner.stop(hurry=hurry))
+
+    def retire(self) -> None:
+        """Stop for good."""
+        self._retired = True
+        if self.process is not None and self._runner is None:
+            self.process.kill()
+        self.stop(hurry=False)
+
+    def _died(self, process: Process) -> None:
+        self._world.fault(FaultKind.KILL, self._world.clock.monotonic(), process)
+        self._ended()
+
+    def _ended(self) -> None:
+        self.process = self._runner = self._stopped_at = None
+        self._world.server.later(self._rng.uniform(0.2, 3.0), self.start)
+
+
+class _Watched(InlinePlaces):
+    def __init__(self, world: World, process: Process, deliver: Deliver) -> None:
+        super().__init__(deliver)
+        self._world = world
+        self._process = process
+
+    def start(self, calls: Any) -> None:
+        calls = list(calls)
+        self._world.starts(self._process, calls)
+        super().start(calls)
+
+
+class Client:
+    """Submits jobs, again if it has to, and waits for their ends."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self._number = number
+        self.process, self._engine, _ = world.process(f"c{number}", lambda process: None)
+
+    async def run(self) -> None:
+        jobs = [job for job in self._world.plan.jobs if self._number < job.times]
+        await asyncio.gather(*[self._submit(job) for job in jobs])
+
+    async def _submit(self, job: Job) -> None:
+        world, ledger = self._world, self._world.ledger
+        await asyncio.sleep(job.at)
+        now, id = world.clock.now(), id_of(job.token)
+        record = InvocationRecord(
+            id=id,
+            app=APP,
+            task=TASK,
+            arguments=world.codec.encode_call((job.token,), {}),
+            created_at=now,
+            due_at=now + job.delay,
+            priority=job.priority,
+            at_most_once=job.at_most_once,
+        )
+        record = registered(record, operation=self._engine.ids.operation(), at=now)
+        facts = {"token": job.token, "span": ledger.span()}
+        ledger.write(What.SUBMIT_INVOKE, self.process.pid, **facts)
+        for _ in range(4):
+            try:
+                await self._engine.submitter.submit([record])
+            except StoreError:
+                await asyncio.sleep(0.3)
+            else:
+                ledger.write(What.SUBMIT_OK, self.process.pid, **facts, id=id)
+                return await self._see(job, id)
+        ledger.write(What.SUBMIT_UNKNOWN, self.process.pid, **facts)
+        return None
+
+    async def _see(self, job: Job, id: str) -> None:
+        while True:
+            try:
+                ended = await self._engine.watcher.ends([id], 20.0)
+            except (StoreError, InvocationNotFound):
+                await asyncio.sleep(0.5)
+                continue
+            if id in ended:
+                break
+            if self._world.healing and self._world.clock.monotonic() > self._world.plan.chaos_seconds + 100:
+                return
+        record = ended[id]
+        digest = None
+        if record.error is not None:
+            digest = digest_of_error(record.error.message)
+        elif record.result is not None:
+            digest = digest_of(self._world.codec.decode(record.result), self._world.codec)
+        self._world.ledger.write(
+            What.RESULT_SEEN, self.process.pid, id=id, token=job.token, digest=digest, status=str(record.status)
+        )
+
+
+@contextmanager
+def defects() -> Iterator[list[str]]:
+    """What the engine logs as a defect of its own, and silence about the rest: faults make it talk a lot."""
+    found: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1] is not None:
+                found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+    logger, listener = logging.getLogger("holdfast"), Listener(logging.ERROR)
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(listener)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.propagate = propagates
