@@ -223,6 +223,15 @@ class ReplicaSet:
                 if time.monotonic() > deadline:
                     raise
 
+    def step_up(self, node: Mongod) -> None:
+        """Let that one be the primary."""
+        deadline = time.monotonic() + 30
+        while self.primary() is not node:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{node.address} was not elected")
+            with contextlib.suppress(PyMongoError), node.client() as client:  # an election may fail; then another one
+                client.admin.command("replSetStepUp")
+
     def meddle(self, fate: Fate, command: str, place: str, times: int = 1) -> Rule:
         """Let the next `times` commands of that name meet that fate, whoever is primary. Place: database.collection."""
         database, _, collection = place.partition(".")

@@ -23,6 +23,7 @@ from holdfast._inside import Inside
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.embedded import EmbeddedRunner
+from holdfast.engine.concurrency import concurrency_of
 from holdfast.engine.core import Duties, Engine, log_store_event
 from holdfast.engine.definition import (
     TaskDefinition,
@@ -53,6 +54,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Executor = Literal["thread", "loop", "process"]
+RunningConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
 
 DEFAULT_NAME = "default"
 
@@ -105,6 +107,10 @@ class App:
         priority: int = 0,
         executor: Executor | None = None,
         at_most_once: bool = False,
+        running_concurrency: RunningConcurrencyMode = "disabled",
+        key_arguments: Iterable[str] = (),
+        concurrency_limit: int = 1,
+        reroute_on_concurrency_control: bool = True,
     ) -> _Decorator: ...
 
     def task(
@@ -119,6 +125,10 @@ class App:
         priority: int = 0,
         executor: Executor | None = None,
         at_most_once: bool = False,
+        running_concurrency: RunningConcurrencyMode = "disabled",
+        key_arguments: Iterable[str] = (),
+        concurrency_limit: int = 1,
+        reroute_on_concurrency_control: bool = True,
     ) -> Any:
         """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
 
@@ -128,6 +138,10 @@ class App:
         compute without harm to others.
 
         Work whose runner crashed is run again; ``at_most_once=True`` ends it with `WorkerLost` instead.
+
+        `running_concurrency` limits how many calls run at once, on all runners together: `concurrency_limit` of the
+        "task", or of those with the same "arguments", or with the same values of `key_arguments` ("keys"). Others wait
+        for their turn, or end with `InvocationRefused` if `reroute_on_concurrency_control` is false.
         """
         if function is None:
             return lambda function: self.task(
@@ -139,21 +153,29 @@ class App:
                 priority=priority,
                 executor=executor,
                 at_most_once=at_most_once,
+                running_concurrency=running_concurrency,
+                key_arguments=key_arguments,
+                concurrency_limit=concurrency_limit,
+                reroute_on_concurrency_control=reroute_on_concurrency_control,
             )
         if not callable(function) or inspect.isclass(function) or isinstance(function, Submittable):
             raise UsageError(f"a task is made of a function, not of {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(f"{where_of(function)} is a generator; a task returns one result")
+        signature = signature_of(function)
         definition = TaskDefinition(
             name=valid_name("task", name or import_name(function)),
             function=function,
-            signature=signature_of(function),
+            signature=signature,
             place=place_for(function, executor),
             queue=valid_name("queue", queue),
             tags=tuple(sorted(valid_name("tag", tag) for tag in _names(tags))),
             priority=valid_priority(priority),
             aliases=tuple(valid_name("task", alias) for alias in _names(aliases)),
             at_most_once=bool(at_most_once),
+            concurrency=concurrency_of(
+                signature, running_concurrency, key_arguments, concurrency_limit, reroute_on_concurrency_control
+            ),
         )
         return self._declare(definition)
 
@@ -411,7 +433,10 @@ class App:
 
     async def _explain(self, record: InvocationRecord) -> str:
         engine = await self._engine()
-        return explain(record, await engine.store.roster(self.name), engine.store.now(), self._dead_after)
+        store, key = engine.store, record.limit_key
+        waits = record.status is Status.CONCURRENCY_CONTROLLED
+        holders = await store.slot_holders(self.name, key) if waits and key else ()
+        return explain(record, await store.roster(self.name), store.now(), self._dead_after, holders)
 
 
 _APPS: weakref.WeakSet[App] = weakref.WeakSet()

@@ -23,6 +23,7 @@ from holdfast.errors import KeyTaken, StoreError, UsageError
 from holdfast.execution.call import bind
 from holdfast.ids import derived_id
 from holdfast.invocation import Invocation, InvocationGroup
+from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY, InvocationRecord, registered
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Submittable(Generic[P, R]):
         self.definition = definition
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
+        self._limited = definition.limit is not None
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
     @property
@@ -193,8 +195,16 @@ class Submittable(Generic[P, R]):
             priority=task.priority if options.priority is None else options.priority,
             created_at=now,
             due_at=now + options.delay_seconds if options.at is None else options.at,
+            limit_key=self._limit_key(args, kwargs) if self._limited else None,
         )
         return registered(record, operation=ids.operation(), at=now)
+
+    def _limit_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """What the call has in common with those that share its limit, as one string."""
+        shared = self.definition.concurrency.shared(self.definition.signature, args, kwargs)
+        if shared is None:
+            return None
+        return limit_key(self.name, self._app._codec.digest(shared) if shared else "")
 
 
 CallArguments = tuple[tuple[Any, ...], Mapping[str, Any]]

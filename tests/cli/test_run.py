@@ -21,7 +21,7 @@ slow = pytest.mark.slow
 @slow
 def test_submitted_work_is_done_by_another_process(start: Callable[..., Process], holdfast: Command) -> None:
     runner = start("run", "shop:app", "--concurrency", "2", "--log-format", "json")
-    runner.says("is ready")
+    runner.says("/1 is ready")
     good = start("submit", "add", "1", "2", "--wait", "--json").ends()
     assert (good.code, good.json["result"], good.json["status"]) == (0, 3, "success")
     (alive,) = holdfast("runners", "--json").json["runners"]
@@ -36,7 +36,7 @@ def test_submitted_work_is_done_by_another_process(start: Callable[..., Process]
 @slow
 def test_a_failed_task_is_reported_by_the_one_who_waits(start: Callable[..., Process]) -> None:
     runner = start("run")
-    runner.says("is ready")
+    runner.says("/1 is ready")
     waiting = [start("submit", "boom", "so\nwhat", "--wait", *more) for more in ([], ["--json"])]
     people, program = [process.ends() for process in waiting]
     assert (people.code, program.code) == (1, 1)
@@ -122,7 +122,7 @@ def test_run_refuses_what_it_cannot_do(shop: Path, holdfast: Command) -> None:
 @slow
 def test_a_runner_serves_the_queues_and_tags_it_is_given(start: Callable[..., Process], holdfast: Command) -> None:
     runner = start("run", "--app", "shop:app", "--queues", "mail, bulk", "--queues", "slow", "--tags", "gpu")
-    runner.says("is ready")
+    runner.says("/1 is ready")
     (facts,) = holdfast("runners", "--json").json["runners"]
     assert sorted(facts["queues"]) == ["bulk", "mail", "slow"]
     assert facts["tags"] == ["gpu"]

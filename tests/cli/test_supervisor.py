@@ -209,14 +209,16 @@ def run(shop: Shop) -> Iterator[Callable[..., Process]]:
     """Start a runner and wait until it is ready."""
     started: list[Process] = []
 
-    def begin(*arguments: str, ready: str = "is ready") -> Process:
+    def begin(*arguments: str, ready: str = "") -> Process:
         started.append(Process(shop.folder, "run", "shop:app", *arguments))
-        started[-1].says(ready)
+        alone = "--workers 0" in " ".join(arguments)
+        started[-1].says(ready or ("/0 is ready" if alone else "/1 is ready"))
         return started[-1]
 
     yield begin
     for process in started:
         process.end()
+        print(*process.err, sep="", end="\n\n")  # for whoever has to find out why a test failed
 
 
 def times(record: InvocationRecord, status: str) -> list[float]:

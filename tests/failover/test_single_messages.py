@@ -116,7 +116,7 @@ def test_a_claim_that_arrives_late(
     async def play() -> None:
         async with opened(url_of(servers)) as store:
             await store.insert([invocation(f"i{n:02}") for n in range(8 * limit)])
-            store._crowded = crowded  # then the candidates are chosen by chance
+            store._claims.crowded = crowded  # then the candidates are chosen by chance
             late = servers.meddle(Fate.REQUEST_LATE, command, f"{DATABASE}.{INVOCATIONS}", times)
             claimed = await store.claim(wish(limit=limit))
             late.end()

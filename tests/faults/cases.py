@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tests.faults import tasks
 from tests.faults.session import Process, Session
+from tests.faults.stores import STORES
 
 from holdfast.crashpoints import POINTS
 from holdfast.testing.witness import What
@@ -21,7 +22,6 @@ from holdfast.testing.witness import What
 Story = Callable[[Session, str], None]
 
 SUBMITTER, RUNNER, WORKER, SERVICE = "submitter", "runner", "worker", "service"
-STORES = ("sqlite", "mongodb")
 _ROLES = {SUBMITTER: "client", RUNNER: "runner", WORKER: "worker", SERVICE: "runner"}  # as processes call themselves
 
 
@@ -113,11 +113,11 @@ def leaving(session: Session, point: str) -> None:
 
 
 def supervising(session: Session, point: str) -> None:
-    session.submit("one", "two", seconds=0.3)
-    victim = session.start_runner("--workers", "2", "--concurrency", "1", **_armed(RUNNER, point))
+    session.submit("one", seconds=0.3)
+    victim = session.start_runner("--workers", "1", **_armed(RUNNER, point))
     session.struck(point)
     _dies(session, victim)
-    session.until(lambda: not victim.family, "the workers end with their runner")
+    session.until(lambda: not victim.family, "its worker ends with it")
     _heal(session)
 
 

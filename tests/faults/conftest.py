@@ -15,7 +15,7 @@ AT_ONCE = 4
 
 
 class Stories:
-    """Plays the cases that were selected, a few at a time, from the first moment on at which one of them is wanted."""
+    """Plays the cases that were selected, a few at a time."""
 
     def __init__(self, items: list[pytest.Item], folder: Path, request: pytest.FixtureRequest) -> None:
         self._items = items
@@ -24,11 +24,14 @@ class Stories:
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._playing: dict[Case, Future[None]] = {}
 
+    def begin(self, store: str) -> None:
+        """Play those on that store, beside whatever else is tested."""
+        for case in self._selected():
+            if case.store == store and case not in self._playing:
+                self._playing[case] = self._pool.submit(self._play, case, self._url(case))
+
     def outcome(self, case: Case) -> None:
-        if case not in self._playing:
-            for other in self._selected():
-                if other.store == case.store:  # they run in one test process, by their xdist group
-                    self._playing[other] = self._pool.submit(self._play, other, self._url(other))
+        self.begin(case.store)
         self._playing[case].result()
 
     def _selected(self) -> list[Case]:
@@ -61,9 +64,10 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     stories.close()
 
 
-@pytest.fixture(params=["sqlite", "mongodb"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store for one story."""
+@pytest.fixture
+def url(request: pytest.FixtureRequest, stories: Stories, tmp_path: Path) -> str:
+    """A store for one story; see `tests.faults.stores.on`."""
+    stories.begin(request.param)
     if request.param == "mongodb":
         return str(request.getfixturevalue("faults_database"))
     return f"sqlite:///{tmp_path / 'store.db'}"

@@ -15,6 +15,7 @@ from tests.engine.fleet import DEAD_AFTER, Fleet, nap, virtually
 from tests.faults.clock import HostClock, set_clock
 from tests.faults.session import Session
 from tests.faults.settings import DEAD_AFTER_SECONDS
+from tests.faults.stores import on
 
 from holdfast.clock import SystemClock
 from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
@@ -40,7 +41,7 @@ def nothing_was_stolen(session: Session) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("url", ["mongodb"], indirect=True)
+@on("mongodb")
 def test_on_mongodb_the_servers_clock_counts(session: Session, tmp_path: Path) -> None:
     clocks = {name: set_clock(tmp_path / name, off) for name, off in (("fast", TEN_MINUTES), ("slow", -TEN_MINUTES))}
     runners = [
@@ -68,7 +69,7 @@ def test_on_mongodb_the_servers_clock_counts(session: Session, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@on("sqlite")
 def test_on_sqlite_the_hosts_clock_may_be_set(session: Session, tmp_path: Path) -> None:
     clock = set_clock(tmp_path / "clock", 0)
     session.app._clock = HostClock(str(clock))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.faults.cases import MATRIX, ONCE, Case
 from tests.faults.conftest import Stories
+from tests.faults.stores import GROUP
 
 pytestmark = pytest.mark.slow
 
 
 def _params(cases: list[Case]) -> list[object]:
-    return [pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(f"faults-{case.store}")) for case in cases]
+    return [pytest.param(case, id=str(case), marks=GROUP[case.store]) for case in cases]
 
 
 @pytest.mark.parametrize("case", _params(ONCE))

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.cases import MATRIX, ONCE, STORES
+from tests.faults.cases import MATRIX, ONCE
+from tests.faults.stores import STORES
 
 import holdfast
 from holdfast import crashpoints

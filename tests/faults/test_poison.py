@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.faults.session import Session
+from tests.faults.stores import on
 
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL, Status
@@ -36,7 +37,7 @@ def goes_well(session: Session, poison: list[str]) -> None:
     assert not found, "\n".join([*map(str, found), session.told()])
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@on("sqlite")
 def test_only_the_guilty_one_is_charged(session: Session) -> None:
     innocent = session.submit("a", "b", "c", task="hold") + session.submit("d", "e", task="await_release")
     runner = session.start_runner("--workers", "1", "--concurrency", "6")
@@ -56,7 +57,7 @@ def test_only_the_guilty_one_is_charged(session: Session) -> None:
     assert len(set(again)) == 5, "they did not run in processes of their own"
 
 
-@pytest.mark.parametrize("url", ["mongodb"], indirect=True)
+@on("mongodb")
 def test_whatever_kills_the_process_is_ended_and_other_work_goes_on(session: Session) -> None:
     runner = session.start_runner("--workers", "1", "--concurrency", "4")
     poison = session.submit("crash", task="segfaults") + session.submit("hunger", task="devours")

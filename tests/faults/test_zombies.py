@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 from tests.faults.session import Process, Session
 from tests.faults.settings import DEAD_AFTER_SECONDS
+from tests.faults.stores import on
 from tests.mongo.tools import database_of, with_options
 from tests.proxy import Proxy
 
@@ -19,8 +20,6 @@ from holdfast.testing.witness import What
 
 pytestmark = pytest.mark.slow
 
-both_stores = pytest.mark.parametrize("url", ["sqlite", "mongodb"], indirect=True)
-mongodb = pytest.mark.parametrize("url", ["mongodb"], indirect=True)
 PERMITTED_SECONDS = DEAD_AFTER_SECONDS * 2 / 3
 
 
@@ -68,7 +67,7 @@ def begins_anew(session: Session, process: Process, healthy: Process) -> None:
     assert str(session.record(id).history[1].owner).startswith(f"{new}/")
 
 
-@both_stores
+@on("sqlite", "mongodb")
 def test_a_frozen_runner_wakes_up_and_nothing_that_it_writes_is_accepted(session: Session) -> None:
     ids = session.submit("thread", task="hold") + session.submit("loop", task="await_release")
     runner = session.start_runner("--workers", "1", "--concurrency", "2")
@@ -85,7 +84,7 @@ def test_a_frozen_runner_wakes_up_and_nothing_that_it_writes_is_accepted(session
     session.verdict()
 
 
-@both_stores
+@on("sqlite", "mongodb")
 def test_a_worker_whose_runner_is_frozen_starts_nothing_and_its_late_result_is_refused(session: Session) -> None:
     (id,) = session.submit("held", task="hold")
     runner = session.start_runner("--workers", "1", "--concurrency", "2")
@@ -109,7 +108,7 @@ def test_a_worker_whose_runner_is_frozen_starts_nothing_and_its_late_result_is_r
     session.verdict()
 
 
-@mongodb
+@on("mongodb", at_leisure=("sqlite",))
 def test_coroutines_of_a_zombie_that_works_itself_are_cancelled(session: Session) -> None:
     ids = session.submit("thread", task="hold") + session.submit("loop", task="await_release")
     runner = session.start_runner("--workers", "0", "--concurrency", "2")
@@ -125,7 +124,7 @@ def test_coroutines_of_a_zombie_that_works_itself_are_cancelled(session: Session
     session.verdict()
 
 
-@mongodb
+@on("mongodb")
 def test_a_runner_that_is_cut_off_starts_no_work_and_begins_anew_when_it_is_back(session: Session) -> None:
     server = session.url.partition("://")[2].partition("/")[0]
     with Proxy(server) as proxy:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.lifecycle.explain import explain
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves, lane_of
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord, Serves, lane_of
 from holdfast.lifecycle.status import Status
 
 NOW = 1_000_000.0
@@ -75,3 +75,32 @@ def test_a_runner_accepts_what_it_knows_serves_and_has_tags_for() -> None:
     assert not serves.accepts(lane_of("default", "t"))
     assert not serves.accepts(lane_of("q", "t", ("gpu", "us")))
     assert Serves(tasks=frozenset({"t"})).accepts(lane_of("any", "t"))
+
+
+HOLDER = replace(
+    RECORD,
+    id="h1",
+    status=Status.PAUSED,
+    owner="r1/0",
+    changed_at=NOW - 1,
+    history=(
+        HistoryEntry(version=1, status=Status.PENDING, at=NOW - 900, operation="x"),
+        HistoryEntry(version=2, status=Status.PENDING, at=NOW - 30, operation="x"),
+        HistoryEntry(version=3, status=Status.PAUSED, at=NOW - 1, operation="x"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("holders", "says"),
+    [
+        ([HOLDER], "waits for a slot of shop:mail|x for 1m, held by invocation h1 on r1/0 for 30s."),
+        ([replace(HOLDER, owner="gone/0")], "h1 on gone/0 for 30s, whose runner is not alive: its work waits for rec"),
+        ([replace(HOLDER, id=f"h{n}") for n in range(5)], "h0 on r1/0 for 30s; invocation h1 on"),
+        ([replace(HOLDER, id=f"h{n}") for n in range(5)], "h2 on r1/0 for 30s and 2 others."),
+        ([], "one is free, so it goes back to the queue in a moment"),
+    ],
+)
+def test_it_says_who_holds_the_slot_that_an_invocation_waits_for(holders: list[InvocationRecord], says: str) -> None:
+    waiting = replace(RECORD, status=Status.CONCURRENCY_CONTROLLED, limit_key="shop:mail|x")
+    assert says in explain(waiting, [RUNNER], NOW, 15.0, holders)

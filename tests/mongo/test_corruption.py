@@ -129,7 +129,7 @@ def test_a_claimer_that_has_company_is_not_stopped_either(mongo_url: str, raw: R
         damage(raw, "i4", "rank is missing")
         got = []
         for turn in range(10):
-            store._crowded = True
+            store._claims.crowded = True
             got += ids_of((await store.claim(wish(f"claim {turn}", limit=3))).records)
         assert len(got) == len(set(got)) == 18
 

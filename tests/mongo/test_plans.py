@@ -14,6 +14,7 @@ from pymongo.database import Database
 from tests.mongo.tools import database_of, opened, play
 
 from holdfast.lifecycle import changes
+from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.records import Piece, lane_of
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
@@ -113,6 +114,10 @@ async def stocked(store: MongoStore) -> None:
         await store.apply(
             [changes.completed(r, result=b"\x01", operation=f"end {r.id}", at=START) for r in taken.records[:20]]
         )
+        limited = [invocation(f"l{n}", app=app, queue="limited", limit_key=f"k{n % 3}") for n in range(90)]
+        await store.insert(limited[:60])
+        await store.claim(wish(f"limited {app}", app=app, lanes=(LIMITED,), limit=60, limits=LIMITS))
+        await store.insert(limited[60:])
         for n in range(3):
             await store.enrol(runner(f"r{n}", app=app))
             await store.put_execution(app, execution(f"e{n}", service=f"s{n}"))
@@ -146,6 +151,9 @@ async def apply_twice(store: MongoStore) -> None:
 
 
 LANES = tuple(lane_of(f"q{n}", TASK) for n in range(3))
+LIMITED = lane_of("limited", TASK)
+LIMITS = {TASK: Limit(2)}
+RELEASES = [Release(limit_key=f"k{n}", count=2, most=4, without=frozenset({"a|b"})) for n in range(3)]
 STEPS: dict[str, Step] = {
     "claim one": lambda store: store.claim(wish("c1", lanes=LANES, limit=1, at=START + 10)),
     "claim many": lambda store: store.claim(wish("c2", lanes=LANES, limit=10, at=START + 10)),
@@ -153,6 +161,12 @@ STEPS: dict[str, Step] = {
     "claim nothing": lambda store: store.claim(wish("c4", lanes=("none|x",), limit=10)),
     "claim one of nothing": lambda store: store.claim(wish("c5", lanes=("none|x",), limit=1)),
     "claim again": lambda store: store.claim(wish("stock shop", lanes=LANES, limit=40, at=START + 10, again=True)),
+    "claim limited ones": lambda store: store.claim(wish("c6", lanes=(LIMITED,), limit=3, limits=LIMITS)),
+    "claim a lone limited one": lambda store: store.claim(wish("c7", lanes=(LIMITED,), limit=1, limits=LIMITS)),
+    "release_waiters": lambda store: store.release_waiters("shop", RELEASES[:1], operation="r1", at=START),
+    "release_waiters of many keys": lambda store: store.release_waiters("shop", RELEASES, operation="r2", at=START),
+    "waiting_keys": lambda store: store.waiting_keys("shop"),
+    "slot_holders": lambda store: store.slot_holders("shop", "k1"),
     "lanes": lambda store: store.lanes("shop"),
     "apply": apply_twice,
     "insert again": lambda store: store.insert([invocation(f"{TASK}000"), invocation("new")]),
@@ -228,6 +242,15 @@ def test_the_lanes_are_told_by_jumping_from_one_to_the_next(mongo_url: str, raw:
     (explanation,) = explained(raw, command)
     assert "DISTINCT_SCAN" in set(stages(explanation["queryPlanner"]))
     assert number("totalDocsExamined", explanation) == 0
+
+
+def test_the_keys_that_somebody_waits_for_are_told_by_jumping_from_one_to_the_next(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, stocked)
+    (_, keys), (_, held) = caught(mongo_url, STEPS["waiting_keys"])
+    (explanation,) = explained(raw, keys)
+    assert "DISTINCT_SCAN" in set(stages(explanation["queryPlanner"]))
+    assert number("totalDocsExamined", explanation) == 0
+    assert number("totalKeysExamined", explained(raw, held)) < 12  # there are 6 slots
 
 
 def test_every_method_is_explained() -> None:

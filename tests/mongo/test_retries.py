@@ -17,6 +17,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import Piece, StoredPayload
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
@@ -107,10 +108,14 @@ async def ask_nobody(what: str, attempt: object) -> Any:
 DIGEST = "d" * 64
 PAYLOAD = StoredPayload(digest=DIGEST, size=6, pieces=2, first=Piece(b"one"))
 EXECUTION = Execution(id="e", service="core", runner_id="r", started_at=START, window_ends_at=START + 9)
+RELEASE = Release(limit_key="k", most=1)
 OPERATIONS: dict[str, Operation] = {
     "insert": lambda store: store.insert([invocation("new")]),
     "claim": lambda store: store.claim(wish("many", limit=3)),
     "lanes": lambda store: store.lanes("shop"),
+    "release_waiters": lambda store: store.release_waiters("shop", [RELEASE], operation="r", at=START),
+    "waiting_keys": lambda store: store.waiting_keys("shop"),
+    "slot_holders": lambda store: store.slot_holders("shop", "k"),
     "apply": lambda store: _end(store),
     "get": lambda store: store.get("shop", ["a"]),
     "find": lambda store: store.find("shop", Filter(), 10),
@@ -356,7 +361,7 @@ def test_a_refusal_has_a_class_and_advice(said: str, code: int, kind: type[Store
 
 def test_every_reading_operation_is_known_as_one() -> None:
     """Who may not read is told something else than who may not write, so each operation is one or the other."""
-    writes = {"insert", "claim", "apply", "enrol", "heartbeat", "leave"}
+    writes = {"insert", "claim", "release_waiters", "apply", "enrol", "heartbeat", "leave"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
     assert {name.replace("_", " ") for name in set(OPERATIONS) - writes} == READS

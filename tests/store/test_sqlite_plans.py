@@ -21,6 +21,7 @@ SMALL = {
     "wanted": "the values of the statement itself",
     "step": "the values of the statement itself",
     "heads": "the pairs of lane and rank that were found",
+    "keys": "the limit keys that were found",
     "(subquery-1)": "a single row, by its LIMIT",
     "CONSTANT": "the values of the statement itself",
 }

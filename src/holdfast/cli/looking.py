@@ -77,6 +77,8 @@ def show(
                 ("created", f"{moment(record.created_at)}, {length(now - record.created_at)} ago"),
                 ("due", moment(record.due_at)),
                 ("owner", record.owner or ""),
+                ("limit key", record.limit_key or ""),
+                ("slot", record.slot or ""),
                 ("attempt", f"{record.attempt}, epoch {record.epoch}"),
                 ("reason", record.reason),
                 ("result", result),
@@ -182,6 +184,8 @@ def _facts(record: InvocationRecord) -> dict[str, Any]:
         "attempt": record.attempt,
         "reason": record.reason,
         "parent_id": record.parent_id,
+        "limit_key": record.limit_key,
+        "slot": record.slot,
     }
 
 

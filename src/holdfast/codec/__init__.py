@@ -18,7 +18,7 @@ Only if that fails does a careful pass look at each leaf: it finds big integers,
 
 The rooms, each importing only from those above it: `refusals` (why not, and where), `extensions` (codes and leaves),
 `payloads` (what lies apart), `classes` (the registry's shapes), `values` (writer and reader), `failures`
-(exceptions). Outside, import from here.
+(exceptions), `digests` (one name for equal values). Outside, import from here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from __future__ import annotations
 import contextlib
 import enum
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from holdfast.codec.classes import Shape, fields_of, hints_of, stored_name, type_name
+from holdfast.codec.digests import digest_of
 from holdfast.codec.extensions import Code, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
 from holdfast.codec.payloads import (
@@ -138,6 +139,13 @@ class Codec:
             raise
         except Exception as error:
             raise NotDecodable(f"stored bytes cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+
+    def digest(self, values: Mapping[str, object]) -> str:
+        """The same for equal named values of the same types, in whatever order, and for no others. Raises
+        `NotEncodable`.
+        """
+        named = sorted(values.items())
+        return digest_of(part for name, value in named for part in (pack(name), self.encode(value, at=name)))
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str] = ()) -> bytes:
         """The arguments of a call. `names` are the parameters of the positional ones, for messages."""

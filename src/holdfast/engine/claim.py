@@ -7,7 +7,7 @@ being left to recovery.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -15,19 +15,38 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.patience import Patience
 from holdfast.ids import Ids
 from holdfast.lifecycle.changes import Claim, Claimed
+from holdfast.lifecycle.limits import Limit
+from holdfast.lifecycle.records import FINAL, READY, Hint
 from holdfast.store.contract import Store
+from holdfast.wakeup.hub import Hub
 
 
 class Claimer:
-    def __init__(self, store: Store, ids: Ids, patience: Patience, *, app: str, owner: str) -> None:
+    """`limits` are those of the tasks that have one, by name."""
+
+    def __init__(
+        self,
+        store: Store,
+        hub: Hub,
+        ids: Ids,
+        patience: Patience,
+        *,
+        app: str,
+        owner: str,
+        limits: Mapping[str, Limit],
+    ) -> None:
         self._store = store
+        self._hub = hub
         self._ids = ids
         self._patience = patience
         self._app = app
         self._owner = owner
+        self._limits = limits
 
-    async def claim(self, lanes: Iterable[str], limit: int, *, start: bool = True) -> Claimed:
-        """Up to `limit` invocations, ours and RUNNING (PENDING, without `start`). Waits while the store is away."""
+    async def claim(self, lanes: Iterable[str], limit: int, *, start: bool = True, limited: bool = True) -> Claimed:
+        """Up to `limit` invocations, ours and RUNNING (PENDING, without `start`); without `limited`, only what lies
+        before the first that needs a slot. Waits while the store is away.
+        """
         claim = Claim(
             app=self._app,
             lanes=tuple(lanes),
@@ -36,6 +55,8 @@ class Claimer:
             operation=self._ids.operation(),
             at=self._store.now(),
             start=start,
+            limits=self._limits,
+            limited=limited,
         )
 
         async def attempt(again: bool) -> Claimed:
@@ -44,4 +65,8 @@ class Claimer:
             crashpoint("claim.after")
             return claimed
 
-        return await self._patience.until_answered("looking for work", attempt)
+        claimed = await self._patience.until_answered("looking for work", attempt)
+        if claimed.refused or claimed.released:
+            told = ((FINAL, claimed.refused), (READY, claimed.released))
+            self._hub.send(*[Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in told if names])
+        return claimed

@@ -18,8 +18,9 @@ from holdfast.clock import Clock
 from holdfast.codec import Codec, Limits
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew, LocalCrew
-from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.definition import Place, TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
+from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery, core_app
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING, Runner, RunnerSettings
@@ -208,11 +209,19 @@ class Engine:
             make_core_worker=lambda owner, permit: self._core_worker(core, codec, core_recovery, owner, permit),
             recovery=recovery,
             core_recovery=core_recovery,
-            duties=(Duty(name="payloads", every_seconds=3600.0, perform=self.depot.collect),),
+            duties=self._duties(known),
         )
         core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)
         core.add(RECOVER_PENDING, runner.recover_pending, duties.recover_pending_cron)
         return runner
+
+    def _duties(self, definitions: Iterable[TaskDefinition]) -> tuple[Duty, ...]:
+        """What services do for the tasks and the store."""
+        slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
+        return (
+            Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
+            Duty(name="payloads", every_seconds=3600.0, perform=self.depot.collect),
+        )
 
     def _core_worker(
         self, core: CoreTaskRegistry, codec: Codec, recovery: Recovery, owner: str, permit: Permit

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from holdfast.engine.concurrency import Concurrency, RunningConcurrency
 from holdfast.errors import UsageError
 from holdfast.execution.declared import MAINS, why_unreachable
+from holdfast.lifecycle.limits import Limit
 from holdfast.lifecycle.records import lane_of
 
 
@@ -38,11 +40,18 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     aliases: tuple[str, ...] = ()
     at_most_once: bool = False
+    concurrency: Concurrency = Concurrency()
 
     @property
     def fingerprint(self) -> str:
-        facts = (str(self.signature), self.place, self.queue, ",".join(self.tags), str(self.priority))
+        options = map(str, msgspec.structs.astuple(self.concurrency))
+        facts = (str(self.signature), self.place, self.queue, ",".join(self.tags), str(self.priority), *options)
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+
+    @property
+    def limit(self) -> Limit | None:
+        """How many may run at once under one key, if that is limited."""
+        return None if self.concurrency.mode is RunningConcurrency.DISABLED else self.concurrency.limit
 
     @property
     def is_coroutine(self) -> bool:
@@ -56,6 +65,11 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lanes(self) -> tuple[str, ...]:
         return tuple(lane_of(self.queue, name, self.tags) for name in self.names)
+
+
+def limits_of(definitions: Iterable[TaskDefinition]) -> dict[str, Limit | None]:
+    """The limit of each task, or None if it has none, by every name under which it is called for."""
+    return {name: task.limit for task in definitions for name in task.names}
 
 
 def place_for(function: Callable[..., Any], executor: str | None) -> Place:

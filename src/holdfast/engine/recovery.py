@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from holdfast.clock import format_duration
 from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.limits import Limits
 from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -45,6 +46,7 @@ class Recovery:
         self._max_crashes = max_crashes
         self.max_pending = max_pending
         self._codec = Codec()
+        self._limits = Limits(store, hub, ids, app=app)  # of whatever task: as many go on as slots were given back
 
     # --- one invocation
 
@@ -104,6 +106,7 @@ class Recovery:
             Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in ((READY, ready), (FINAL, ended))
         ]
         self._hub.send(*[hint for hint in hints if hint.subjects])
+        await self._limits.released(record for record, change in done if change.frees)
         return len(done)
 
     async def of_owner(self, owner: str, why: str, *, ended: bool = False, before: float = float("inf")) -> int:

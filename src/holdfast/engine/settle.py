@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from holdfast.codec import ErrorRecord, Payload
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.depot import Depot
+from holdfast.engine.limits import Limits
 from holdfast.engine.patience import Patience
 from holdfast.engine.recovery import Recovery
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
@@ -52,6 +53,7 @@ class Settler:
         on_started: OnStarted,
         on_stored: Callable[[], None],
         recovery: Recovery,
+        limits: Limits,
     ) -> None:
         self._store = store
         self._depot = depot
@@ -61,6 +63,7 @@ class Settler:
         self._on_started = on_started
         self._on_stored = on_stored
         self._recovery = recovery
+        self._limits = limits
         self.storing = 0  # large ends whose payloads are being stored
         self._gathered: list[tuple[InvocationRecord, Change]] = []
         self._pump: asyncio.Task[None] | None = None
@@ -149,6 +152,7 @@ class Settler:
                 await asyncio.wait(waiting)
             else:
                 await asyncio.sleep(0)  # they have just ended, and are taken off the list in the loop's next turn
+        await self._limits.finish()
 
     async def _write_groups(self) -> None:
         while self._gathered:
@@ -242,10 +246,12 @@ class Settler:
         return changes.failed(record, error=failure, operation=operation, at=at, why=_plain(why))
 
     def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
-        ended, ready = list[str](), list[str]()
+        ended, ready, freed = list[str](), list[str](), list[InvocationRecord]()
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if isinstance(verdict, Applied):
                 target = change.path[-1]
+                if record.slot is not None and change.frees:
+                    freed.append(record)
                 if target in FINAL_STATUSES:
                     ended.append(record.id)
                 elif target in AVAILABLE:
@@ -257,6 +263,8 @@ class Settler:
         hints = [Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in told if names]
         if hints:
             self._hub.send(*hints)
+        if freed:
+            self._limits.freed(freed)
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if change.name == "started":
                 self._on_started(record, change, isinstance(verdict, Applied))

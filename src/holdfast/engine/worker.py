@@ -27,9 +27,10 @@ from holdfast.engine.account import Account
 from holdfast.engine.audit import Audit
 from holdfast.engine.bell import Bell
 from holdfast.engine.claim import Claimer
-from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.definition import Place, TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
 from holdfast.engine.ending import end_all
+from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.pace import Pace
 from holdfast.engine.parked import wake_parked
 from holdfast.engine.patience import Patience
@@ -112,9 +113,10 @@ class Worker:
         self._pace = Pace(poll_interval_seconds)
         self._drain = drain_timeout_seconds
         self._search = Patience(rng)
-        self._claimer = Claimer(store, ids, self._search, app=app, owner=owner)
+        slots = RunningLimits(store, hub, ids, app=app, limits=limits_of(self._tasks.values()))
+        self._claimer = Claimer(store, hub, ids, self._search, app=app, owner=owner, limits=slots.known)
         self._patience = Patience(rng)
-        self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery)
+        self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery, slots)
         self._make_places = make_places
         self._places: dict[Place, Execution] = {}
         self._suspects = Suspects(codec, apart=around is None)
@@ -123,6 +125,7 @@ class Worker:
         self._reserve = Reserve(concurrency)
         self._ahead = bool(store.abilities & Ability.COSTLY_CLAIMS)
         self._prefetching: asyncio.Task[None] | None = None
+        self._slot_next = False  # what comes next in the queue needs a slot, and is not claimed ahead
         self._starting = 0  # places of reserved work whose start is being written
         self._bell = Bell()
         self._look = True
@@ -239,10 +242,13 @@ class Worker:
         self._start(self._reserve.take(self._free()))
         if not self._look or self._prefetching is not None:
             return
-        if self._ahead and self._expected > self._concurrency and self._reserve.room(self._loop_time()):
+        ahead = self._ahead and self._expected > self._concurrency and not self._slot_next
+        if ahead and self._reserve.room(self._loop_time()):
             self._prefetching = asyncio.create_task(self._prefetch())
         elif free := max(0, self._free()):
-            self._begin(await self._claim(free, start=True))
+            records = await self._claim(free, start=True)
+            self._slot_next = len(records) == free and any(record.slot for record in records)
+            self._begin(records)
 
     def _free(self) -> int:
         # A large end keeps its place until its payloads are stored: else memory could fill faster than the store takes.
@@ -254,16 +260,18 @@ class Worker:
     def _stored(self) -> None:
         self._bell.ring()
 
-    async def _claim(self, most: int, *, start: bool) -> tuple[InvocationRecord, ...]:
+    async def _claim(self, most: int, *, start: bool, limited: bool = True) -> tuple[InvocationRecord, ...]:
         # What is heard while the claim is under way counts for the next one.
         expected, self._expected, self._look = self._expected, 0, False
         wanted = min(most, expected)
         self._claiming += 1
         try:
-            claimed = await self._claimer.claim(self._lanes, wanted, start=start)
+            claimed = await self._claimer.claim(self._lanes, wanted, start=start, limited=limited)
         finally:
             self._claiming -= 1
-        if len(claimed.records) < wanted:
+        if claimed.cut:
+            self._look, self._slot_next, self._expected = True, True, self._expected + expected - len(claimed.records)
+        elif len(claimed.records) < wanted:
             self._next_due = claimed.next_due_at
         elif expected > wanted:
             self._expected += expected - wanted
@@ -276,7 +284,7 @@ class Worker:
         try:
             now = self._loop_time()
             room = self._reserve.room(now)
-            claimed = await self._claim(room, start=self._reserve.begins_at_once(room, now))
+            claimed = await self._claim(room, start=self._reserve.begins_at_once(room, now), limited=False)
             self._reserve.add(claimed, self._loop_time())
         except StoreError as error:
             log.debug("nothing was claimed ahead: %s", error)  # a stop; the next claim finds what this one got

@@ -14,7 +14,7 @@ What became of a change is a value: `Applied`, `Lost` (somebody else came first)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,8 +22,9 @@ from msgspec import UNSET, UnsetType
 from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle.crashes import taken_from
+from holdfast.lifecycle.limits import Allotment, Held, Limit, why_blocked, why_refused
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, digests_in
-from holdfast.lifecycle.status import AVAILABLE, TABLE, Status, compute_new_owner, validate_transition
+from holdfast.lifecycle.status import AVAILABLE, RELEASING, TABLE, Status, compute_new_owner, validate_transition
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes | UnsetType | None = UNSET
     error: ErrorRecord | UnsetType | None = UNSET
     fingerprint: str | UnsetType | None = UNSET
+    slot: str | None = None  # that the invocation takes; only a claim gives one
 
     def __post_init__(self) -> None:
         _check(self)
@@ -52,6 +54,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def target(self) -> Status:
         return self.path[-1]
+
+    @property
+    def frees(self) -> bool:
+        """Whether the change gives back the slot that the invocation may hold: who owns nothing holds nothing."""
+        return not RELEASING.isdisjoint(self.path)
 
     @property
     def payloads(self) -> tuple[str, ...]:
@@ -160,6 +167,10 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
     }
     if Status.PENDING in change.path:
         updates["claim_token"] = change.operation
+    if change.slot is not None:
+        updates["slot"] = change.slot
+    elif change.frees:
+        updates["slot"] = None
     for name in OPTIONAL:
         value = getattr(change, name)
         if value is not UNSET:
@@ -189,6 +200,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     `start` walks PENDING → RUNNING in the same write, for work that begins at once; without it the work is only
     reserved. `ids` narrows the wish to these invocations. `again` tells that a claim with this operation id was sent
     before and its answer was lost.
+
+    `limits` are those of the claimer's tasks, by name. An invocation that has a key and whose task has a limit is
+    taken with a slot or not at all. Without `limited`, the claim ends before the first of them: for work that is only
+    taken ahead, since a slot is not to be held by what does not run.
     """
 
     app: str
@@ -200,6 +215,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     start: bool = True
     ids: tuple[str, ...] = ()
     again: bool = False
+    limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
+    limited: bool = True
 
     @property
     def path(self) -> tuple[Status, ...]:
@@ -210,15 +227,22 @@ class Claimed(msgspec.Struct, frozen=True):
     """What a claim got, in order.
 
     If that is less than it asked for: when the next invocation of these lanes falls due, or None if nothing waits in
-    them.
+    them. What is due already was not looked at, or somebody else was faster.
+
+    `refused` are the ids of those that ended because they met a limit and were not to wait, `released` the lanes of
+    those that could go on; whoever waits for either has to be told. `cut`: a limited one is next, and the claim was
+    to take none; then nothing is said about the time.
     """
 
     records: tuple[InvocationRecord, ...]
     next_due_at: float | None = None
+    refused: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
+    cut: bool = False
 
 
-def claimed(claim: Claim, record: InvocationRecord) -> Change:
-    """The change that a claim makes to one record."""
+def claimed(claim: Claim, record: InvocationRecord, slot: str | None = None) -> Change:
+    """The change that a claim makes to one record, with the slot that it needs, if it does."""
     return Change(
         name="claimed",
         app=claim.app,
@@ -229,7 +253,56 @@ def claimed(claim: Claim, record: InvocationRecord) -> Change:
         operation=claim.operation,
         at=claim.at,
         actor=claim.owner,
+        slot=slot,
     )
+
+
+_WAITING = frozenset({Status.CONCURRENCY_CONTROLLED})
+
+
+def _unowned(
+    name: str, record: InvocationRecord, target: Status, sources: frozenset[Status], operation: str, at: float, why: str
+) -> Change:
+    """A change of what nobody owns."""
+    return Change(
+        name=name,
+        app=record.app,
+        id=record.id,
+        path=(target,),
+        sources=sources,
+        epoch=record.epoch,
+        operation=operation,
+        at=at,
+        why=why,
+    )
+
+
+def blocked(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """A claim has found no free slot for it: it leaves the queue, keeps its place in it, and waits."""
+    return _unowned("blocked", record, Status.CONCURRENCY_CONTROLLED, AVAILABLE, operation, at, why)
+
+
+def refused(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """A claim has found no free slot for it, and it is not to wait. Only what has never started can end so."""
+    target, sources = Status.CONCURRENCY_CONTROLLED_FINAL, frozenset({Status.REGISTERED})
+    return _unowned("refused", record, target, sources, operation, at, why)
+
+
+def turned_away(
+    claim: Claim, allotment: Allotment[InvocationRecord], held: Held
+) -> Iterator[tuple[InvocationRecord, Change]]:
+    """What a claim makes of those for whom there was no slot."""
+    for record in allotment.blocked:
+        why = why_blocked(record.limit_key or "")
+        yield record, blocked(record, operation=claim.operation, at=claim.at, why=why)
+    for record in allotment.refused:
+        why = why_refused(record.limit_key or "", held.of(record.limit_key or ""))
+        yield record, refused(record, operation=claim.operation, at=claim.at, why=why)
+
+
+def released(record: InvocationRecord, *, operation: str, at: float, why: str = "a slot is free") -> Change:
+    """A slot is free: who has waited for one goes back to the queue, to its old place."""
+    return _unowned("released", record, Status.REROUTED, _WAITING, operation, at, why)
 
 
 _WORKING = frozenset({Status.RUNNING, Status.RESUMED})

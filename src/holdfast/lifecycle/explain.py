@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.clock import format_duration
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, runner_of
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
 
 
@@ -18,14 +18,24 @@ def living(roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float
     return [runner for runner in roster if now - runner.heartbeat_at <= dead_after_seconds]
 
 
-def explain(record: InvocationRecord, roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float) -> str:
-    """A sentence or two about what the invocation is waiting for, or how it ended."""
+def explain(
+    record: InvocationRecord,
+    roster: Sequence[RunnerRecord],
+    now: float,
+    dead_after_seconds: float,
+    holders: Sequence[InvocationRecord] = (),
+) -> str:
+    """A sentence or two about what the invocation is waiting for, or how it ended. `holders` are those who hold the
+    slots that it waits for.
+    """
     status, since = record.status, format_duration(max(0.0, now - record.changed_at))
     if status in AVAILABLE:
         taking = [runner for runner in living(roster, now, dead_after_seconds) if not runner.draining]
         return _waiting(record, taking, now, since)
     if status in OWNED:
         return _owned(record, roster, now, dead_after_seconds, since)
+    if status is Status.CONCURRENCY_CONTROLLED:
+        return _without_slot(record, holders, living(roster, now, dead_after_seconds), now, since)
     if status is Status.PARKED:
         return (
             f"parked for {since}: {record.reason}. "
@@ -69,3 +79,28 @@ def _owned(
             f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
         )
     return f"{meaning}."
+
+
+def _without_slot(
+    record: InvocationRecord, holders: Sequence[InvocationRecord], alive: list[RunnerRecord], now: float, since: str
+) -> str:
+    waits = f"waits for a slot of {record.limit_key} for {since}"
+    if not holders:
+        return f"{waits}; one is free, so it goes back to the queue in a moment."
+    runners = {runner.id for runner in alive}
+    named = [_holder(holder, runners, now) for holder in holders[:_MOST_HOLDERS]]
+    more = f" and {len(holders) - len(named)} others" if len(holders) > len(named) else ""
+    return f"{waits}, held by {'; '.join(named)}{more}."
+
+
+def _holder(holder: InvocationRecord, alive: set[str], now: float) -> str:
+    claimed_at = next(
+        (line.at for line in reversed(holder.history) if line.status is Status.PENDING), holder.changed_at
+    )
+    text = f"invocation {holder.id} on {holder.owner} for {format_duration(max(0.0, now - claimed_at))}"
+    if runner_of(holder.owner) in alive:
+        return text
+    return f"{text}, whose runner is not alive: its work waits for recovery"
+
+
+_MOST_HOLDERS = 3

@@ -273,6 +273,7 @@ validate_table(TABLE)
 FINAL = _select(TABLE, "is_final")
 AVAILABLE = _select(TABLE, "available_for_run")
 OWNED = _select(TABLE, "requires_ownership")
+RELEASING = _select(TABLE, "releases_ownership")
 SOURCES: Mapping[Status, frozenset[Status]] = MappingProxyType(
     {target: frozenset(source for source, rule in TABLE.items() if target in rule.next) for target in Status}
 )

@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
+from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
     HintChannel,
     InvocationRecord,
@@ -114,7 +115,31 @@ class Store(Protocol):
         operation id and `again`, it first answers what it got already and what is still as it left it. Order: higher
         priority first, then earlier due, then smaller id. A record that cannot be read is moved to quarantine and
         observed; the others are claimed.
+
+        What is under a limit is taken together with a slot, and a slot has at most one holder, whatever else happens
+        at the time. What finds none is blocked or refused (`holdfast.lifecycle.limits.allot` decides) and the claim
+        goes on to what lies behind it, but not without end: it may answer before it has seen everything.
         """
+        ...
+
+    async def release_waiters(
+        self, app: str, wishes: Sequence[Release], *, operation: str, at: float
+    ) -> Sequence[InvocationRecord]:
+        """Let those go back to the queue who wait for slots that are free; who they are, as they are then.
+
+        Atomic: each invocation by itself. Idempotent: no, but repeating it is harmless: who comes back to the queue
+        and finds no slot waits again, at its old place. Order: as in `claim`; whoever waited before others is first.
+        """
+        ...
+
+    async def waiting_keys(self, app: str) -> Mapping[str, int]:
+        """The limit keys that somebody waits for, and how many slots of each are held. Its cost grows with these keys
+        and slots, not with those who wait.
+        """
+        ...
+
+    async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
+        """Who holds slots of this key. Order: by slot."""
         ...
 
     async def lanes(self, app: str) -> Sequence[str]:

@@ -32,8 +32,11 @@ from holdfast.lifecycle.changes import (
     applies,
     apply_to,
     claimed,
+    released,
+    turned_away,
     was_applied,
 )
+from holdfast.lifecycle.limits import Held, Holder, Release, allot
 from holdfast.lifecycle.records import (
     InvocationRecord,
     Piece,
@@ -47,6 +50,8 @@ from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe, Transaction, ignore
 
+_Place = tuple[int, float, str]
+
 
 class MemoryStore:
     """See `holdfast.store.contract.Store`."""
@@ -57,7 +62,9 @@ class MemoryStore:
         self._clock = clock
         self._observe = observe
         self._records: dict[tuple[str, str], InvocationRecord] = {}
-        self._ready: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
+        self._ready: dict[tuple[str, str], list[_Place]] = {}  # by app and lane
+        self._waiting: dict[tuple[str, str], list[_Place]] = {}  # by app and limit key
+        self._slots: dict[tuple[str, str], dict[str, str]] = {}  # by app and limit key: the slots, and who holds them
         self._runners: dict[tuple[str, str], RunnerRecord] = {}
         self._executions: dict[tuple[str, str], Execution] = {}
         self._payloads: dict[tuple[str, str], tuple[float, StoredPayload]] = {}
@@ -91,11 +98,39 @@ class MemoryStore:
             wanted = max(0, claim.limit - len(mine))
             queues = [self._ready.get((claim.app, lane), []) for lane in dict.fromkeys(claim.lanes)]
             due = (key for key in heapq.merge(*queues) if key[1] <= claim.at and (not claim.ids or key[2] in claim.ids))
-            taken = [self._records[claim.app, id] for _, _, id in islice(due, wanted)]
-            got = [self._put(apply_to(claimed(claim, record), record)) for record in taken]
-            satisfied = claim.ids or len(mine) + len(got) >= claim.limit
+            candidates = (self._records[claim.app, id] for _, _, id in due)
+            held = Held(lambda key: self._holders(claim.app, key))
+            found = allot(candidates, wanted, limits=claim.limits, limited=claim.limited, held=held, owner=claim.owner)
+            got = [self._put(apply_to(claimed(claim, record, slot), record)) for record, slot in found.taken]
+            for record, change in turned_away(claim, found, held):
+                self._put(apply_to(change, record))
+            satisfied = claim.ids or found.cut or len(mine) + len(got) >= claim.limit
             left = None if satisfied else min((key[1] for queue in queues for key in queue), default=None)
-            return Claimed(tuple(sorted(mine, key=_queue_order) + got), left)
+            everything = tuple(sorted(mine, key=_queue_order) + got)
+            return Claimed(everything, left, refused=tuple(record.id for record in found.refused), cut=found.cut)
+
+    async def release_waiters(
+        self, app: str, wishes: Sequence[Release], *, operation: str, at: float
+    ) -> Sequence[InvocationRecord]:
+        with self._lock:
+            found = []
+            for wish in wishes:
+                held = len(self._slots.get((app, wish.limit_key), ()))
+                count = wish.count if wish.most is None else min(wish.count, wish.most - held)
+                queue = (self._records[app, id] for _, _, id in self._waiting.get((app, wish.limit_key), ()))
+                first = list(islice((record for record in queue if record.lane not in wish.without), max(0, count)))
+                found += [self._put(apply_to(released(record, operation=operation, at=at), record)) for record in first]
+            return found
+
+    async def waiting_keys(self, app: str) -> Mapping[str, int]:
+        with self._lock:
+            keys = [key for (owner, key), queue in self._waiting.items() if owner == app and queue]
+            return {key: len(self._slots.get((app, key), ())) for key in keys}
+
+    async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
+        with self._lock:
+            held = self._slots.get((app, limit_key), {})
+            return [self._records[app, id] for _, id in sorted(held.items())]
 
     async def lanes(self, app: str) -> Sequence[str]:
         with self._lock:
@@ -289,21 +324,39 @@ class MemoryStore:
     def hints(self) -> None:
         return None
 
+    def _holders(self, app: str, limit_key: str) -> dict[str, Holder]:
+        held = self._slots.get((app, limit_key), {})
+        return {slot: Holder(id, self._records[app, id].owner) for slot, id in held.items()}
+
     def _of(self, app: str) -> list[InvocationRecord]:
         return [record for record in self._records.values() if record.app == app]
 
     def _put(self, record: InvocationRecord) -> InvocationRecord:
         before = self._records.get((record.app, record.id))
-        if before is not None and before.status in AVAILABLE:
-            queue = self._ready[before.app, before.lane]
-            del queue[bisect_left(queue, _queue_order(before))]
-        if record.status in AVAILABLE:
-            insort(self._ready.setdefault((record.app, record.lane), []), _queue_order(record))
+        if before is not None:
+            if (queue := self._queue_of(before)) is not None:
+                del queue[bisect_left(queue, _queue_order(before))]
+            if before.slot is not None:
+                del self._slots[record.app, before.limit_key or ""][before.slot]
+        if (queue := self._queue_of(record)) is not None:
+            insort(queue, _queue_order(record))
+        if record.slot is not None:
+            slots = self._slots.setdefault((record.app, record.limit_key or ""), {})
+            if slots.setdefault(record.slot, record.id) != record.id:
+                raise AssertionError(f"the slot {record.slot} has two holders: {slots[record.slot]} and {record.id}")
         self._records[record.app, record.id] = record
         return record
 
+    def _queue_of(self, record: InvocationRecord) -> list[_Place] | None:
+        """Where the record stands in line: for a runner, for a slot, or nowhere."""
+        if record.status in AVAILABLE:
+            return self._ready.setdefault((record.app, record.lane), [])
+        if record.status is Status.CONCURRENCY_CONTROLLED and record.limit_key is not None:
+            return self._waiting.setdefault((record.app, record.limit_key), [])
+        return None
 
-def _queue_order(record: InvocationRecord) -> tuple[int, float, str]:
+
+def _queue_order(record: InvocationRecord) -> _Place:
     return (-record.priority, record.due_at, record.id)
 
 

@@ -129,12 +129,20 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
         lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead"),
     ),
     "rescued": (Status.KILLED, lambda r: changes.rescued(r, operation="op", at=START + 1, why="left behind")),
+    "blocked": (Status.REGISTERED, lambda r: changes.blocked(r, operation="op", at=START + 1, why="no slot")),
+    "refused": (Status.REGISTERED, lambda r: changes.refused(r, operation="op", at=START + 1, why="no slot")),
+    "released": (Status.CONCURRENCY_CONTROLLED, lambda r: changes.released(r, operation="op", at=START + 1)),
     "woken": (Status.PARKED, lambda r: changes.woken(r, operation="op", at=START + 60, why="new code")),
 }
 """Every named change, with the status to try it from."""
 
 
 async def in_status(store: Store, status: Status, id: str = "a") -> InvocationRecord:
+    if status in (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED):
+        await store.insert([record := invocation(id)])
+        if status is not Status.REGISTERED:
+            await store.apply([raw_change(record, status, operation=f"to {id}")])
+        return await the(store, id)
     record = await owned(store, id, start=status is not Status.PENDING)
     if status is Status.PARKED:
         await store.apply([changes.parked(record, fingerprint="f0", operation=f"park {id}", at=START, why="stuck")])

@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
 from holdfast.lifecycle.changes import APPLIED, Applied, Change, Claim
+from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, lane_of
-from holdfast.lifecycle.status import TABLE, Status
+from holdfast.lifecycle.status import OWNED, TABLE, Status
 from holdfast.store.contract import Filter, Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.clock import FakeClock
@@ -31,11 +32,15 @@ T = TypeVar("T")
 
 APPS = st.sampled_from(["shop", "other"])
 IDS = st.sampled_from([f"i{n}" for n in range(8)])
-TASKS = st.sampled_from(["mail:send", "mail:drop"])
+_TASKS = ["mail:send", "mail:drop"]
+TASKS = st.sampled_from(_TASKS)
 QUEUES = st.sampled_from(["default", "fast"])
 TAGS = st.sampled_from([(), (), ("gpu",), ("eu", "gpu")])
 OPERATIONS = st.sampled_from([f"op{n}" for n in range(12)]) | st.uuids().map(str)
 LANES = st.builds(lane_of, QUEUES, TASKS, TAGS)
+KEYS = st.sampled_from(["k1", "k2"])
+MOST = 2  # that any claim here allows under one key
+LIMITS = st.fixed_dictionaries({name: st.builds(Limit, st.integers(1, MOST), st.booleans()) for name in _TASKS})
 SHIFTS = st.sampled_from([-5.0, -0.5, 0.0, 0.0, 0.5, 5.0])
 
 
@@ -48,6 +53,7 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
         "priority": draw(st.integers(-2, 2)),
     }
     more |= {"due_at": START + draw(SHIFTS), "arguments": draw(st.binary(max_size=3))}
+    more |= {"limit_key": draw(st.none() | KEYS)}
     return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
 
 
@@ -125,6 +131,8 @@ class StoreMachine(RuleBasedStateMachine):
         again=st.booleans(),
         ids=st.just(()) | st.lists(IDS, max_size=3, unique=True).map(tuple),
         shift=SHIFTS,
+        limits=LIMITS,
+        limited=st.sampled_from([True, True, False]),
     )
     def claim(self, shift: float, **fields: Any) -> None:
         claim = Claim(at=self.clock.now() + shift, **fields)
@@ -152,6 +160,9 @@ class StoreMachine(RuleBasedStateMachine):
     def _unnamed(self, data: st.DataObject, record: InvocationRecord, epoch: int, operation: str) -> Change | None:
         """Any walk that the table allows, so that a store is ready for the changes to come."""
         path = data.draw(legal_paths(record.status))
+        (there,) = self.loop.run_until_complete(self.memory.get(record.app, [record.id]))
+        if there is not None and there.limit_key is not None and Status.PENDING in path:
+            return None  # only a claim makes somebody the owner, and it gives a slot
         optional: dict[str, Any] = data.draw(
             st.fixed_dictionaries(
                 {},
@@ -179,6 +190,25 @@ class StoreMachine(RuleBasedStateMachine):
             )
         except LifecycleError:
             return None
+
+    @rule(
+        app=APPS,
+        wishes=st.lists(
+            st.builds(
+                Release,
+                limit_key=KEYS,
+                count=st.integers(0, 3),
+                most=st.none() | st.integers(1, MOST),
+                without=st.frozensets(LANES, max_size=2),
+            ),
+            max_size=3,
+            unique_by=lambda wish: wish.limit_key,
+        ),
+        operation=OPERATIONS,
+    )
+    def release_waiters(self, app: str, wishes: list[Release], operation: str) -> None:
+        at = self.clock.now()
+        self.seen += self.both(lambda store: store.release_waiters(app, wishes, operation=operation, at=at))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=4))
     def get(self, app: str, ids: list[str]) -> None:
@@ -212,6 +242,19 @@ class StoreMachine(RuleBasedStateMachine):
             self.both(lambda store, app=app: store.lanes(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.roster(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.owners(app))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.waiting_keys(app))  # type: ignore[misc]
+
+    @invariant()
+    def no_slot_has_two_holders_and_no_key_more_than_its_limit(self) -> None:
+        for app in ("shop", "other"):
+            everything = self.loop.run_until_complete(self.other.find(app, Filter(), 1000))
+            slots = [record.slot for record in everything if record.slot is not None]
+            assert len(slots) == len(set(slots))
+            for key in ("k1", "k2"):
+                owned = [r for r in everything if r.limit_key == key and r.status in OWNED]
+                assert len(owned) <= MOST
+                assert {r.slot for r in everything if r.limit_key == key} - {None} == {r.slot for r in owned}
+                self.both(lambda store, app=app, key=key: store.slot_holders(app, key))  # type: ignore[misc]
 
 
 def plain(answer: object) -> object:

@@ -15,10 +15,12 @@ from holdfast.clock import Clock
 from holdfast.errors import StoreUnavailable
 from holdfast.store.contract import Observe
 from holdfast.store.mongo import connection, schema
+from holdfast.store.mongo.claims import Claims
 from holdfast.store.mongo.documents import (
     Document,
 )
 from holdfast.store.mongo.hints import StreamHints
+from holdfast.store.mongo.quarantine import Quarantine
 from holdfast.store.mongo.retry import Retry, RetryPolicy
 from holdfast.store.mongo.time import ServerTime
 from holdfast.store.mongo.transaction import MongoTransaction, joined
@@ -49,7 +51,8 @@ class MongoBase:
         self._use_change_streams = use_change_streams
         self._retry = Retry(retry, clock, rng, observe, where)
         self._time = ServerTime(clock)
-        self._crowded = False  # others took what the last claim wanted
+        self._quarantine = Quarantine(self._collection, self.now, observe)
+        self._claims = Claims(self._collection, self._quarantine, rng)
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
         self._hints: StreamHints | None = None

@@ -113,6 +113,7 @@ _PLAIN = (
     *("claim_token", "fingerprint", "parent_id", "reason"),
 )
 _SELDOM = ("at_most_once", "limit_key", "slot")  # a document has them only if there is something to say
+_KEYS = ("limit_key", "slot")
 _TEXTS = ("app", "id", "task", "queue", "reason", "status")
 _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
 
@@ -120,6 +121,9 @@ _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "chan
 def _check_types(document: Mapping[str, Any]) -> None:
     for name in _TEXTS:
         if not isinstance(document[name], str):
+            raise TypeError(f"{name} is {document[name]!r}")
+    for name in _KEYS:
+        if not isinstance(document.get(name, ""), str):
             raise TypeError(f"{name} is {document[name]!r}")
     for name in _NUMBERS:  # a number may be a double or a long, if somebody has edited it
         if not isinstance(document[name], int | float) or isinstance(document[name], bool):
@@ -172,6 +176,10 @@ def pipeline(change: Change) -> list[Document]:
     }
     if Status.PENDING in change.path:
         fields["claim_token"] = {"$literal": change.operation}
+    if change.slot is not None:
+        fields["slot"] = {"$literal": change.slot}
+    elif change.frees:
+        fields["slot"] = "$$REMOVE"
     for name in OPTIONAL:
         value = getattr(change, name)
         if value is not UNSET:
@@ -203,6 +211,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
     }
     if Status.PENDING in change.path:
         fields["claim_token"] = change.operation
+    if change.slot is not None:
+        fields["slot"] = change.slot
     for name in OPTIONAL:
         value = getattr(change, name)
         if value is not UNSET:
@@ -213,6 +223,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
             fields[name] = True
         else:
             gone[name] = ""
+    if change.frees and change.slot is None:
+        gone["slot"] = ""
     update: Document = {"$set": fields, "$push": {"history": {"$each": [entry_document(line) for line in lines]}}}
     if change.attempts:
         update["$inc"] = {"attempt": change.attempts}

@@ -7,7 +7,7 @@ in order; with more of them it would read everything and sort it, so a query for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.changes import Claim
-from holdfast.lifecycle.status import FINAL
+from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document
 
@@ -48,6 +48,8 @@ def ready(claim: Claim, lanes: Sequence[str]) -> Document:
 async def candidates(invocations: Invocations, claim: Claim, limit: int) -> list[Document]:
     """The first `limit` of what a claim may take, in queue order. Index: ready."""
     fields = {"_id": True, "rank": True, "due_at": True, "id": True, "status": True}
+    if claim.limits:
+        fields |= {"task": True, "limit_key": True}
     found: list[Document] = []
     for lanes in _portions(claim.lanes):
         cursor = invocations.find(ready(claim, lanes), fields, hint="ready").sort(QUEUE_ORDER).limit(limit)
@@ -96,6 +98,37 @@ async def next_due(invocations: Invocations, claim: Claim) -> float | None:
 async def lanes(invocations: Invocations, app: str) -> list[str]:
     """The distinct lanes of what is ready. Index: due, jumping from lane to lane (no hint before 7.1)."""
     return sorted(await invocations.distinct("lane", {"app": app, "ready": True}))
+
+
+def task_in(lane: str) -> str:
+    return lane.split("|", 2)[1]
+
+
+def waiting(app: str, limit_key: str, without: Collection[str] = ()) -> Document:
+    """Who waits for a slot of this key, on the index `waiting`."""
+    wanted: Document = {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app, "limit_key": limit_key}
+    return wanted | {"lane": {"$nin": sorted(without)}} if without else wanted
+
+
+async def waiting_keys(invocations: Invocations, app: str, among: Sequence[str] | None = None) -> list[str]:
+    """The distinct keys that somebody waits for. Index: waiting, jumping from key to key (no hint before 7.1)."""
+    wanted: Document = {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app}
+    if among is not None:
+        wanted["limit_key"] = {"$in": list(among)}
+    return [key for key in await invocations.distinct("limit_key", wanted) if isinstance(key, str)]
+
+
+async def held(invocations: Invocations, app: str, keys: Sequence[str]) -> list[Document]:
+    """The slots of these keys that are held. Index: slot."""
+    wanted = {"app": app, "limit_key": {"$in": list(keys)}, "slot": {"$gte": ""}}
+    fields = {"_id": False, "limit_key": True, "slot": True, "id": True, "owner": True}
+    return await invocations.find(wanted, fields, hint="slot").to_list()
+
+
+async def slot_holders(invocations: Invocations, app: str, limit_key: str) -> list[Document]:
+    """Who holds slots of this key. Index: slot."""
+    wanted = {"app": app, "limit_key": limit_key, "slot": {"$gte": ""}}
+    return await invocations.find(wanted, hint="slot").sort([("slot", ASCENDING)]).to_list()
 
 
 async def by_key(invocations: Invocations, keys: Sequence[str]) -> list[Document]:

@@ -74,7 +74,7 @@ NOT_ABOUT_THE_DOCUMENT = frozenset({_FORBIDDEN, *_AUTHENTICATION, _FULL, _HOSTED
 READS = frozenset(
     {
         *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners", "executions"),
-        *("quarantined", "check"),
+        *("quarantined", "check", "waiting keys", "slot holders"),
     }
 )
 """The operations that write nothing."""
@@ -101,6 +101,11 @@ def is_transient(error: PyMongoError) -> bool:
     if isinstance(error, OperationFailure):
         return error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
     return False
+
+
+def is_about_the_document(error: PyMongoError) -> bool:
+    """Whether another document would fare better."""
+    return not is_transient(error) and not _codes(error) & NOT_ABOUT_THE_DOCUMENT
 
 
 def _is_authentication(error: PyMongoError) -> bool:

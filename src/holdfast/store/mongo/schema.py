@@ -98,15 +98,16 @@ INDEXES = (
     Index(
         INVOCATIONS,
         "slot",
-        _up("app", "slot"),
-        "a place under a limit has one holder",
+        _up("app", "limit_key", "slot"),
+        "a slot has one holder; who holds those of a key",
         {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
     ),
     Index(
         INVOCATIONS,
         "waiting",
-        _up("app", "limit_key", "rank", "due_at", "id"),
-        "who waits longest for a place under a limit",
+        # With `status` among the keys, the limit keys can be told by jumping from one to the next, without a document.
+        _up("status", "app", "limit_key", "rank", "due_at", "id"),
+        "who waits longest for a slot of a limit key; which keys somebody waits for",
         {"partialFilterExpression": {"status": Status.CONCURRENCY_CONTROLLED.value}},
     ),
     Index(

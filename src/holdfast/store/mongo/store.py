@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import bson
 from msgspec.structs import replace
-from pymongo import ReturnDocument, UpdateOne
-from pymongo.errors import BulkWriteError, OperationFailure
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError
 
 from holdfast.errors import CorruptRecord, StoreError
 from holdfast.lifecycle.changes import (
@@ -30,17 +29,17 @@ from holdfast.lifecycle.changes import (
     Lost,
     Verdict,
     applies,
-    claimed,
     rounds,
     was_applied,
 )
+from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
     InvocationRecord,
     Quarantined,
 )
-from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
+from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Ability, Filter, Finding
-from holdfast.store.mongo import connection, queries, schema
+from holdfast.store.mongo import connection, limits, queries, schema
 from holdfast.store.mongo.beside import MongoBeside
 from holdfast.store.mongo.documents import (
     Document,
@@ -52,15 +51,10 @@ from holdfast.store.mongo.documents import (
     to_document,
 )
 from holdfast.store.mongo.inspection import inspect
-from holdfast.store.mongo.retry import NOT_ABOUT_THE_DOCUMENT, is_transient
+from holdfast.store.mongo.retry import is_transient
 
 _DUPLICATE = 11000
-_AVAILABLE = frozenset(status.value for status in AVAILABLE)
-_CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
 _MOST_BYTES = 14 * 2**20
-_MOST_ENTRY_BYTES = 16 * 2**20 - 4096
-_MOST_ROUNDS = 3
-_WIDER = 4  # how many batches a claimer looks at when others take what it wants
 
 
 class MongoStore(MongoBeside):
@@ -105,154 +99,25 @@ class MongoStore(MongoBeside):
         return await self._ask("lanes", lambda again: queries.lanes(self._collection(schema.INVOCATIONS), app))
 
     async def claim(self, claim: Claim) -> Claimed:
-        return await self._ask("claim", lambda again: self._claim(claim, again or claim.again))
+        return await self._ask("claim", lambda again: self._claims.claim(claim, again or claim.again))
 
-    async def _claim(self, claim: Claim, again: bool) -> Claimed:
-        claim = await self._narrowed(claim)
-        got = await self._claimed_before(claim) if again else []
-        if claim.lanes and len(got) < claim.limit:
-            got = await self._take(claim, got)
-        if len(got) >= claim.limit or claim.ids or not claim.lanes:
-            return Claimed(tuple(got))
-        return Claimed(tuple(got), await self._next_due(claim))
-
-    async def _narrowed(self, claim: Claim) -> Claim:
-        """Of very many lanes, ask only for those that have something."""
-        if len(claim.lanes) <= queries.MOST_RANGES:
-            return claim
-        there = set(await queries.lanes(self._collection(schema.INVOCATIONS), claim.app))
-        return replace(claim, lanes=tuple(lane for lane in claim.lanes if lane in there))
-
-    async def _claimed_before(self, claim: Claim) -> list[InvocationRecord]:
-        """What an earlier try of this claim got.
-
-        That try may still be waiting for the majority, and what this read did not show would stay ours and undone.
-        So a write comes first that changes nothing, and returns when the majority has all that was before it.
-        """
-        await self._collection(schema.META).update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        return await self._readable(await queries.claimed_before(invocations, claim))
-
-    async def _next_due(self, claim: Claim) -> float | None:
+    async def release_waiters(
+        self, app: str, wishes: Sequence[Release], *, operation: str, at: float
+    ) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS)
-        due = await queries.next_due(invocations, claim)
-        if due is not None and due <= claim.at:
-            # It is due and was not taken. Most likely it is new; but if nobody can ever take it, set it aside.
-            await self._candidates(claim, claim.limit)
-            due = await queries.next_due(invocations, claim)
-        return due
-
-    async def _take(self, claim: Claim, got: list[InvocationRecord]) -> list[InvocationRecord]:
-        wanted = claim.limit - len(got)
-        try:
-            if wanted == 1 and not claim.ids and len(claim.lanes) <= queries.MOST_RANGES:
-                return got + await self._take_one(claim)
-            return got + await self._take_many(claim, wanted)
-        except OperationFailure as error:
-            if is_transient(error):
-                raise
-            # A document that the pipeline cannot digest stops an update of many half-way: find what it took before,
-            # and look at the others one by one.
-            got = await self._claimed_before(claim)
-            return got + await self._take_carefully(claim, claim.limit - len(got))
-
-    async def _take_one(self, claim: Claim) -> list[InvocationRecord]:
-        """The head of the queue, in one command."""
-        found = await self._collection(schema.INVOCATIONS).find_one_and_update(
-            queries.ready(claim, claim.lanes) | _CLAIMABLE,
-            _pipeline_of(claim),
-            sort=queries.QUEUE_ORDER,
-            hint="ready",
-            return_document=ReturnDocument.AFTER,
+        return await self._ask(
+            "release waiters",
+            lambda again: limits.release_waiters(invocations, self._quarantine, app, wishes, operation, at),
         )
-        return [] if found is None else await self._readable([found])
 
-    async def _take_many(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
-        """Find candidates, take them with a token, read back what was taken. Repeated while others are faster."""
+    async def waiting_keys(self, app: str) -> Mapping[str, int]:
         invocations = self._collection(schema.INVOCATIONS)
-        got: list[InvocationRecord] = []
-        for _ in range(_MOST_ROUNDS):
-            candidates, more = await self._candidates(claim, wanted * (_WIDER if self._crowded else 1))
-            if chosen := self._choose(candidates, wanted):
-                result = await invocations.update_many({"_id": {"$in": chosen}} | _CLAIMABLE, _pipeline_of(claim))
-                self._crowded = result.modified_count < len(chosen)
-                if result.modified_count:
-                    got += await self._readable(await queries.taken(invocations, claim, chosen))
-                wanted -= result.modified_count
-            if wanted <= 0 or not more:
-                break
-        return got
+        return await self._ask("waiting keys", lambda again: limits.waiting_keys(invocations, app))
 
-    async def _candidates(self, claim: Claim, most: int) -> tuple[list[Document], bool]:
-        """What a claim may take, and whether there may be more. What is marked as ready and cannot be is set aside."""
-        found = await queries.candidates(self._collection(schema.INVOCATIONS), claim, most)
-        sound = [one for one in found if one.get("status") in _AVAILABLE and isinstance(one.get("rank"), int | float)]
-        if len(sound) < len(found):
-            strange = [one["_id"] for one in found if one not in sound]
-            for document in await queries.by_key(self._collection(schema.INVOCATIONS), strange):
-                why = f"{document['_id']} is marked as ready with status {document.get('status')!r}"
-                await self._set_aside(document, CorruptRecord(f"{why}, rank {document.get('rank')!r}"))
-        return sound, len(found) == most
-
-    def _choose(self, candidates: list[Document], wanted: int) -> list[str]:
-        """Exact order while claimers do not collide. When they do: by chance among those of the same priority."""
-        if self._crowded and len(candidates) > wanted:
-            candidates = sorted(candidates, key=lambda found: (found["rank"], self._rng.random()))
-        return [found["_id"] for found in candidates[:wanted]]
-
-    async def _take_carefully(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
-        got: list[InvocationRecord] = []
-        candidates, _ = await self._candidates(claim, wanted * _WIDER)
-        for candidate in candidates:
-            got += await self._take_if_sound(claim, candidate["_id"])
-            if len(got) == wanted:
-                break
-        return got
-
-    async def _take_if_sound(self, claim: Claim, key: str) -> list[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS)
-        document = await invocations.find_one({"_id": key})
-        if document is None or not await self._readable([document]):
-            return []
-        try:
-            found = await invocations.find_one_and_update(
-                {"_id": key} | _CLAIMABLE, _pipeline_of(claim), return_document=ReturnDocument.AFTER
-            )
-        except OperationFailure as error:
-            if is_transient(error) or error.code in NOT_ABOUT_THE_DOCUMENT:
-                raise
-            await self._set_aside(document, CorruptRecord(f"{key} cannot be claimed: {error}"))
-            return []
-        return [] if found is None else await self._readable([found])
-
-    async def _readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
-        """The records of documents, in queue order. Those that cannot be read are set aside."""
-        records = []
-        for document in documents:
-            try:
-                records.append(from_document(document))
-            except CorruptRecord as error:
-                await self._set_aside(document, error)
-        return sorted(records, key=lambda record: (-record.priority, record.due_at, record.id))
-
-    async def _set_aside(self, document: Document, error: CorruptRecord) -> None:
-        """Move a document to quarantine:
-
-        first the copy, then the deletion, so that a crash in between loses nothing. One that has no room for the few
-        words of a quarantine entry stays where it is, out of the queue.
-        """
-        key = document["_id"]
-        app, _, id = str(key).rpartition("|")
-        entry = {"app": app, "id": id, "at": self.now(), "why": str(error), "document": document}
-        quarantine, invocations = self._collection(schema.QUARANTINE), self._collection(schema.INVOCATIONS)
-        if len(bson.encode(entry)) < _MOST_ENTRY_BYTES:
-            await quarantine.replace_one({"_id": key}, entry, upsert=True)
-            await invocations.delete_one({"_id": key})
-        else:
-            entry["document"] = f"too large to move: it stays in {schema.INVOCATIONS}"
-            await quarantine.replace_one({"_id": key}, entry, upsert=True)
-            await invocations.update_one({"_id": key}, {"$unset": {"ready": "", "owned": ""}})
-        self._observe("quarantine", {"id": id, "why": str(error)})
+    async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        found = await self._ask("slot holders", lambda again: queries.slot_holders(invocations, app, limit_key))
+        return self._listed(found)
 
     # --- apply
 
@@ -287,7 +152,7 @@ class MongoStore(MongoBeside):
         moved_on: list[tuple[int, Change]] = []
         for index, change in items:
             document = found.get(key_of(change.app, change.id))
-            records = [] if document is None else await self._readable([document])
+            records = [] if document is None else await self._quarantine.readable([document])
             if not records:
                 verdicts[index] = MISSING
             elif was_applied(change.operation, records[0].history):
@@ -312,6 +177,10 @@ class MongoStore(MongoBeside):
     async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         documents = await self._ask("find", lambda again: queries.listing(invocations, app, where, limit))
+        return self._listed(documents)
+
+    def _listed(self, documents: Sequence[Document]) -> list[InvocationRecord]:
+        """Their records. Those that cannot be read are left out."""
         records = []
         for document in documents:
             try:
@@ -350,9 +219,3 @@ class MongoStore(MongoBeside):
 
 
 _KNOWN = frozenset(status.value for status in Status)
-
-
-def _pipeline_of(claim: Claim) -> list[Document]:
-    """What a claim does to any invocation: it depends on none of them, so one pipeline serves a whole batch."""
-    nobody = InvocationRecord(id="*", app=claim.app, task="*", arguments=b"", created_at=0, due_at=0)
-    return pipeline(claimed(claim, nobody))

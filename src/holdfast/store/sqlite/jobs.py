@@ -23,8 +23,11 @@ from holdfast.lifecycle.changes import (
     apply_to,
     claimed,
     entries,
+    released,
     rounds,
+    turned_away,
 )
+from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Release, allot, slot_range
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
@@ -41,6 +44,7 @@ from holdfast.store.sqlite.rows import (
 )
 
 _IDS_PER_QUERY = 500
+_WINDOW = 50  # how many candidates are looked at where some of them may be blocked
 
 T = TypeVar("T")
 SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], None]
@@ -63,13 +67,22 @@ def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
 def claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> Claimed:
     got = _claimed_before(connection, claim, set_aside) if claim.again else []
     heads = [] if claim.ids else _heads(connection, claim)
-    while len(got) < claim.limit:
+    held = Held(lambda key: holders(connection, claim.app, key))
+    turned, refused, cut = 0, list[str](), False
+    while len(got) < claim.limit and turned < MOST_BLOCKED and not cut:
         wanted = claim.limit - len(got)
-        candidates = _named(connection, claim) if claim.ids else _candidates(connection, claim, heads, wanted)
-        got += _take(connection, claim, candidates[:wanted], set_aside)
-        if len(candidates) < wanted:
+        window = max(wanted, _WINDOW) if claim.limits else wanted
+        candidates = _named(connection, claim) if claim.ids else _candidates(connection, claim, heads, window)
+        found = _read(connection, candidates[:window], set_aside)
+        allotment = _allotment(claim, found, wanted, held)
+        got += _take(connection, claim, allotment, found)
+        turned += _turn_away(connection, claim, allotment, held, found)
+        refused += [record.id for record in allotment.refused]
+        cut = allotment.cut
+        if len(candidates) < window:
             break
-    return Claimed(tuple(got), _next_due(connection, claim, heads) if len(got) < claim.limit else None)
+    next_due = None if cut or len(got) >= claim.limit else _next_due(connection, claim, heads)
+    return Claimed(tuple(got), next_due, refused=tuple(refused), cut=cut)
 
 
 def _claimed_before(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> list[InvocationRecord]:
@@ -119,28 +132,95 @@ def _named(connection: sqlite3.Connection, claim: Claim) -> list[Candidate]:
     return sorted(due, key=lambda row: (row[rank], row[0], row[1]))
 
 
-def _take(
-    connection: sqlite3.Connection, claim: Claim, candidates: list[Candidate], set_aside: SetAside
-) -> list[InvocationRecord]:
-    got, steps = [], []
-    for _, _, rowid, *row in candidates:
+Found = dict[str, tuple[int, InvocationRecord]]  # by id: where a record is, and the record
+
+
+def _read(connection: sqlite3.Connection, candidates: list[Candidate], set_aside: SetAside) -> Found:
+    found: Found = {}
+    for _, id, rowid, *row in candidates:
         try:
-            record = from_row(row)
+            found[id] = (rowid, from_row(row))
         except CorruptRecord as error:
             set_aside(connection, rowid, row, error)
-            continue
-        change = claimed(claim, record)
+    return found
+
+
+def _allotment(claim: Claim, found: Found, wanted: int, held: Held) -> Allotment[InvocationRecord]:
+    records = [record for _, record in found.values()]
+    if not claim.limits:
+        return Allotment([(record, None) for record in records], [], [])
+    return allot(records, wanted, limits=claim.limits, limited=claim.limited, held=held, owner=claim.owner)
+
+
+def _take(
+    connection: sqlite3.Connection, claim: Claim, allotment: Allotment[InvocationRecord], found: Found
+) -> list[InvocationRecord]:
+    got, steps, slotted = [], list[tuple[object, ...]](), list[tuple[object, ...]]()
+    for record, slot in allotment.taken:
+        change = claimed(claim, record, slot)
         taken = apply_to(change, record)
-        lines = history_text(taken.history[len(record.history) :])
-        steps.append(_step(rowid, change, taken.owner, taken.epoch, taken.version, taken.attempt, lines))
+        step = _after(found[record.id][0], change, record, taken)
+        if slot is None:
+            steps.append(step)
+        else:
+            slotted.append((*step, slot))
         got.append(taken)
     _write(connection, (), steps)
+    _write(connection, ("slot",), slotted)
     return got
+
+
+def _turn_away(
+    connection: sqlite3.Connection, claim: Claim, allotment: Allotment[InvocationRecord], held: Held, found: Found
+) -> int:
+    """Move those for whom there is no slot out of the way, and tell how many they are."""
+    changed = list(turned_away(claim, allotment, held))
+    steps = [_after(found[record.id][0], change, record, apply_to(change, record)) for record, change in changed]
+    _write(connection, (), steps)
+    return len(steps)
+
+
+def _after(rowid: int, change: Change, before: InvocationRecord, after: InvocationRecord) -> tuple[object, ...]:
+    """The step from a record to the one that a change makes of it."""
+    lines = history_text(after.history[len(before.history) :])
+    return _step(rowid, change, after.owner, after.epoch, after.version, after.attempt, lines)
 
 
 def _next_due(connection: sqlite3.Connection, claim: Claim, heads: list[tuple[int, str]]) -> float | None:
     found = [connection.execute(queries.NEXT_DUE, (claim.app, lane, rank)).fetchone() for rank, lane in heads]
     return min((row[0] for row in found if row), default=None)
+
+
+# --- limits
+
+
+def holders(connection: sqlite3.Connection, app: str, key: str) -> dict[str, Holder]:
+    found = connection.execute(queries.HOLDERS, (app, *slot_range(key), key))
+    return {slot: Holder(id, owner) for slot, id, owner in found}
+
+
+def release_waiters(
+    connection: sqlite3.Connection, app: str, wish: Release, operation: str, at: float, set_aside: SetAside
+) -> list[InvocationRecord]:
+    free = (
+        wish.count if wish.most is None else min(wish.count, wish.most - len(holders(connection, app, wish.limit_key)))
+    )
+    query = queries.WAITERS.format(places=", ".join("?" * len(wish.without)))
+    gone: list[InvocationRecord] = []
+    while free > len(gone):
+        values = (app, wish.limit_key, *sorted(wish.without), free - len(gone))
+        rows = connection.execute(query, values).fetchall()
+        steps = []
+        for rowid, record in _read(
+            connection, [(None, row[1 + queries.ID_COLUMN], *row) for row in rows], set_aside
+        ).values():
+            change = released(record, operation=operation, at=at)
+            gone.append(apply_to(change, record))
+            steps.append(_after(rowid, change, record, gone[-1]))
+        _write(connection, (), steps)
+        if len(rows) == len(steps):
+            break
+    return gone
 
 
 # --- apply
@@ -178,7 +258,7 @@ def _apply_part(
 
 
 def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], set_aside: SetAside) -> Verdict:
-    _, _, status, owner, epoch, _, _, seen = head
+    _, _, status, owner, epoch, _, _, seen, _ = head
     if seen:
         return APPLIED_AGAIN
     if status in change.sources and (change.epoch is None or epoch == change.epoch):
@@ -193,13 +273,14 @@ def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], 
 
 
 def _step_of(change: Change, head: Sequence[Any]) -> tuple[tuple[str, ...], tuple[object, ...]]:
-    _, rowid, _, owner, epoch, version, attempt, _ = head
+    _, rowid, _, owner, epoch, version, attempt, _, slot = head
     lines = entries(change, version=version, epoch=epoch, owner=owner)
     last = lines[-1]
     attempt += change.attempts
     step = _step(rowid, change, last.owner, last.epoch, last.version, attempt, history_text(lines))
     optional = tuple([name for name in OPTIONAL if getattr(change, name) is not UNSET])
-    return optional, step + tuple([_column(name, getattr(change, name)) for name in optional])
+    step += tuple([_column(name, getattr(change, name)) for name in optional])
+    return (optional, step) if slot is None or not change.frees else ((*optional, "slot"), (*step, None))
 
 
 def _column(name: str, value: Any) -> object:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from holdfast.lifecycle.status import FINAL, OWNED, Status
 from holdfast.store.contract import Filter
 from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
-from holdfast.store.sqlite.schema import READY, status_list
+from holdfast.store.sqlite.schema import READY, WAITING, status_list
 
 TABLE = "holdfast_invocations"
 
@@ -61,6 +61,39 @@ CANDIDATES_BY_ID = (
 )
 
 ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # identity
+
+# holdfast_slot. The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
+HOLDERS = f"""
+SELECT slot, id, owner FROM {TABLE}
+WHERE app = ? AND slot >= ? AND slot < ? AND slot IS NOT NULL AND +limit_key = ?
+"""
+SLOT_HOLDERS = f"""
+SELECT {LIST} FROM {TABLE}
+WHERE app = ? AND slot >= ? AND slot < ? AND slot IS NOT NULL AND +limit_key = ? ORDER BY slot
+"""
+
+# holdfast_waiting
+WAITERS = f"""
+SELECT rowid, {LIST} FROM {TABLE}
+WHERE app = ? AND limit_key = ? AND {WAITING} AND +lane NOT IN ({{places}}) ORDER BY rank, due_at, id LIMIT ?
+"""
+
+# Which keys somebody waits for: a loose scan of holdfast_waiting that jumps from one key to the next.
+WAITING_KEYS = f"""
+WITH RECURSIVE keys (key) AS (
+    SELECT (SELECT limit_key FROM {TABLE} WHERE app = :app AND limit_key > '' AND {WAITING} ORDER BY limit_key LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT limit_key FROM {TABLE} WHERE app = :app AND limit_key > keys.key AND {WAITING}
+        ORDER BY limit_key LIMIT 1
+    ) FROM keys WHERE keys.key IS NOT NULL
+)
+SELECT keys.key, (
+    SELECT count(*) FROM {TABLE} AS held
+    WHERE held.app = :app AND held.slot >= keys.key || '#' AND held.slot < keys.key || '$'
+        AND held.slot IS NOT NULL AND +held.limit_key = keys.key
+) FROM keys WHERE keys.key IS NOT NULL
+"""
 
 # holdfast_status. It reads everything that runs, which is why it is asked only after a lost answer.
 CLAIMED_BEFORE = f"""
@@ -112,7 +145,7 @@ def heads_of(rows: int) -> str:
     return f"""
     WITH wanted (id, operation) AS (VALUES {_values(rows, 2)})
     SELECT wanted.id, found.rowid, found.status, found.owner, found.epoch, found.version, found.attempt,
-        instr(found.history, wanted.operation)
+        instr(found.history, wanted.operation), found.slot
     FROM wanted JOIN {TABLE} AS found ON found.app = ? AND found.id = wanted.id
     """
 

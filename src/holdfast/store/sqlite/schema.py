@@ -39,6 +39,7 @@ def status_list(statuses: frozenset[Status]) -> str:
 
 
 READY = f"status IN ({status_list(AVAILABLE)})"
+WAITING = f"status = '{Status.CONCURRENCY_CONTROLLED}'"
 
 MIGRATIONS: dict[int, list[str]] = {
     1: [

@@ -23,6 +23,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
+from holdfast.lifecycle.limits import Release, slot_range
 from holdfast.lifecycle.records import (
     InvocationRecord,
     Piece,
@@ -172,6 +173,25 @@ class SqliteStore:
 
     async def claim(self, claim: Claim) -> Claimed:
         return await self._write(lambda connection: jobs.claim(connection, claim, self._set_aside))
+
+    async def release_waiters(
+        self, app: str, wishes: Sequence[Release], *, operation: str, at: float
+    ) -> Sequence[InvocationRecord]:
+        def release(connection: sqlite3.Connection) -> list[InvocationRecord]:
+            released = [jobs.release_waiters(connection, app, wish, operation, at, self._set_aside) for wish in wishes]
+            return [record for some in released for record in some]
+
+        return await self._write(release)
+
+    async def waiting_keys(self, app: str) -> Mapping[str, int]:
+        return dict(
+            await self._read(lambda connection: connection.execute(queries.WAITING_KEYS, {"app": app}).fetchall())
+        )
+
+    async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
+        values = (app, *slot_range(limit_key), limit_key)
+        rows = await self._read(lambda connection: connection.execute(queries.SLOT_HOLDERS, values).fetchall())
+        return [record for record in map(self._readable, rows) if record is not None]
 
     async def lanes(self, app: str) -> Sequence[str]:
         heads = await self._read(lambda connection: connection.execute(queries.HEADS, {"app": app}).fetchall())

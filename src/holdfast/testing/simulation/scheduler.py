@@ -1,7 +1,7 @@
 """A loop that runs what is ready in an order drawn by lot, for processes that can be frozen and killed.
 
 Everything a process does carries the process in its context, so the scheduler knows whose callback it has drawn. It
-keeps back those of a frozen process and drops those of a dead one: no cleanup runs, no last word is written, exactly as
+keeps back those of a frozen process, and those of a dead one for ever: no cleanup runs, no last word is written, as
 with ``kill -9``. A process can be made to die before any of its steps, and a step ends at an ``await``.
 """
 
@@ -57,16 +57,19 @@ class Process:
 
     def thaw(self) -> None:
         if self.state is State.FROZEN:
-            self.state = State.ALIVE
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, SeededLoop)
-            loop.run_again(self._kept)
-            self._kept = []
+            self.revive()
+
+    def revive(self) -> None:
+        """Run what was kept back. Only the end of the simulation revives the dead, to be rid of their tasks."""
+        self.state, self.dies_at = State.ALIVE, None
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        loop.run_again(self._kept)
+        self._kept = []
 
     def kill(self) -> None:
         if not self.is_dead:
             self.state = State.DEAD
-            self._kept = []
             self._on_death(self)
 
     def may_run(self, handle: asyncio.Handle) -> bool:
@@ -74,7 +77,7 @@ class Process:
         self.steps += self.state is State.ALIVE
         if self.steps == self.dies_at and self.state is State.ALIVE:
             self.kill()
-        if self.state is State.FROZEN:
+        if self.state is not State.ALIVE:
             self._kept.append(handle)
         return self.state is State.ALIVE
 

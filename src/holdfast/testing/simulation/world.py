@@ -29,7 +29,7 @@ from holdfast.store.contract import Ability, Store
 from holdfast.testing import checker
 from holdfast.testing.checker import Dump, Fault, FaultKind, Faults, Violation
 from holdfast.testing.simulation.plan import Ending, Job, Plan, Strike, Weather
-from holdfast.testing.simulation.scheduler import PROCESS, Process, State
+from holdfast.testing.simulation.scheduler import PROCESS, Process
 from holdfast.testing.simulation.wire import Hints, Ledger, Line, Server, Trace
 from holdfast.testing.virtual import VirtualClock
 from holdfast.testing.witness import Ledgers, What, digest_of, digest_of_error
@@ -246,8 +246,7 @@ class World:
         """From now on nothing has an effect."""
         self.server.is_over = True
         for process in self._processes:
-            process.state = State.ALIVE
-            process.dies_at = None
+            process.revive()
 
     async def _evidence(self, healed: bool) -> Evidence:
         lines = self.server.trace.lines

@@ -1,0 +1,323 @@
+"""How the MongoDB store claims.
+
+A lone candidate is taken by one findOneAndUpdate; many are found, taken with a token by one updateMany, and read back.
+Order is exact while claimers do not collide; when they do, they look at more and choose by chance.
+
+Where tasks have limits, candidates are looked at before they are taken. Each that needs a slot gets an update of its
+own, since an updateMany would stop at the first slot that somebody else was faster with; the unique index decides, and
+a duplicate means: look again, take another. Those for whom there is none are moved out of the queue in the same
+command. Then comes one more look at their keys: whoever gave back a slot in between has not seen them wait.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from pymongo import ReturnDocument, UpdateMany, UpdateOne
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.changes import Change, Claim, Claimed, blocked, claimed, refused
+from holdfast.lifecycle.limits import Allotment, Held, Holder, Release, allot, limit_of, why_blocked, why_refused
+from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.store.mongo import queries, schema
+from holdfast.store.mongo.documents import Document, pipeline
+from holdfast.store.mongo.limits import held_slots, release_waiters
+from holdfast.store.mongo.quarantine import Collections, Quarantine
+from holdfast.store.mongo.retry import is_about_the_document, is_transient
+
+_DUPLICATE = 11000
+_AVAILABLE = frozenset(status.value for status in AVAILABLE)
+_CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
+_MOST_ROUNDS = 3
+_WIDER = 4  # how many batches a claimer looks at when others take what it wants
+_WINDOW = 50  # how many candidates are looked at where some of them may be blocked
+_MOST_WINDOWS = 8
+
+
+class Claims:
+    def __init__(self, collection: Collections, quarantine: Quarantine, rng: random.Random) -> None:
+        self._collection = collection
+        self._quarantine = quarantine
+        self._rng = rng
+        self.crowded = False  # others took what the last claim wanted
+
+    async def claim(self, claim: Claim, again: bool) -> Claimed:
+        claim = await self._narrowed(claim)
+        got = Claimed(tuple(await self._claimed_before(claim) if again else ()))
+        if claim.lanes and len(got.records) < claim.limit:
+            got = await self._take(claim, got)
+        if len(got.records) >= claim.limit or claim.ids or not claim.lanes or got.cut:
+            return got
+        return replace(got, next_due_at=await self._next_due(claim))
+
+    async def _narrowed(self, claim: Claim) -> Claim:
+        """Of very many lanes, ask only for those that have something."""
+        if len(claim.lanes) <= queries.MOST_RANGES:
+            return claim
+        there = set(await queries.lanes(self._collection(schema.INVOCATIONS), claim.app))
+        return replace(claim, lanes=tuple(lane for lane in claim.lanes if lane in there))
+
+    async def _claimed_before(self, claim: Claim) -> list[InvocationRecord]:
+        """What an earlier try of this claim got.
+
+        That try may still be waiting for the majority, and what this read did not show would stay ours and undone.
+        So a write comes first that changes nothing, and returns when the majority has all that was before it.
+        """
+        await self._collection(schema.META).update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        return await self._quarantine.readable(await queries.claimed_before(invocations, claim))
+
+    async def _next_due(self, claim: Claim) -> float | None:
+        invocations = self._collection(schema.INVOCATIONS)
+        due = await queries.next_due(invocations, claim)
+        if due is not None and due <= claim.at:
+            # It is due and was not taken. Most likely it is new; but if nobody can ever take it, set it aside.
+            await self._candidates(claim, claim.limit)
+            due = await queries.next_due(invocations, claim)
+        return due
+
+    async def _take(self, claim: Claim, got: Claimed) -> Claimed:
+        wanted = claim.limit - len(got.records)
+        try:
+            if claim.limits and any(queries.task_in(lane) in claim.limits for lane in claim.lanes):
+                return _with(got, await self._take_with_slots(claim, wanted))
+            if wanted == 1 and not claim.ids and len(claim.lanes) <= queries.MOST_RANGES:
+                return _with(got, Claimed(tuple(await self._take_one(claim))))
+            return _with(got, Claimed(tuple(await self._take_many(claim, wanted))))
+        except OperationFailure as error:
+            if is_transient(error):
+                raise
+            # A document that the pipeline cannot digest stops an update of many half-way: find what it took before,
+            # and look at the others one by one.
+            got = Claimed(tuple(await self._claimed_before(claim)))
+            return _with(got, await self._take_carefully(claim, claim.limit - len(got.records)))
+
+    async def _take_one(self, claim: Claim) -> list[InvocationRecord]:
+        """The head of the queue, in one command."""
+        found = await self._collection(schema.INVOCATIONS).find_one_and_update(
+            queries.ready(claim, claim.lanes) | _CLAIMABLE,
+            _pipeline_of(claim),
+            sort=queries.QUEUE_ORDER,
+            hint="ready",
+            return_document=ReturnDocument.AFTER,
+        )
+        return [] if found is None else await self._quarantine.readable([found])
+
+    async def _take_many(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
+        """Find candidates, take them with a token, read back what was taken. Repeated while others are faster."""
+        invocations = self._collection(schema.INVOCATIONS)
+        got: list[InvocationRecord] = []
+        for _ in range(_MOST_ROUNDS):
+            candidates, more = await self._candidates(claim, wanted * (_WIDER if self.crowded else 1))
+            if chosen := [found["_id"] for found in self._mixed(candidates, wanted)[:wanted]]:
+                result = await invocations.update_many({"_id": {"$in": chosen}} | _CLAIMABLE, _pipeline_of(claim))
+                self.crowded = result.modified_count < len(chosen)
+                if result.modified_count:
+                    got += await self._quarantine.readable(await queries.taken(invocations, claim, chosen))
+                wanted -= result.modified_count
+            if wanted <= 0 or not more:
+                break
+        return got
+
+    async def _candidates(self, claim: Claim, most: int) -> tuple[list[Document], bool]:
+        """What a claim may take, and whether there may be more. What is marked as ready and cannot be is set aside."""
+        found = await queries.candidates(self._collection(schema.INVOCATIONS), claim, most)
+        sound = [one for one in found if one.get("status") in _AVAILABLE and isinstance(one.get("rank"), int | float)]
+        if len(sound) < len(found):
+            strange = [one["_id"] for one in found if one not in sound]
+            for document in await queries.by_key(self._collection(schema.INVOCATIONS), strange):
+                why = f"{document['_id']} is marked as ready with status {document.get('status')!r}"
+                await self._quarantine.set_aside(document, CorruptRecord(f"{why}, rank {document.get('rank')!r}"))
+        return sound, len(found) == most
+
+    def _mixed(self, candidates: list[Document], wanted: int) -> list[Document]:
+        """Exact order while claimers do not collide. When they do: by chance among those of the same priority."""
+        if self.crowded and len(candidates) > wanted:
+            return sorted(candidates, key=lambda found: (found["rank"], self._rng.random()))
+        return candidates
+
+    # --- under limits
+
+    async def _take_with_slots(self, claim: Claim, wanted: int) -> Claimed:
+        """Look at candidates window by window, until so many are taken or nothing is left. What is blocked leaves the
+        queue, so the next window shows what was behind it.
+        """
+        got = Claimed(())
+        for _ in range(_MOST_WINDOWS):
+            found, more = await self._candidates(claim, max(wanted, _WINDOW) * (_WIDER if self.crowded else 1))
+            candidates = [_candidate(document) for document in self._mixed(found, wanted)]
+            held = await self._held(claim, candidates, wanted)
+            allotment = allot(
+                candidates, wanted, limits=claim.limits, limited=claim.limited, held=held, owner=claim.owner
+            )
+            try:
+                records = await self._carry_out(claim, allotment, held)
+            except OperationFailure as error:
+                if not is_transient(error):  # a bad document; it does not need the slot for which others now wait
+                    await self._look_once_more(claim, allotment.blocked)
+                raise
+            self.crowded = len(records) < len(allotment.taken)
+            no = tuple(candidate.id for candidate in allotment.refused)
+            lanes = await self._look_once_more(claim, allotment.blocked)
+            got = _with(got, Claimed(tuple(records), refused=no, released=lanes, cut=allotment.cut))
+            wanted -= len(records)
+            if wanted <= 0 or got.cut or not (more or lanes or self.crowded):
+                break
+        return got
+
+    async def _held(self, claim: Claim, candidates: Sequence[_Candidate], wanted: int) -> Held:
+        """The held slots of all keys that may come into play before so many without a limit are found."""
+        keys: dict[str, None] = {}
+        for candidate in candidates:
+            if limit_of(candidate, claim.limits) is None:
+                wanted -= 1
+                if wanted == 0:
+                    break
+            else:
+                keys[candidate.limit_key or ""] = None
+        found: dict[str, dict[str, Holder]] = {}
+        if keys and claim.limited:
+            found = await held_slots(self._collection(schema.INVOCATIONS), claim.app, list(keys))
+        return Held(lambda key: found.get(key, {}))
+
+    async def _carry_out(self, claim: Claim, allotment: Allotment[_Candidate], held: Held) -> list[InvocationRecord]:
+        """All of it in one command, then read back what was taken; or for a lone one, one command."""
+        invocations = self._collection(schema.INVOCATIONS)
+        taken = [candidate.key for candidate, _ in allotment.taken]
+        away = _turned_away(claim, allotment, held)
+        if len(taken) == 1 and not away:
+            record = await self._take_this(claim, *allotment.taken[0])
+            return [] if record is None else await self._quarantine.readable([record])
+        plain = [candidate.key for candidate, slot in allotment.taken if slot is None]
+        updates: list[UpdateOne | UpdateMany] = [
+            UpdateOne({"_id": candidate.key} | _CLAIMABLE, _pipeline_of(claim, slot))
+            for candidate, slot in allotment.taken
+            if slot is not None
+        ]
+        if plain:
+            updates.append(UpdateMany({"_id": {"$in": plain}} | _CLAIMABLE, _pipeline_of(claim)))
+        updates += [UpdateMany(guard, update) for guard, update in away]
+        if not updates:
+            return []
+        try:
+            await invocations.bulk_write(updates, ordered=False)
+        except BulkWriteError as error:
+            errors = (error.details or {}).get("writeErrors", [])
+            if is_transient(error) or any(item.get("code") != _DUPLICATE for item in errors):
+                raise
+        return await self._quarantine.readable(await queries.taken(invocations, claim, taken)) if taken else []
+
+    async def _take_this(self, claim: Claim, candidate: _Candidate, slot: str | None) -> Document | None:
+        invocations = self._collection(schema.INVOCATIONS)
+        try:
+            return await invocations.find_one_and_update(
+                {"_id": candidate.key} | _CLAIMABLE, _pipeline_of(claim, slot), return_document=ReturnDocument.AFTER
+            )
+        except DuplicateKeyError:
+            return None
+
+    async def _look_once_more(self, claim: Claim, waiting: Sequence[_Candidate]) -> tuple[str, ...]:
+        """The lanes of those who can go on: a slot was given back after we had seen it held, and before we wait."""
+        if not waiting:
+            return ()
+        counts = Counter(candidate.limit_key or "" for candidate in waiting)
+        most = {candidate.limit_key: claim.limits[candidate.task].most for candidate in waiting}
+        wishes = [Release(limit_key=key, count=count, most=most[key]) for key, count in counts.items()]
+        records = await release_waiters(
+            self._collection(schema.INVOCATIONS), self._quarantine, claim.app, wishes, claim.operation, claim.at
+        )
+        return tuple(record.lane for record in records)
+
+    # --- one by one
+
+    async def _take_carefully(self, claim: Claim, wanted: int) -> Claimed:
+        got = Claimed(())
+        candidates, _ = await self._candidates(claim, wanted * _WIDER)
+        for candidate in candidates:
+            got = _with(got, await self._take_if_sound(claim, candidate["_id"]))
+            if len(got.records) == wanted or got.cut:
+                break
+        return got
+
+    async def _take_if_sound(self, claim: Claim, key: str) -> Claimed:
+        document = await self._collection(schema.INVOCATIONS).find_one({"_id": key})
+        if document is None or not await self._quarantine.readable([document]):
+            return Claimed(())
+        candidate = _candidate(document)
+        held = await self._held(claim, [candidate], 1)
+        allotment = allot([candidate], 1, limits=claim.limits, limited=claim.limited, held=held, owner=claim.owner)
+        try:
+            records = await self._carry_out(claim, allotment, held)
+        except OperationFailure as error:
+            if not is_about_the_document(error):
+                raise
+            await self._quarantine.set_aside(document, CorruptRecord(f"{key} cannot be claimed: {error}"))
+            return Claimed(())
+        no = tuple(candidate.id for candidate in allotment.refused)
+        return Claimed(tuple(records), refused=no, cut=allotment.cut)
+
+
+class _Candidate(NamedTuple):
+    """What is known of a document that may be taken. See `holdfast.lifecycle.limits.Candidate`."""
+
+    key: str
+    id: str
+    task: str
+    limit_key: str | None
+    status: Status
+
+
+def _candidate(document: Document) -> _Candidate:
+    """A field may be missing or strange: whoever reads the whole document finds out."""
+    id, task, key = (document.get(name) for name in ("id", "task", "limit_key"))
+    return _Candidate(
+        document["_id"], str(id), str(task), key if isinstance(key, str) else None, Status(document["status"])
+    )
+
+
+def _with(before: Claimed, more: Claimed) -> Claimed:
+    return Claimed(
+        before.records + more.records,
+        refused=before.refused + more.refused,
+        released=before.released + more.released,
+        cut=more.cut,
+    )
+
+
+def _turned_away(claim: Claim, allotment: Allotment[_Candidate], held: Held) -> list[tuple[Document, list[Document]]]:
+    """Guard and update for each key, of those for whom there is no slot."""
+    updates: list[tuple[Document, list[Document]]] = []
+    nobody, operation, at = _nobody(claim), claim.operation, claim.at
+    for key, names in _by_key(allotment.blocked).items():
+        change = blocked(nobody, operation=operation, at=at, why=why_blocked(key))
+        updates.append(({"_id": {"$in": names}} | _CLAIMABLE, pipeline(change)))
+    for key, names in _by_key(allotment.refused).items():
+        change = refused(nobody, operation=operation, at=at, why=why_refused(key, held.of(key)))
+        updates.append(({"_id": {"$in": names}} | _CLAIMABLE | _from(change), pipeline(change)))
+    return updates
+
+
+def _by_key(candidates: Sequence[_Candidate]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.limit_key or "", []).append(candidate.key)
+    return found
+
+
+def _from(change: Change) -> Document:
+    return {"status": {"$in": sorted(status.value for status in change.sources)}}
+
+
+def _nobody(claim: Claim) -> InvocationRecord:
+    return InvocationRecord(id="*", app=claim.app, task="*", arguments=b"", created_at=0, due_at=0)
+
+
+def _pipeline_of(claim: Claim, slot: str | None = None) -> list[Document]:
+    """What a claim does to any invocation: it depends on none of them, so one pipeline serves a whole batch."""
+    return pipeline(claimed(claim, _nobody(claim), slot))
