@@ -1199,8 +1199,7 @@ def test_a_value_comes_back_whatever_lies_apart(value: object, inline: int) -> N
     assert same(CODEC.decode(packed.data, apart(packed.payloads)), value)
     check_references(packed.data, packed.payloads)
     whole = CODEC.encode(value)
-    size = len(value) if type(value) is bytes else len(whole)
-    assert len(packed.payloads) == (size > inline)
+    assert len(packed.payloads) == (len(whole) > inline)
     if not packed.payloads:
         assert packed.data == whole
     else:

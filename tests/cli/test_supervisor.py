@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -483,9 +484,13 @@ def test_a_second_signal_hurries_and_what_a_task_has_started_ends_with_it(
     for _ in range(2):
         runner.signal(signal.SIGTERM)
         runner.says("waits up to 600 s")
-    ended = runner.ends()
-    assert ended.code == 0
-    assert is_gone(program)
+    try:
+        eventually(lambda: runner.is_over, "it ends")
+        assert is_gone(program)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(program, signal.SIGKILL)
+    assert runner.ends().code == 0
     assert shop.lines("told")[-1].endswith("closed"), "it was hurried, not killed"
     assert [shop.statuses(id)[-2:] for id in ids] == [["killed", "rerouted"]] * 2
     assert (shop.roster(), shop.owners()) == ([], [])

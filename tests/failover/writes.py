@@ -14,6 +14,7 @@ from tests.proxy import Fate, Rule
 
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import DRAIN, READY, Hint, Piece, StoredPayload
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
@@ -29,6 +30,7 @@ from holdfast.store.mongo.schema import (
     SIGNALS,
 )
 from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.conformance_limits import KEY, bounded, holding, limited, waiters
 from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
 
 RUNNING = Filter(statuses=frozenset({Status.RUNNING}))
@@ -236,6 +238,18 @@ async def final_removed(stage: Stage) -> None:
     assert [found["id"] for found in stage.invocations.find({})] == ["b"]
 
 
+async def waiter_released(stage: Stage) -> None:
+    holder = await holding(stage.store, "a")
+    await stage.store.insert([limited("b")])
+    assert (await stage.store.claim(bounded("too many"))).records == ()
+    assert await waiters(stage.store) == ["b"]
+    await stage.store.apply([changes.completed(holder, result=b"\x07", operation="end", at=START + 1)])
+    stage.break_next("findAndModify", INVOCATIONS)
+    await stage.store.release_waiters("shop", [Release(limit_key=KEY, most=1)], operation="release", at=START + 1)
+    record = await the(stage.store, "b")
+    assert [entry.status for entry in record.history].count(Status.REROUTED) == 1
+
+
 class Kind(NamedTuple):
     """A kind of write: the store's method, and a scenario that breaks it."""
 
@@ -266,4 +280,5 @@ KINDS = {
     "execution ends": Kind("end_execution", execution_ends),
     "execution forgotten": Kind("forget_executions", execution_forgotten),
     "final removed": Kind("remove_final", final_removed),
+    "waiter released": Kind("release_waiters", waiter_released),
 }

@@ -1,4 +1,4 @@
-"""A deterministic simulation: the whole engine on one thread, in virtual time, with every fault that a seed can think of.
+"""A deterministic simulation: the whole engine on one thread, in virtual time, with every fault a seed can think of.
 
 A seed makes a plan: how many runners, which work is submitted when, and what strikes them: processes are killed before
 any of their steps, frozen, stopped and cut off; the database is away; requests and replies are lost or late; hints are
@@ -23,11 +23,11 @@ from typing import Any, cast
 
 import msgspec
 
+from holdfast.testing.checker import Violation
 from holdfast.testing.simulation.judge import judged
 from holdfast.testing.simulation.plan import Ending, Job, Plan, Strike, Weather, plan_of, shrunk
 from holdfast.testing.simulation.scheduler import SeededLoop
 from holdfast.testing.simulation.world import Evidence, World, defects
-from holdfast.testing.checker import Violation
 from holdfast.testing.virtual import VirtualClock
 
 __all__ = ["Ending", "Job", "Plan", "Run", "Strike", "Weather", "plan_of", "shrunk", "simulate"]

@@ -1,4 +1,4 @@
-"""What a seed means: who works, what is submitted, which faults strike when. Data, so that it can be shown and shrunk."""
+"""What a seed means: who works, what is submitted, which faults strike when. Data, so it can be shown and shrunk."""
 
 from __future__ import annotations
 

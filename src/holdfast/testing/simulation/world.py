@@ -301,9 +301,7 @@ class Node:
 
     async def _live(self, process: Process, engine: Engine) -> None:
         world = self._world
-        task = TaskDefinition(
-            name=TASK, function=world.work, signature=inspect.signature(world.work), place=Place.LOOP
-        )
+        task = TaskDefinition(name=TASK, function=world.work, signature=inspect.signature(world.work), place=Place.LOOP)
 
         def places(place: Place, deliver: Deliver) -> InlinePlaces:
             return _Watched(world, process, deliver)
