@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from benchmarks import crowd
 from benchmarks.measure import percentile
@@ -164,10 +165,17 @@ Taken = Mapping[str, Mapping[str, Sequence[float]]]  # by store, by operation: s
 Work = Mapping[str, Mapping[str, int]]
 
 
-async def measure(fresh: Fresh, sizes: Sizes, quiet: Quiet, say: Say) -> tuple[Taken, Work]:
+class Measured(NamedTuple):
+    taken: Taken
+    work: Work
+    stocks: Mapping[str, Stock]
+
+
+async def measure(fresh: Fresh, sizes: Sizes, quiet: Quiet, say: Say) -> Measured:
     rng = random.Random(1)
     async with AsyncExitStack() as stack:
         subjects: dict[str, Subject] = {}
+        stocks: dict[str, Stock] = {}
         kinds = {FEW: (0, 0), AGAIN: (0, 0), ARCHIVE: (sizes.archived, 0), BACKLOG: (0, sizes.backlog)}
         for name, (archived, backlog) in kinds.items():
             say(f"filling: {name}")
@@ -176,10 +184,10 @@ async def measure(fresh: Fresh, sizes: Sizes, quiet: Quiet, say: Say) -> tuple[T
             store = open_store(url, clock=SystemClock())
             await store.open()
             stack.push_async_callback(store.close)
-            filled = await stock(url, store, few=sizes.few, archived=archived, backlog=backlog, rng=rng)
-            subjects[name] = Subject(url, store, filled, rng)
+            stocks[name] = await stock(url, store, few=sizes.few, archived=archived, backlog=backlog, rng=rng)
+            subjects[name] = Subject(url, store, stocks[name], rng)
         quiet.wait()
-        return await _time(subjects, sizes, say, rng), await _count(subjects, say)
+        return Measured(await _time(subjects, sizes, say, rng), await _count(subjects, say), stocks)
 
 
 async def _time(subjects: Mapping[str, Subject], sizes: Sizes, say: Say, rng: random.Random) -> Taken:
@@ -283,9 +291,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one(name: str, fresh: Fresh, sizes: Sizes, quiet: Quiet, say: Say) -> bool:
-    taken, work = asyncio.run(measure(fresh, sizes, quiet, say))
+    taken, work, stocks = asyncio.run(measure(fresh, sizes, quiet, say))
     lines = judge(taken, work, sizes)
-    print(f"{name}: {sizes.archived:,} in the archive, {sizes.backlog:,} in the backlog")
+    for store, filled in stocks.items():
+        print(f"{name}, {store}: {filled.count:,} invocations on {filled.space / 1e6:,.0f} MB")
     print(f"{sizes.rounds} rounds of {sizes.repetitions}; over: a ratio of more than {LIMIT}\n")
     print(report(taken, work, lines), end="\n\n", flush=True)
     good = all(line.flat for line in lines)

@@ -50,9 +50,12 @@ _ERROR = ErrorRecord(
 
 @dataclass(frozen=True)
 class Stock:
-    """What was put into a store: how many, and ids from all over it that have a page of everything behind them."""
+    """What was put into a store: how many, the bytes that they take on the disk with their indexes, and ids from all
+    over it that have a page of everything behind them.
+    """
 
     count: int
+    space: int
     ids: Sequence[str]
 
 
@@ -107,7 +110,7 @@ async def stock(url: str, store: Store, *, few: int, archived: int, backlog: int
     sample += write(_mass(maker, cycle(ready), backlog, 3000.0))
     sample = sample or [record.id for record in ready]
     count = _RARE + few + archived + READY + backlog
-    return Stock(count, rng.sample(sample, min(len(sample), _SAMPLE)))
+    return Stock(count, _space(url), rng.sample(sample, min(len(sample), _SAMPLE)))
 
 
 async def _end(store: Store, maker: Maker, lanes: tuple[str, ...], count: int) -> None:
@@ -153,6 +156,18 @@ Write = Callable[[Iterator[InvocationRecord]], list[str]]  # all of them; answer
 
 def _writer(url: str) -> Write:
     return _to_sqlite(url) if url.startswith("sqlite:///") else _to_mongo(url)
+
+
+def _space(url: str) -> int:
+    if url.startswith("sqlite:///"):
+        return Path(url.removeprefix("sqlite:///")).stat().st_size
+    from pymongo import MongoClient
+
+    from holdfast.store.mongo.connection import database_name
+    from holdfast.store.mongo.schema import INVOCATIONS
+
+    with MongoClient[dict[str, Any]](url) as client:
+        return int(client[database_name(url)].command("collStats", INVOCATIONS)["totalSize"])
 
 
 def _batches(records: Iterator[InvocationRecord], size: int) -> Iterator[list[InvocationRecord]]:

@@ -244,16 +244,19 @@ def test_an_unknown_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 # --- at scale
 
 SMALL = scale.Sizes(
-    few=300, archived=1500, backlog=500, rounds=1, repetitions=2, warm_ups=0, crowd=crowd.Sizes(backlog=600, rounds=1)
+    few=2200, archived=1500, backlog=500, rounds=1, repetitions=2, warm_ups=0, crowd=crowd.Sizes(backlog=600, rounds=1)
 )
 SEVERAL = replace(SMALL, rounds=3)
 
 
 def scaled(fresh: Fresh) -> tuple[scale.Taken, scale.Work, list[scale.Line]]:
-    taken, work = asyncio.run(scale.measure(fresh, SMALL, Quiet(0.0), lambda text: None))
+    taken, work, stocks = asyncio.run(scale.measure(fresh, SMALL, Quiet(0.0), lambda text: None))
+    assert stocks[scale.ARCHIVE].count == stocks[scale.FEW].count + SMALL.archived
+    assert stocks[scale.ARCHIVE].space > stocks[scale.FEW].space > 0
     return taken, work, scale.judge(taken, work, SMALL)
 
 
+@pytest.mark.slow
 def test_sqlite_looks_at_no_more_for_a_claim_a_submit_or_a_settle_at_scale() -> None:
     with TARGETS["sqlite"].served() as fresh:
         taken, work, lines = scaled(fresh)
@@ -329,10 +332,11 @@ def test_flat_is_within_a_quarter_and_chance_is_granted_what_it_needed() -> None
 def test_a_bench_at_scale_fails_if_something_is_not_flat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], archive: float, code: int
 ) -> None:
-    async def measured(*_: object) -> tuple[scale.Taken, scale.Work]:
+    async def measured(*_: object) -> scale.Measured:
         factors = {scale.FEW: 1.0, scale.AGAIN: 1.0, scale.ARCHIVE: archive, scale.BACKLOG: 1.0}
         taken = {store: {name: times(*[factor] * 3) for name in scale.NAMES} for store, factor in factors.items()}
-        return taken, {store: dict.fromkeys(scale.NAMES, 7) for store in factors}
+        work = {store: dict.fromkeys(scale.NAMES, 7) for store in factors}
+        return scale.Measured(taken, work, {store: stock.Stock(1, 1, []) for store in factors})
 
     monkeypatch.setattr(scale, "measure", measured)
     monkeypatch.setattr(scale, "FULL", SEVERAL)

@@ -30,6 +30,7 @@ from holdfast.testing.virtual import VirtualClock, run_virtual
 APP, CORE_APP = "app", "app~core"
 HEARTBEAT, DEAD_AFTER, POLL = 2.0, 15.0, 1.0
 LATENCY = 0.001
+SWALLOWED_SECONDS = 20.0  # as long as a driver waits for an answer
 DUTIES = Duties(
     runner=RunnerSettings(heartbeat_seconds=HEARTBEAT, dead_after_seconds=DEAD_AFTER, slots=Settings().slots),
     recover_running_cron=cron("*/15 * * * * *"),
@@ -48,6 +49,9 @@ class Line:
         self.cut = False
         self.errors: dict[str, Exception] = {}  # raised by each call of that name
         self.lost: Counter[str] = Counter()  # how many replies of that name are still to be lost
+        self.swallowed: Counter[str] = (
+            Counter()
+        )  # how many calls of that name are still to vanish for SWALLOWED_SECONDS
         self.before: dict[str, Callable[[], None]] = {}
         self.freezes_at_claim = False  # the next claim of user work is on the line when it freezes
         self._flows = asyncio.Event()
@@ -79,6 +83,10 @@ class Line:
                 self.freezes_at_claim = False
                 self.freeze()
             await self._flows.wait()
+            if self.swallowed[name] > 0:
+                self.swallowed[name] -= 1
+                await asyncio.sleep(SWALLOWED_SECONDS)
+                raise StoreUnavailable("no answer")
             if self.cut:
                 raise StoreUnavailable("the line is cut")
             if name in self.errors:

@@ -8,7 +8,19 @@ import random
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, HEARTBEAT, NEVER, Fleet, Line, add, nap, virtually
+from tests.engine.fleet import (
+    APP,
+    CORE_APP,
+    DEAD_AFTER,
+    HEARTBEAT,
+    NEVER,
+    SWALLOWED_SECONDS,
+    Fleet,
+    Line,
+    add,
+    nap,
+    virtually,
+)
 
 from holdfast.engine.observer import Observer
 from holdfast.errors import StoreReadOnly, StoreUnavailable
@@ -147,6 +159,39 @@ def test_a_lost_reply_of_a_heartbeat_costs_nothing(replies: int) -> None:
         assert first.line.lost["heartbeat"] == 0
         assert (first.id, record.attempt) == (name, 1)
         assert other.line.count("declare_dead") == 0
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("beats", [1, 3])
+def test_a_heartbeat_that_is_swallowed_does_not_hold_up_the_next(beats: int) -> None:
+    """A connection that is open on this side only keeps its sender waiting for longer than the dead-after time."""
+
+    async def scenario(fleet: Fleet) -> None:
+        first, other = await fleet.started(nap), await fleet.started(add)
+        id = await fleet.submit("nap", 40.0)
+        await fleet.until_status(id, Status.RUNNING)
+        await asyncio.sleep(20)
+        name = first.id
+        first.line.swallowed["heartbeat"] = beats
+        record = await fleet.end(id)
+        assert first.line.swallowed["heartbeat"] == 0
+        assert (first.id, record.attempt) == (name, 1)
+        assert other.line.count("declare_dead") == 0
+
+    virtually(scenario)
+
+
+def test_swallowed_heartbeats_do_not_pile_up() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        member.line.swallowed["heartbeat"] = 1000
+        since = fleet.clock.now()
+        await asyncio.sleep(100)
+        assert member.line.count("heartbeat", since=since) <= 100 / SWALLOWED_SECONDS * (DEAD_AFTER / HEARTBEAT + 1)
+        member.line.swallowed["heartbeat"] = 0
+        await asyncio.sleep(SWALLOWED_SECONDS + HEARTBEAT)
+        assert member.runner.is_heard
 
     virtually(scenario)
 
@@ -365,6 +410,28 @@ def test_a_claim_that_was_under_way_when_its_runner_died_is_not_begun() -> None:
 
 
 # --- cut off
+
+
+def test_a_claim_is_not_repeated_by_a_runner_that_may_be_dead() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await fleet.started(nap)
+        await asyncio.sleep(20)
+        name = member.id
+        member.line.cut = True
+        await fleet.gone(name)
+        ids = [await fleet.submit("add", 1, 2) for _ in range(3)]
+        member.line.errors["heartbeat"] = StoreUnavailable("the heart is the last to be heard")
+        member.line.cut = False
+        await asyncio.sleep(20)
+        for id in ids:
+            assert await fleet.story(id) == ["registered"]
+        del member.line.errors["heartbeat"]
+        for id in ids:
+            assert await fleet.end(id)
+            assert await fleet.story(id) == ["registered", "pending", "running", "success"]
+
+    virtually(scenario)
 
 
 def test_a_runner_that_is_cut_off_stops_starting_work_and_starts_again_when_it_is_heard() -> None:

@@ -5,7 +5,6 @@ A story is mostly waiting, so each test tells a few at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,13 +17,16 @@ pytestmark = pytest.mark.slow
 AT_ONCE = 4
 
 
-def together(cases: list[Case]) -> Iterator[object]:
+def together(cases: list[Case]) -> list[object]:
     """A few cases for each test, all on one store."""
+    params = []
     for store in STORES:
         mine = [case for case in cases if case.store == store]
         for start in range(0, len(mine), AT_ONCE):
             few = mine[start : start + AT_ONCE]
-            yield pytest.param(store, few, id=f"{store}-" + "-".join(f"{case.point}.{case.role}" for case in few))
+            names = "-".join(f"{case.point}.{case.role}" for case in few)
+            params.append(pytest.param(store, few, id=f"{store}-{names}"))
+    return params
 
 
 def play(cases: list[Case], url: str, folder: Path) -> None:

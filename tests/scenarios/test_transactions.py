@@ -216,6 +216,21 @@ def test_a_session_of_another_server_is_refused(app: App, standalone: str) -> No
     assert app.invocations() == []
 
 
+@mongo
+def test_a_client_that_reached_one_app_is_not_trusted_with_another(
+    app: App, client: MongoClient[Any], standalone: str
+) -> None:
+    with client.start_session() as session, session.start_transaction():
+        app.get_task("ship").options(session=session).submit(1)
+    elsewhere = standalone.replace("/test", f"/{client.get_default_database().name}")
+    with shop(elsewhere) as other, client.start_session() as session:
+        other.invocations()
+        session.start_transaction()
+        with pytest.raises(UsageError, match="another MongoDB"):
+            other.get_task("ship").options(session=session).submit(2)
+    assert len(app.invocations()) == 1
+
+
 # --- SQLite
 
 
@@ -277,6 +292,19 @@ def test_on_sqlite_a_conflict_is_the_drivers_error(
     other.commit()
     other.close()
     assert len(file_app.invocations()) == 1
+
+
+def test_on_sqlite_all_of_a_map_is_stored_or_none(file_app: App, connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON holdfast_invocations "
+        "WHEN (SELECT count(*) FROM holdfast_invocations) >= 2 BEGIN SELECT raise(ABORT, 'full'); END"
+    )
+    connection.execute("INSERT INTO orders VALUES (7)")
+    with pytest.raises(sqlite3.IntegrityError, match="full"):
+        file_app.get_task("ship").options(session=connection).map([1, 2, 3])
+    connection.commit()
+    assert file_app.invocations() == []
+    assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)
 
 
 def test_on_sqlite_asubmit_joins_too(file_app: App, connection: sqlite3.Connection) -> None:

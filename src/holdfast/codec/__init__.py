@@ -37,6 +37,7 @@ from holdfast.codec.digests import digest_of
 from holdfast.codec.extensions import Code, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
 from holdfast.codec.payloads import (
+    MARK,
     Limits,
     Packed,
     Payload,
@@ -53,6 +54,7 @@ from holdfast.codec.values import MAX_DEPTH, PLAIN, Reader, Writer
 from holdfast.errors import NotDecodable, NotEncodable, UsageError
 
 __all__ = [
+    "MARK",
     "MAX_DEPTH",
     "MAX_ERROR_TEXT_BYTES",
     "Code",
@@ -222,6 +224,11 @@ class Codec:
         """As `encode_call`. Arguments that take more than `limits.inline` bytes are put out, each by itself; if the
         others are too large together, the largest of them too.
         """
+        if not [item for item in (*args, *kwargs.values()) if type(item) is bytes and len(item) > limits.inline]:
+            data = self.encode_call(args, kwargs, names)
+            if len(data) <= limits.inline:
+                return Packed(data)  # nearly all of them
+            del data
         spill = Spill(limits, seen)
         try:
             small = tuple([spill.bytes_put_out(item) for item in args])

@@ -23,6 +23,7 @@ from holdfast.codec.refusals import Refused
 from holdfast.errors import NotDecodable
 
 _MARK = 0xC1
+MARK = bytes([_MARK])  # what bytes that refer to payloads begin with
 _HEAD = struct.Struct(">BH")
 _REFERENCE = struct.Struct(">32sQ")
 

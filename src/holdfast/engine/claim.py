@@ -2,7 +2,8 @@
 
 One conditional write gives the work to this owner and marks it RUNNING before any user code starts. If the answer is
 lost, the claim is repeated with its own operation id, so that work which was given once is found again instead of
-being left to recovery.
+being left to recovery. But a runner that is not heard may be dead in the eyes of the others, and must not be given
+more: it asks again when it is heard.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from msgspec.structs import replace
 
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.patience import Patience
+from holdfast.engine.permit import Permit
+from holdfast.errors import StoreUnavailable
 from holdfast.ids import Ids
 from holdfast.lifecycle.changes import Claim, Claimed
 from holdfast.lifecycle.limits import Limit
@@ -30,6 +33,7 @@ class Claimer:
         hub: Hub,
         ids: Ids,
         patience: Patience,
+        permit: Permit,
         *,
         app: str,
         owner: str,
@@ -39,6 +43,7 @@ class Claimer:
         self._hub = hub
         self._ids = ids
         self._patience = patience
+        self._permit = permit
         self._app = app
         self._owner = owner
         self._limits = limits
@@ -60,6 +65,8 @@ class Claimer:
         )
 
         async def attempt(again: bool) -> Claimed:
+            if again and not self._permit.holds():
+                raise StoreUnavailable("its runner was not heard for so long that it may not claim")
             crashpoint("claim.before")
             claimed = await self._store.claim(replace(claim, at=self._store.now(), again=True) if again else claim)
             crashpoint("claim.after")

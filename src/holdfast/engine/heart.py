@@ -6,6 +6,9 @@ hears the store again it trusts its view of others only after a whole dead-after
 when the store's clock was set (or another member of a replica set, with a clock of its own, has become the primary):
 until all have beaten by the new time, the living look silent. A beat that finds no entry means that the runner was
 declared dead: its work belongs to others.
+
+A beat does not wait for the one before it. One that is swallowed, by a connection that is open on this side only, say,
+would otherwise stop the heart until a timeout that may be longer than the dead-after time.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from holdfast.clock import Clock
+from holdfast.engine.ending import end_all
 from holdfast.engine.permit import Permit
 from holdfast.errors import StoreError
 from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
@@ -57,33 +61,48 @@ class Heart:
         self._steady_since = self._last
         self._ahead = store.now() - self._last  # of our own elapsed time: the store's, as far as we know it
         self._soon = asyncio.Event()
+        self._is_dead = False
         self.draining = False
         permit.grant(self._last + self._dead_after * _PERMITTED)
 
     async def run(self) -> None:
         """Beat until cancelled, or declared dead."""
-        while True:
-            try:
-                async with asyncio.timeout(self._every):
-                    await self._soon.wait()
-            except TimeoutError:
-                pass
-            self._soon.clear()
-            sent = self._clock.monotonic()
-            try:
-                entry = await self._store.heartbeat(
-                    self._record.app, self._record.id, self._workers(), ticks=self._ticks(), draining=self.draining
-                )
-            except StoreError as error:
-                silence = self._clock.monotonic() - self._last
-                log.warning("runner %s was not heard for %.1f s: %s", self._record.id, silence, error)
-                continue
-            except Exception:
-                log.exception("a heartbeat of runner %s", self._record.id)
-                continue
-            if entry is None:
-                self._on_death()
-                return
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            while not self._is_dead:
+                try:
+                    async with asyncio.timeout(self._every):
+                        await self._soon.wait()
+                except TimeoutError:
+                    pass
+                self._soon.clear()
+                if len(under_way) * self._every < self._dead_after:
+                    under_way.add(beat := asyncio.create_task(self._beat()))
+                    beat.add_done_callback(under_way.discard)
+        finally:
+            await end_all(*under_way)
+
+    async def _beat(self) -> None:
+        sent = self._clock.monotonic()
+        try:
+            entry = await self._store.heartbeat(
+                self._record.app, self._record.id, self._workers(), ticks=self._ticks(), draining=self.draining
+            )
+            self._heard(sent, entry)
+        except StoreError as error:
+            silence = self._clock.monotonic() - self._last
+            log.warning("runner %s was not heard for %.1f s: %s", self._record.id, silence, error)
+        except Exception:
+            log.exception("a heartbeat of runner %s", self._record.id)
+
+    def _heard(self, sent: float, entry: RunnerRecord | None) -> None:
+        if self._is_dead:
+            return
+        if entry is None:
+            self._is_dead = True
+            self._soon.set()
+            self._on_death()
+        elif sent > self._last:
             if sent - self._last > self._every * _MISSED or self._was_set():
                 self._steady_since = sent
             self._ahead = self._store.now() - self._clock.monotonic()

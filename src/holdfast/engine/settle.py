@@ -108,7 +108,7 @@ class Settler:
         if not settled:
             return
         self._gathered += settled
-        self._counts.update(record.id for record, _ in settled)
+        self._counts.update([record.id for record, _ in settled])
         if self._pump is None or self._pump.done():
             self._pump = asyncio.get_running_loop().create_task(self._write_groups())
 
@@ -159,7 +159,7 @@ class Settler:
             group, self._gathered = self._gathered, []
             try:
                 await self._write(group)
-                self._counts.subtract(record.id for record, _ in group)
+                self._counts.subtract([record.id for record, _ in group])
                 self._counts = +self._counts
             except Exception:  # a defect of ours; those that wait behind this group must not pay for it
                 log.exception("after writing the ends of %d invocations", len(group))

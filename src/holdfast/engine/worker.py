@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from holdfast.codec import Codec, Limits, references
+from holdfast.codec import MARK, Codec, Limits, references
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
 from holdfast.engine.audit import Audit
@@ -114,7 +114,7 @@ class Worker:
         self._drain = drain_timeout_seconds
         self._search = Patience(rng)
         slots = RunningLimits(store, hub, ids, app=app, limits=limits_of(self._tasks.values()))
-        self._claimer = Claimer(store, hub, ids, self._search, app=app, owner=owner, limits=slots.known)
+        self._claimer = Claimer(store, hub, ids, self._search, permit, app=app, owner=owner, limits=slots.known)
         self._patience = Patience(rng)
         self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery, slots)
         self._make_places = make_places
@@ -194,7 +194,9 @@ class Worker:
         self._bell.ring()
 
     def fence(self) -> None:
-        """All that it owned was taken from it: end user code where that is possible, and write nothing any more."""
+        """All that it owned was taken from it: end user code where that is possible, and write no end any more. Only
+        what a claim still brings is handed back, since nobody knows of it yet.
+        """
         self._fenced = self._stopping = True
         self._search.give_up_in(0)
         self._patience.give_up_in(0)
@@ -247,7 +249,7 @@ class Worker:
             self._prefetching = asyncio.create_task(self._prefetch())
         elif free := max(0, self._free()):
             records = await self._claim(free, start=True)
-            self._slot_next = len(records) == free and any(record.slot for record in records)
+            self._slot_next = len(records) == free and bool([record for record in records if record.slot])
             self._begin(records)
 
     def _free(self) -> int:
@@ -307,7 +309,7 @@ class Worker:
         self._bell.ring()
 
     def _hand_back(self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long") -> None:
-        if reserved and not self._fenced:
+        if reserved:
             log.info("%s hands back %d invocations that it has not begun: %s", self.owner, len(reserved), why)
             self._settler.settle([(record, self._settler.return_of(record, why)) for record in reserved])
 
@@ -339,7 +341,7 @@ class Worker:
         here: list[InvocationRecord] = []
         for record in records:
             self._running[record.id] = record
-            if references(record.arguments):
+            if record.arguments[:1] == MARK:
                 task = asyncio.create_task(self._fetch_and_call(record))
                 self._fetching.add(task)
                 task.add_done_callback(self._fetching.discard)
@@ -425,7 +427,7 @@ class Worker:
             settled.append((record, change))
             if isinstance(outcome, Returned | Raised) and outcome.payloads:
                 large[change.operation] = outcome.payloads
-        interrupted = sum(outcome is INTERRUPTED for _, outcome in outcomes)
+        interrupted = sum([outcome is INTERRUPTED for _, outcome in outcomes])
         self.account.interrupted += interrupted
         self.account.ended += len(settled) - interrupted
         self._settler.settle(settled, large)

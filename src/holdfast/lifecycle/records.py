@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.codec import ErrorRecord, references
+from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.lifecycle.status import Status
 
 DRAIN, STOP = "drain", "stop"
@@ -161,7 +161,7 @@ def digests_in(*encoded: bytes | ErrorRecord | UnsetType | None) -> tuple[str, .
     found: dict[str, None] = {}
     for part in encoded:
         data = part.data if isinstance(part, ErrorRecord) else part
-        if isinstance(data, bytes):
+        if isinstance(data, bytes) and data[:1] == MARK:
             found.update(dict.fromkeys(reference.digest for reference in references(data)))
     return tuple(found)
 

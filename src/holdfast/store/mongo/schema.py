@@ -12,6 +12,7 @@ import secrets
 from typing import Any, NamedTuple, TypeGuard
 
 from pymongo import ASCENDING, IndexModel
+from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
@@ -175,9 +176,16 @@ async def prepare(database: AsyncDatabase[dict[str, Any]]) -> object:
         now = {"schema_version": SCHEMA_VERSION, "min_reader": MIN_READER}
         with contextlib.suppress(DuplicateKeyError):  # another process was faster, with the same
             await meta.update_one({"_id": "schema"}, {"$max": now}, upsert=True)
-        await meta.update_one({"_id": "schema", "mark": None}, {"$set": {"mark": secrets.token_hex(8)}})
+    return await _mark(meta, found)
+
+
+async def _mark(meta: AsyncCollection[dict[str, Any]], found: dict[str, Any] | None) -> object:
+    """What tells this database from others of its name: made once, by whoever comes first and may."""
+    if found is None or "mark" not in found:
+        with contextlib.suppress(OperationFailure):
+            await meta.update_one({"_id": "schema", "mark": None}, {"$set": {"mark": secrets.token_hex(8)}})
         found = await meta.find_one({"_id": "schema"})
-    return found and found.get("mark")
+    return (found or {}).get("mark")
 
 
 async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str) -> None:

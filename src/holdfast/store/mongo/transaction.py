@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
+from pymongo import ReadPreference
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.synchronous.client_session import ClientSession
 
@@ -21,7 +22,8 @@ from holdfast.lifecycle.records import InvocationRecord, StoredPayload
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, to_document
 
-_ours: WeakSet[Any] = WeakSet()  # clients that were seen to reach the database of a store
+# Which databases, by name and mark, each client was seen to reach.
+_reached: WeakKeyDictionary[Any, set[tuple[str, object]]] = WeakKeyDictionary()
 
 
 class MongoTransaction:
@@ -39,19 +41,28 @@ class MongoTransaction:
     def is_over(self) -> bool:
         return self._session.has_ended or not self._session.in_transaction
 
+    @property
+    def _is_known(self) -> bool:
+        return (self._database.name, self._mark) in _reached.get(self._session.client, ())
+
+    @property
+    def _meta(self) -> Any:
+        """Read where the truth is, whatever the user's client prefers."""
+        return self._database[schema.META].with_options(read_preference=ReadPreference.PRIMARY)
+
     def _check(self, meta: Document | None) -> None:
-        if (meta or {}).get("mark") != self._mark:
+        if self._mark is None or (meta or {}).get("mark") != self._mark:
             raise UsageError(
                 f"the session's client reaches another MongoDB: its database '{self._database.name}' is not the one "
                 "that this app works on. Nothing was written."
             )
-        _ours.add(self._session.client)
+        _reached.setdefault(self._session.client, set()).add((self._database.name, self._mark))
 
     def insert(
         self, records: Sequence[InvocationRecord], payloads: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
-        if self._session.client not in _ours:
-            self._check(self._database[schema.META].find_one({"_id": "schema"}))
+        if not self._is_known:
+            self._check(self._meta.find_one({"_id": "schema"}))
         invocations, session = self._database[schema.INVOCATIONS], self._session
         documents = [to_document(record) for record in records]
         keys = [document["_id"] for document in documents]
@@ -63,8 +74,8 @@ class MongoTransaction:
     async def ainsert(
         self, records: Sequence[InvocationRecord], payloads: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
-        if self._session.client not in _ours:
-            self._check(await self._database[schema.META].find_one({"_id": "schema"}))
+        if not self._is_known:
+            self._check(await self._meta.find_one({"_id": "schema"}))
         invocations, session = self._database[schema.INVOCATIONS], self._session
         documents = [to_document(record) for record in records]
         keys = [document["_id"] for document in documents]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from holdfast.codec import MARK
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.changes import (
     APPLIED,
@@ -52,7 +53,8 @@ SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], 
 
 def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
     if connection.execute(queries.INSERT, to_row(record)).rowcount:
-        refer(connection, record.app, record.id, record.payloads)
+        if record.arguments[:1] == MARK:
+            refer(connection, record.app, record.id, record.payloads)
         return True
     (text,) = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
     try:
@@ -251,7 +253,8 @@ def _apply_part(
         if verdict is APPLIED and head is not None:
             optional, step = _step_of(change, head)
             steps.setdefault(optional, []).append(step)
-            refer(connection, change.app, change.id, change.payloads)
+            if change.error is not UNSET or (type(change.result) is bytes and change.result[:1] == MARK):
+                refer(connection, change.app, change.id, change.payloads)
         yield index, verdict
     for optional, batch in steps.items():
         _write(connection, optional, batch)

@@ -42,14 +42,27 @@ class SqliteTransaction:
         with _plainly(self._connection) as connection:
             if not connection.in_transaction:
                 connection.execute("BEGIN IMMEDIATE")  # as Python itself would before an INSERT
-            app = records[0].app
-            rows = jobs.rows_by_id(connection, app, [record.id for record in records])
-            there = {record.id: record for record in map(from_row, rows)}
-            payloads.put(connection, app, stored, self._clock.now())
-            for record in records:
-                if record.id not in there:
-                    jobs.insert(connection, record)
-            return [there.get(record.id) for record in records]
+            connection.execute("SAVEPOINT holdfast_submit")  # all of them, or none
+            try:
+                there = self._insert(connection, records, stored)
+            except BaseException:
+                connection.execute("ROLLBACK TO holdfast_submit")
+                raise
+            finally:
+                connection.execute("RELEASE holdfast_submit")
+            return there
+
+    def _insert(
+        self, connection: sqlite3.Connection, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
+    ) -> Sequence[InvocationRecord | None]:
+        app = records[0].app
+        rows = jobs.rows_by_id(connection, app, [record.id for record in records])
+        there = {record.id: record for record in map(from_row, rows)}
+        payloads.put(connection, app, stored, self._clock.now())
+        for record in records:
+            if record.id not in there:
+                jobs.insert(connection, record)
+        return [there.get(record.id) for record in records]
 
     async def ainsert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
