@@ -49,9 +49,7 @@ class Line:
         self.cut = False
         self.errors: dict[str, Exception] = {}  # raised by each call of that name
         self.lost: Counter[str] = Counter()  # how many replies of that name are still to be lost
-        self.swallowed: Counter[str] = (
-            Counter()
-        )  # how many calls of that name are still to vanish for SWALLOWED_SECONDS
+        self.swallowed: Counter[str] = Counter()  # how many calls of that name are still to vanish
         self.before: dict[str, Callable[[], None]] = {}
         self.freezes_at_claim = False  # the next claim of user work is on the line when it freezes
         self._flows = asyncio.Event()

@@ -61,6 +61,7 @@ class Process:
                 stderr=output,
                 start_new_session=True,
             )
+        self._mark = f"{tasks.LEDGERS}={environment[tasks.LEDGERS]}".encode()
         self.log = log
         self.started_at = SystemClock().monotonic()
 
@@ -74,8 +75,17 @@ class Process:
 
     @property
     def family(self) -> list[int]:
-        """The living processes of its session."""
-        return [pid for pid, session in _sessions() if session == self.pid]
+        """The living processes of its session.
+
+        Numbers are used again, and soon on a busy host: what does not have the variables of this story is a stranger.
+        """
+        return [pid for pid, session in _sessions() if session == self.pid and self._is_ours(pid)]
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            return self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)

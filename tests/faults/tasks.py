@@ -70,7 +70,7 @@ def exits(token: str) -> None:
 
 def segfaults(token: str) -> None:
     _last_words(token)
-    faulthandler._sigsegv()
+    faulthandler._sigsegv()  # type: ignore[attr-defined]
 
 
 def devours(token: str) -> None:

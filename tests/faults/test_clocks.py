@@ -52,7 +52,7 @@ def test_on_mongodb_the_servers_clock_counts(session: Session, tmp_path: Path) -
     names = {runner.id for runner in session.roster()}
     session.submit("held by one", "held by the other", task="hold")  # so that there is something to steal
     session.began("held by one", "held by the other")
-    passes(session, 2 * DEAD_AFTER_SECONDS)
+    passes(session, 1.5 * DEAD_AFTER_SECONDS)
     session.release()
     for name, path in clocks.items():
         session.start("tests.faults.shop", name, HOLDFAST_TEST_CLOCK=str(path), HOLDFAST_TEST_DELAY=str(DELAY_SECONDS))
@@ -82,7 +82,7 @@ def test_on_sqlite_the_hosts_clock_may_be_set(session: Session, tmp_path: Path) 
     with session.witness.fault("clock"):
         for off in (TEN_MINUTES, 0, -TEN_MINUTES):
             set_clock(clock, off)
-            passes(session, 2 * DEAD_AFTER_SECONDS)
+            passes(session, 1.5 * DEAD_AFTER_SECONDS)
             assert {runner.id for runner in session.roster()} == names, session.told()
     session.release()
     session.submit("after")

@@ -14,12 +14,12 @@ from tests.faults.stores import STORES
 
 pytestmark = pytest.mark.slow
 
-AT_ONCE = 4
+AT_ONCE = 6
 
 
 def together(cases: list[Case]) -> list[object]:
     """A few cases for each test, all on one store."""
-    params = []
+    params: list[object] = []
     for store in STORES:
         mine = [case for case in cases if case.store == store]
         for start in range(0, len(mine), AT_ONCE):

@@ -35,7 +35,7 @@ class Suspects:
         return Place.APART
 
     def _can_be_found(self, task: TaskDefinition) -> bool:
-        if task.function.__module__ in MAINS:
+        if getattr(task.function, "__module__", None) in MAINS:
             return False
         try:
             address_of(task.name, task.function, self._codec)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from math import inf
 
-from holdfast.lifecycle.records import HistoryEntry, runner_of
+from holdfast.lifecycle.records import HistoryEntry
 from holdfast.lifecycle.status import Status
 from holdfast.testing import checker
 from holdfast.testing.checker import Bounds, Fault, FaultKind, Faults, Violation
@@ -35,7 +35,7 @@ def judged(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
         if violation.invariant in _BY_HISTORY:
             yield violation
     if plan.weather.is_fair:
-        yield from _taken_from_the_sound(evidence)
+        yield from _died_of_nothing(evidence)
 
 
 def _bounds() -> Bounds:
@@ -55,12 +55,11 @@ def _was_audited(violation: Violation, evidence: Evidence) -> bool:
     return violation.invariant == "I20" and told and violation.id in evidence.came_late
 
 
-def _taken_from_the_sound(evidence: Evidence) -> Iterator[Violation]:
+def _died_of_nothing(evidence: Evidence) -> Iterator[Violation]:
     """I20: an outage of the database is nobody's death; only a fault of a runner's own is."""
-    struck = {fault.pid for fault in evidence.faults.all if fault.kind.explains_reruns}
+    strikes = sorted((fault.at, fault.pid) for fault in evidence.faults.all if fault.kind.explains_reruns and fault.pid)
+    struck = {pid: at for at, pid in reversed(strikes)}  # when first
     pids = {event.owner: event.pid for event in evidence.ledgers.of(What.RUNNER_START)}
-    for record in evidence.dump.records:
-        for before, after in pairwise(record.history):
-            if after.status is Status.RUNNING_RECOVERY and pids.get(runner_of(before.owner)) not in struck:
-                sentence = f"it was taken from {before.owner}, which no fault of its own had struck"
-                yield Violation("I20", record.id, sentence, (before, after))
+    for at, runner in evidence.declared:
+        if struck.get(pids.get(runner, 0), inf) > at:
+            yield Violation("I20", None, f"the runner {runner} was declared dead, and no fault of its own struck it")

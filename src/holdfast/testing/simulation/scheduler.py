@@ -69,8 +69,12 @@ class Process:
 
     def kill(self) -> None:
         if not self.is_dead:
-            self.state = State.DEAD
+            self.exit()
             self._on_death(self)
+
+    def exit(self) -> None:
+        """It has ended by itself; whatever it still had under way ends with it."""
+        self.state = State.DEAD
 
     def may_run(self, handle: asyncio.Handle) -> bool:
         """Whether its next step is run now."""

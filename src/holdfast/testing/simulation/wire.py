@@ -76,10 +76,11 @@ class Server:
         self.clock = clock
         self.ledger = ledger
         self.trace = trace
-        self.away = False
+        self.outages = 0  # that last
         self.is_over = False
         self.context = contextvars.Context()
         self.refuted: list[Violation] = []
+        self.declared: list[tuple[float, str]] = []
         self._ends: dict[tuple[str, int, str], str] = {}  # of each epoch: the operations of its owner's writes
         self._gone: set[str] = set()  # runners that are off the roster
         self._spans: dict[str, tuple[str, int]] = {}  # of runners and services that have begun
@@ -127,6 +128,7 @@ class Server:
     def _after_declare_dead(self, process: Process, answer: bool, runner: RunnerRecord) -> None:
         if answer:
             self._gone.add(runner.id)
+            self.declared.append((self.clock.monotonic(), runner.id))
 
     def _after_put_execution(self, process: Process, answer: object, app: str, execution: Execution) -> None:
         if answer is None and execution.status is ExecutionStatus.RUNNING and execution.id not in self._spans:
@@ -173,7 +175,7 @@ class Line:
         self._hints = hints
         self._skew = skew
         self.abilities = abilities
-        self.cut = False
+        self.cuts = 0  # that last
         self.epochs: dict[str, int] = {}  # of what it claimed
         self.came_late: set[str] = set()  # invocations that were given to it when it had given up its claim
         self.heard_at = float("-inf")  # when the last heartbeat was sent that was answered
@@ -241,7 +243,7 @@ class Line:
 
     @property
     def _is_cut(self) -> bool:
-        return self.cut or self._server.away
+        return self.cuts > 0 or self._server.outages > 0
 
     def _arrive(
         self, answer: asyncio.Future[Any], unheard: bool, name: str, args: tuple[Any, ...], named: dict[str, Any]

@@ -72,6 +72,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     faults: Faults
     refuted: tuple[Violation, ...]  # what was seen to be wrong on the spot
     came_late: frozenset[str]
+    declared: tuple[tuple[float, str], ...]  # deaths: when, and of which runner
     healed: bool
     seconds: float  # of virtual time
     trace: str  # the hash of every message
@@ -184,9 +185,10 @@ class World:
     async def _strike(self, strike: Strike) -> None:
         await asyncio.sleep(strike.at)
         if strike.kind is FaultKind.OUTAGE:
-            at, self.server.away = self.clock.monotonic(), True
+            at = self.clock.monotonic()
+            self.server.outages += 1
             await self._while_it_lasts(strike)
-            self.server.away = False
+            self.server.outages -= 1
             self.fault(FaultKind.OUTAGE, at)
             return
         node = self._nodes[strike.node]
@@ -205,9 +207,9 @@ class World:
                 self.fault(FaultKind.FREEZE, at, process)
             case FaultKind.CUT:
                 line = self.lines[process.pid]
-                line.cut = True
+                line.cuts += 1
                 await self._while_it_lasts(strike)
-                line.cut = False
+                line.cuts -= 1
                 self.fault(FaultKind.CUT, at, process)
             case FaultKind.STOP:
                 node.stop(hurry=strike.hurry)
@@ -259,6 +261,7 @@ class World:
             faults=Faults(tuple(self.faults)),
             refuted=(*self.server.refuted, *self.refuted),
             came_late=frozenset(self.came_late),
+            declared=tuple(self.server.declared),
             healed=healed,
             seconds=self.clock.monotonic(),
             trace=self.server.trace.digest,
@@ -318,6 +321,7 @@ class Node:
         await self._runner.run()
         if self._stopped_at is not None:
             world.fault(FaultKind.STOP, self._stopped_at, process)
+        process.exit()
         self._ended()
 
     def stop(self, *, hurry: bool) -> None:

@@ -1,0 +1,127 @@
+"""Which work runs apart after a crash, and what becomes of it if it cannot be run there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+from tests.engine.fleet import Fleet, Line, Member, definition, virtually
+from tests.faults import tasks
+
+from holdfast import App
+from holdfast.codec import Codec
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.suspects import Suspects
+from holdfast.execution.call import Call, Returned, Unfit
+from holdfast.execution.places import Deliver, Execution, InlinePlaces
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.status import Status
+
+CRASHED = (Status.RUNNING, Status.RUNNING_RECOVERY, Status.REROUTED, Status.PENDING, Status.RUNNING)
+GIVEN_BACK = (Status.RUNNING, Status.KILLED, Status.REROUTED, Status.PENDING, Status.RUNNING)
+
+
+def record(path: tuple[Status, ...] = CRASHED) -> InvocationRecord:
+    history = [HistoryEntry(version=n, status=status, at=0.0, operation=str(n)) for n, status in enumerate(path, 1)]
+    return InvocationRecord(
+        id="one", app="a", task="t", arguments=b"", created_at=0, due_at=0, attempt=2, history=tuple(history)
+    )
+
+
+def declared(function: object, **options: object) -> tuple[TaskDefinition, Codec]:
+    app = App("memory://", name="suspects")
+    return app.task(**options)(function).definition, app._codec  # type: ignore[call-overload]
+
+
+def test_what_has_crashed_runs_apart_and_what_was_given_back_does_not() -> None:
+    task, codec = declared(tasks.work, name="t")
+    suspects = Suspects(codec, apart=True)
+    assert suspects.place_for(record(), task) is Place.APART
+    assert suspects.place_for(record(GIVEN_BACK), task) is Place.THREAD
+
+
+def test_what_needs_its_worker_stays_there() -> None:
+    def inner() -> None: ...
+
+    task, codec = declared(tasks.work, name="t")
+    assert Suspects(codec, apart=False).place_for(record(), task) is Place.THREAD
+    nameless, codec = declared(inner, name="t")
+    assert Suspects(codec, apart=True).place_for(record(), nameless) is Place.THREAD
+    stranger = replace(task, name="another")
+    assert Suspects(codec, apart=True).place_for(record(), stranger) is Place.THREAD
+    own, codec = declared(tasks.await_release, name="t", executor="process")
+    assert Suspects(codec, apart=True).place_for(record(), own) is Place.PROCESS
+
+
+def test_a_task_of_the_program_itself_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, codec = declared(tasks.work, name="t")
+    monkeypatch.setattr(tasks.work, "__module__", "__main__")
+    assert Suspects(codec, apart=True).place_for(record(), task) is Place.THREAD
+
+
+def test_what_cannot_begin_elsewhere_comes_home_once() -> None:
+    task, codec = declared(tasks.work, name="t")
+    suspects = Suspects(codec, apart=True)
+    assert suspects.place_for(record(), task) is Place.APART
+    assert suspects.come_home("one", Unfit("it cannot be imported here"))
+    assert suspects.place_for(record(), task) is Place.THREAD
+    assert not suspects.come_home("one", Unfit("its arguments do not fit"))
+    assert suspects.place_for(record(), task) is Place.APART
+    assert not suspects.come_home("one", Returned(b""))
+
+
+class Nowhere(InlinePlaces):
+    """A place whose processes cannot find the task."""
+
+    asked: list[str] = []
+
+    def __init__(self, deliver: Deliver) -> None:
+        super().__init__(deliver)
+        self._say = deliver
+
+    def start(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self.asked.append(call.key)
+            asyncio.get_running_loop().call_soon(self._say, [(call.key, Unfit("it cannot be imported here"))])
+
+
+def test_a_suspect_that_no_other_process_can_find_is_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Suspects, "_can_be_found", lambda self, task: True)
+    monkeypatch.setattr(Nowhere, "asked", [])
+
+    def places(place: Place, deliver: Deliver) -> Execution:
+        return Nowhere(deliver) if place is Place.APART else InlinePlaces(deliver)
+
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    async def scenario(fleet: Fleet) -> None:
+        engine = fleet.engine(fleet.store)
+        member = Member(
+            engine,
+            Line(fleet.store),
+            lambda: engine.runner(
+                [definition(add)],
+                fleet.codec,
+                version="test",
+                concurrency=1,
+                duties=fleet.duties,
+                drain_timeout_seconds=1.0,
+                make_places=places,
+            ),
+        )
+        crashed = replace(fleet.new("add", 1, 2), attempt=1)
+        lines = [HistoryEntry(version=n, status=status, at=0.0, operation=f"{n}") for n, status in PAST]
+        await fleet.store.insert([replace(crashed, history=(*crashed.history, *lines), status=Status.REROUTED)])
+        await member.start()
+        ended = await fleet.end(crashed.id)
+        assert (ended.status, ended.attempt) == (Status.SUCCESS, 2)
+        assert Nowhere.asked == [crashed.id]
+        assert (await member.stop()).started == 1
+
+    virtually(scenario)
+
+
+PAST = enumerate((Status.PENDING, Status.RUNNING, Status.RUNNING_RECOVERY, Status.REROUTED), 2)

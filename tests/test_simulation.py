@@ -1,0 +1,213 @@
+"""The simulation: seeds hold, the same seed gives the same run, and planted bugs do not survive it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.engine import recovery
+from holdfast.engine.heart import Heart
+from holdfast.engine.permit import Permit
+from holdfast.engine.recovery import Recovery
+from holdfast.lifecycle.changes import Change, Claim, Claimed
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, WorkerRecord
+from holdfast.lifecycle.slots import Execution
+from holdfast.store import memory
+from holdfast.store.memory import MemoryStore
+from holdfast.testing.simulation import Plan, plan_of, shrunk, simulate
+from holdfast.testing.simulation.wire import Line
+
+SEEDS = 60
+MOST_SEEDS = 200  # within so many, a planted bug has to show
+MANY = int(os.environ.get("HOLDFAST_TEST_SIMULATION_SEEDS", "3000"))
+KNOWN = (34, 38, 95, 744, 807)  # they failed once
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+def test_seeds_hold(first: int) -> None:
+    for seed in range(first, first + 10):
+        run = simulate(seed)
+        assert not run.violations, str(run)
+
+
+@pytest.mark.parametrize("seed", KNOWN)
+def test_seeds_that_failed_once_hold(seed: int) -> None:
+    run = simulate(seed)
+    assert not run.violations, str(run)
+
+
+@pytest.mark.torture
+def test_many_seeds_hold() -> None:
+    failed = [str(run) for run in map(simulate, range(SEEDS, SEEDS + MANY)) if run.violations]
+    assert not failed, "\n\n".join(failed[:5])
+
+
+def test_the_seeds_meet_every_kind_of_fault_and_outcome() -> None:
+    """A simulation in which nothing happens proves nothing."""
+    runs = [simulate(seed) for seed in range(20)]
+    kinds = {str(fault.kind) for run in runs for fault in run.evidence.faults.all}
+    assert kinds == {"kill", "stop", "freeze", "cut", "outage"}
+    walked = {entry.status for run in runs for record in run.evidence.dump.records for entry in record.history}
+    assert {"running_recovery", "killed", "rerouted", "success", "failed", "pending"} <= walked
+    assert max(record.epoch for run in runs for record in run.evidence.dump.records) >= 4
+
+
+# --- the same seed, the same run
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    for seed in (3, 17, 40):
+        assert simulate(seed).trace == simulate(seed).trace
+    assert len({simulate(seed).trace for seed in range(5)}) == 5
+
+
+def test_the_order_of_what_is_ready_is_drawn_by_lot() -> None:
+    plan = replace(plan_of(3), disorder=1.0)
+    assert simulate(plan).trace != simulate(replace(plan, disorder=0.0)).trace
+
+
+def test_a_run_does_not_depend_on_the_hash_seed() -> None:
+    code = "from holdfast.testing.simulation import simulate; print([simulate(seed).trace for seed in (3, 17, 40)])"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert told == {f"{[simulate(seed).trace for seed in (3, 17, 40)]}\n"}
+
+
+# --- planted bugs
+
+
+def caught(expected: str, seeds: Sequence[int] = range(MOST_SEEDS)) -> Plan:
+    """The plan of the first seed that shows the bug, by this invariant."""
+    for seed in seeds:
+        run = simulate(seed)
+        if expected in {violation.invariant for violation in run.violations}:
+            return run.plan
+    raise AssertionError(f"no seed under {len(seeds)} shows it")
+
+
+def no_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memory, "applies", lambda change, record: record.status in change.sources)
+
+
+def recovery_without_the_roster(patch: pytest.MonkeyPatch) -> None:
+    async def running(self: Recovery) -> int:
+        return sum([await self.of_owner(owner, "dead, I guess") for owner in await self._store.owners(self.app)])
+
+    patch.setattr(Recovery, "running", running)
+
+
+def heartbeat_that_recreates(patch: pytest.MonkeyPatch) -> None:
+    beat, enrol = MemoryStore.heartbeat, MemoryStore.enrol
+    known: dict[str, RunnerRecord] = {}
+
+    async def joining(self: MemoryStore, runner: RunnerRecord) -> None:
+        known[runner.id] = runner
+        await enrol(self, runner)
+
+    async def beating(
+        self: MemoryStore, app: str, runner_id: str, workers: Sequence[WorkerRecord] = (), **facts: Any
+    ) -> RunnerRecord | None:
+        if (app, runner_id) not in self._runners:
+            await enrol(self, known[runner_id])
+        return await beat(self, app, runner_id, workers, **facts)
+
+    patch.setattr(MemoryStore, "enrol", joining)
+    patch.setattr(MemoryStore, "heartbeat", beating)
+
+
+def settle_with_a_new_operation(patch: pytest.MonkeyPatch) -> None:
+    ask = Line._ask
+
+    async def renaming(self: Line, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if name == "apply":
+            sent: dict[str, int] = vars(self).setdefault("sent", {})
+
+            def renamed(change: Change) -> Change:
+                times = sent[change.operation] = sent.get(change.operation, 0) + 1
+                return change if times == 1 else replace(change, operation=f"{change.operation} {times}")
+
+            args = ([renamed(change) for change in args[0]],)
+        return await ask(self, name, args, named)
+
+    patch.setattr(Line, "_ask", renaming)
+
+
+def permit_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Permit, "holds", lambda self: True)
+
+
+def unsteady_observers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Heart, "steady_seconds", lambda self: 1e9)
+
+
+def no_crash_cap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "last_crash", lambda record, most, why: None)
+
+
+def claim_forgets_what_it_got(patch: pytest.MonkeyPatch) -> None:
+    claim = MemoryStore.claim
+
+    async def forgetful(self: MemoryStore, wish: Claim) -> Claimed:
+        return await claim(self, replace(wish, again=False))
+
+    patch.setattr(MemoryStore, "claim", forgetful)
+
+
+def insert_replaces(patch: pytest.MonkeyPatch) -> None:
+    def insert(self: MemoryStore, record: InvocationRecord) -> bool:
+        self._put(record)
+        return True
+
+    patch.setattr(MemoryStore, "_insert", insert)
+
+
+def gate_without_a_lock(patch: pytest.MonkeyPatch) -> None:
+    async def put(self: MemoryStore, app: str, execution: Execution) -> None:
+        self._executions.setdefault((app, execution.id), execution)
+
+    patch.setattr(MemoryStore, "put_execution", put)
+
+
+PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
+    (no_epoch_check, "I6"),
+    (recovery_without_the_roster, "I20"),
+    (heartbeat_that_recreates, "roster"),
+    (settle_with_a_new_operation, "I6"),
+    (permit_ignored, "permit"),
+    (unsteady_observers, "I20"),
+    (no_crash_cap, "I14"),
+    (claim_forgets_what_it_got, "I20"),
+    (insert_replaces, "I3"),
+    (gate_without_a_lock, "I16"),
+]
+
+
+@pytest.mark.parametrize(("plant", "expected"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
+def test_a_planted_bug_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    caught(expected)
+
+
+def test_a_plan_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_crash_cap(monkeypatch)
+    plan = caught("I14")
+    small = shrunk(plan, lambda one: "I14" in {violation.invariant for violation in simulate(one).violations})
+    assert len(small.jobs) + len(small.strikes) < len(plan.jobs) + len(plan.strikes)
+    assert small.jobs
