@@ -105,6 +105,21 @@ def test_duties_run_once_per_check_interval_or_as_often_as_they_ask() -> None:
     virtually(scenario)
 
 
+def test_a_duty_that_has_more_to_do_is_due_again_at_the_next_check() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        left, member = [True, True, True, False, True], fleet.member(add)
+
+        async def work() -> bool:
+            return left.pop(0)
+
+        member.runner._more_duties += (Duty(name="work", every_seconds=3600.0, perform=work),)
+        await member.start()
+        await asyncio.sleep(60)
+        assert left == [True]
+
+    virtually(scenario)
+
+
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("a defect")])
 def test_a_duty_that_fails_does_not_stop_the_others(error: Exception) -> None:
     async def scenario(fleet: Fleet) -> None:

@@ -139,8 +139,8 @@ async def declare_one_dead(store: MongoStore) -> None:
 
 async def collect(store: MongoStore) -> None:
     """Twice: what is still referred to is wanted again, and the pieces of the others are gone."""
-    assert await store.collect_payloads("shop", store.now() + 1, 100) > 0
-    assert await store.collect_payloads("shop", store.now() + 1, 100) == 0
+    assert (await store.collect_payloads("shop", store.now() + 1, 100)).removed > 0
+    assert (await store.collect_payloads("shop", store.now() + 1, 100)).removed == 0
 
 
 async def apply_twice(store: MongoStore) -> None:

@@ -21,7 +21,7 @@ from tests.mongo.tools import database_of
 from holdfast.codec import Payload
 from holdfast.engine import depot as depot_module
 from holdfast.engine.depot import PIECE_BYTES, UNWANTED_SECONDS, Depot
-from holdfast.errors import PayloadLost
+from holdfast.errors import PayloadLost, StoreUnavailable
 from holdfast.lifecycle.records import Piece, StoredPayload
 from holdfast.store import open_store
 from holdfast.store.contract import Store
@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, store: Store, clock: FakeClock, chunk_threshold: int) -> None:
         self.store = store
         self.clock = clock
-        self.depot = Depot(store, clock, app="shop", chunk_threshold=chunk_threshold)
+        self.depot = Depot(store, app="shop", chunk_threshold=chunk_threshold)
 
     async def kept(self, data: bytes) -> Payload:
         payload = Payload.of(data)
@@ -148,7 +148,7 @@ def test_what_one_threshold_wrote_another_one_reads() -> None:
     async def scenario(bench: Bench) -> None:
         payloads: list[Payload] = []
         for size, threshold in ((35, 20), (35, 100), (7, 1), (7, 10)):
-            writer = Depot(bench.store, bench.clock, app="shop", chunk_threshold=threshold)
+            writer = Depot(bench.store, app="shop", chunk_threshold=threshold)
             payloads.append(Payload.of(some_bytes(len(payloads), size, plain=False)))
             await writer.keep(payloads[-1:])
         assert [await bench.back(payload) for payload in payloads] == [payload.data for payload in payloads]
@@ -227,13 +227,13 @@ def test_what_was_kept_and_never_referred_to_is_collected_after_a_day_and_not_be
     async def scenario(bench: Bench) -> None:
         payload = await bench.kept(b"p" * 35)
         bench.clock.advance(UNWANTED_SECONDS - 1)
-        assert await bench.depot.collect() == 0
+        assert await bench.depot.collect() == (0, False)
         await bench.depot.keep([payload])  # wanted again
         bench.clock.advance(UNWANTED_SECONDS - 1)
-        assert await bench.depot.collect() == 0
+        assert await bench.depot.collect() == (0, False)
         assert await bench.back(payload) == payload.data
         bench.clock.advance(2)
-        assert await bench.depot.collect() == 1
+        assert await bench.depot.collect() == (1, False)
         with pytest.raises(PayloadLost, match="is not in the store"):
             await bench.back(payload)
 
@@ -278,9 +278,33 @@ def test_a_host_that_slept_while_it_put_pieces_puts_them_again(sleeps_after: int
         for payload in payloads:
             assert await bench.back(payload) == payload.data
         bench.clock.advance(UNWANTED_SECONDS - 100)
-        assert await bench.depot.collect() == 0
+        assert await bench.depot.collect() == (0, False)
 
     on_memory(scenario, kind=Sleepy)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(("hours", "puts"), [(2, 4), (5, None)])
+def test_slow_ways_are_enough_unless_the_pieces_would_be_collected_meanwhile(hours: int, puts: int | None) -> None:
+    class Slow(MemoryStore):
+        puts = 0
+
+        async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
+            await super().put_piece(app, digest, number, piece)
+            self.puts += 1
+            self._clock.advance(hours * 3600)  # type: ignore[attr-defined]
+
+    async def scenario(bench: Bench) -> None:
+        payload = Payload.of(b"x" * 50)  # of four pieces beside the first
+        if puts is None:
+            with pytest.raises(StoreUnavailable, match="50 bytes could not be stored within 12h, 3 times"):
+                await bench.depot.keep([payload])
+        else:
+            await bench.depot.keep([payload])
+            assert await bench.back(payload) == payload.data
+            assert bench.store.puts == puts  # type: ignore[attr-defined]
+
+    on_memory(scenario, kind=Slow)
 
 
 # --- damage

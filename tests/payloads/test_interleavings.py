@@ -25,7 +25,7 @@ from holdfast.codec import Codec, Limits, Packed, references
 from holdfast.engine import depot as depot_module
 from holdfast.engine.depot import Depot
 from holdfast.errors import PayloadLost
-from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.lifecycle.records import Collected, Piece, StoredPayload
 from holdfast.store import open_store
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
@@ -70,7 +70,7 @@ class GatedMemory(MemoryStore):
         await gate(touching(writes="invocations"))
         return await super().insert(records)
 
-    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+    async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         await gate(touching(reads="invocations", writes="payloads pieces"))
         return await super().collect_payloads(app, before, limit)
 
@@ -124,7 +124,7 @@ class Scene:
         self.app = ""
 
     def depot(self) -> Depot:
-        return Depot(self.store, self._clock, app=self.app, chunk_threshold=1)
+        return Depot(self.store, app=self.app, chunk_threshold=1)
 
     async def set(self, life: str) -> None:
         """A new app in which the payload had that life."""
@@ -402,14 +402,14 @@ def test_the_driver_finds_a_collection_in_two_transactions(play: Play, monkeypat
     async def scenario(stage: Scene) -> None:
         store: Any = stage.store
 
-        async def look_then_remove(app: str, before: float, limit: int) -> int:
+        async def look_then_remove(app: str, before: float, limit: int) -> Collected:
             await gate(touching(reads="payloads invocations"))
             found = await store._read(lambda c: c.execute(sqlite_payloads.UNWANTED, (app, before, limit)).fetchall())
             await gate(touching(writes="payloads pieces"))
             for digest, wanted in found:
                 if not wanted:
                     await store._write(lambda c, digest=digest: c.execute(sqlite_payloads.REMOVE, (app, digest)))
-            return 0
+            return Collected(0, more=False)
 
         monkeypatch.setattr(store, "collect_payloads", look_then_remove)
         _, lost = await orders_until_lost(stage, "lost its reference")

@@ -35,7 +35,7 @@ def test_what_was_set_aside_keeps_its_payloads(url: str) -> None:
                 database.holdfast_invocations.update_one({}, {"$set": {"history": "?"}})
         assert (await store.claim(wish())).records == ()
         assert [found.id for found in await store.quarantined("shop")] == ["a"]
-        assert await store.collect_payloads("shop", store.now() + 1, 10) == 1
+        assert await store.collect_payloads("shop", store.now() + 1, 10) == (1, False)
         assert await there(store, [1, 2]) == [1]
 
     async def main() -> None:

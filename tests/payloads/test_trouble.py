@@ -268,7 +268,7 @@ def test_a_result_whose_payload_was_collected_while_the_store_refused_its_end_is
         await asyncio.sleep(60)
         harness.store.methods = ("apply", "keep")  # from now on they wait between the two
         assert len(harness.store._payloads) == 1
-        assert await harness.store.collect_payloads("app", harness.clock.now() + 1, 10) == 1
+        assert await harness.store.collect_payloads("app", harness.clock.now() + 1, 10) == (1, False)
         harness.store.mend()
         (record,) = await harness.end(id)
         assert await harness.result(record) == LARGE
@@ -378,8 +378,8 @@ def test_the_payload_of_a_zombie_is_collected_after_a_day() -> None:
         assert len(harness.store._payloads) == 1
         runner.stop()
         await life
-        assert await harness.engine.depot.collect() == 0
+        assert await harness.engine.depot.collect() == (0, False)
         await asyncio.sleep(UNWANTED_SECONDS)
-        assert await harness.engine.depot.collect() == 1
+        assert await harness.engine.depot.collect() == (1, False)
 
     virtually(scenario)

@@ -66,7 +66,7 @@ class Engine:
         self._poll = poll_interval_seconds
         self.hub = Hub()
         self.limits = limits
-        self.depot = Depot(store, clock, app=app, chunk_threshold=chunk_threshold)
+        self.depot = Depot(store, app=app, chunk_threshold=chunk_threshold)
         self.submitter = Submitter(store, self.depot, self.hub)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
@@ -220,8 +220,11 @@ class Engine:
         slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
         return (
             Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
-            Duty(name="payloads", every_seconds=3600.0, perform=self.depot.collect),
+            Duty(name="payloads", every_seconds=3600.0, perform=self._collect),
         )
+
+    async def _collect(self) -> bool:
+        return (await self.depot.collect()).more
 
     def _core_worker(
         self, core: CoreTaskRegistry, codec: Codec, recovery: Recovery, owner: str, permit: Permit

@@ -19,52 +19,61 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from holdfast.clock import Clock
+from holdfast.clock import format_duration
 from holdfast.codec import Payload, Reference
-from holdfast.errors import CorruptRecord, PayloadLost
-from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.errors import CorruptRecord, PayloadLost, StoreUnavailable
+from holdfast.lifecycle.records import Collected, Piece, StoredPayload
 from holdfast.store.contract import Store
 
 PIECE_BYTES = 2**20  # a part of every stored name: another size would need other names
 UNWANTED_SECONDS = 86_400.0
 _AT_ONCE = 2  # pieces: one is committed while the other is on its way; more would take more memory
 _BATCH_BYTES = 8 * 2**20
-_STALE_SECONDS = 3_600.0  # pieces that were put so long ago may be collected before their payload comes
+_STALE_SECONDS = UNWANTED_SECONDS / 2  # pieces that were put so long ago may be collected before their payload comes
+_TRIES = 3
 _LEVEL = 1  # of compression: most of the gain for a fifth of the time
 _SAMPLE_BYTES = 16 * 2**10
 _QUICK_BYTES = 256 * 2**10  # what is smaller is hashed on the spot
 
 
 class Depot:
-    def __init__(self, store: Store, clock: Clock, *, app: str, chunk_threshold: int) -> None:
+    def __init__(self, store: Store, *, app: str, chunk_threshold: int) -> None:
         self._store = store
-        self._clock = clock
         self._app = app
         self._chunk_threshold = chunk_threshold
 
     async def keep(self, payloads: Iterable[Payload]) -> None:
         """When this returns, these payloads are in the store, and nobody collects them within a day."""
         wanted = {payload.digest: payload for payload in payloads}
-        while wanted:
-            began = self._clock.monotonic()
+        for _ in range(_TRIES if wanted else 0):
+            began = self._store.now()
             there = await self._store.keep_payloads(self._app, tuple(wanted))
             missing = [payload for payload, found in zip(wanted.values(), there, strict=True) if not found]
             for batch in _batches(missing, self._chunk_threshold):
                 await self._put(batch)
-            if self._clock.monotonic() - began < _STALE_SECONDS:
+            if self._is_recent(began):
                 return
+        if wanted:
+            raise _too_slow(wanted.values())
+
+    def _is_recent(self, began: float) -> bool:
+        """Whether what was wanted then may be relied on. By the store's time, as that is what collectors go by, and
+        a monotonic clock may stand still while its host sleeps.
+        """
+        return self._store.now() - began < _STALE_SECONDS
 
     async def _put(self, batch: Sequence[Payload]) -> None:
         """Put payloads, and do it again if it took so long (the host was suspended, say) that their first pieces may
         have been collected.
         """
-        while True:
-            began = self._clock.monotonic()
+        for _ in range(_TRIES):
+            began = self._store.now()
             stored = [await self._put_pieces(payload) for payload in batch]
-            if self._clock.monotonic() - began < _STALE_SECONDS:
+            if self._is_recent(began):
                 await self._store.put_payloads(self._app, stored)
-                if self._clock.monotonic() - began < _STALE_SECONDS:
+                if self._is_recent(began):
                     return
+        raise _too_slow(batch)
 
     async def _put_pieces(self, payload: Payload) -> StoredPayload:
         """Put all pieces but the first, which comes with the payload."""
@@ -119,8 +128,8 @@ class Depot:
                 raise _damaged(stored.digest, f"the piece {number}: {error}") from error
         return whole.getvalue()
 
-    async def collect(self, limit: int = 1000) -> int:
-        """Remove what nobody has wanted for a day and nothing refers to."""
+    async def collect(self, limit: int = 200) -> Collected:
+        """Remove what nobody has wanted for a day and nothing refers to; look at so many."""
         return await self._store.collect_payloads(self._app, self._store.now() - UNWANTED_SECONDS, limit)
 
 
@@ -128,6 +137,14 @@ def whole(payloads: Iterable[Payload]) -> list[StoredPayload]:
     """Payloads in one piece each, for a store that takes them with the record, in one transaction."""
     each = {payload.digest: payload.data for payload in payloads}
     return [StoredPayload(digest=name, size=len(data), pieces=1, first=Piece(data)) for name, data in each.items()]
+
+
+def _too_slow(payloads: Iterable[Payload]) -> StoreUnavailable:
+    size = sum(len(payload.data) for payload in payloads)
+    return StoreUnavailable(
+        f"{size:,} bytes could not be stored within {format_duration(_STALE_SECONDS)}, {_TRIES} times; after that the "
+        "first of them may be collected before the last has come. The way to the store is too slow for so much."
+    )
 
 
 def _damaged(digest: str, why: str) -> PayloadLost:

@@ -50,7 +50,7 @@ _TRAIL = 100  # executions that are read to judge the present
 
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to do every so often. `due_at` tells when, if that is not at fixed times."""
+    """Something to do every so often. If it returns True there is more to do, and it is due again at the next check."""
 
     name: str
     every_seconds: float
@@ -215,19 +215,20 @@ class Services:
         while (now := self._store.now()) < until and self._permit.holds():
             for duty in self._duties:
                 if now >= self._next.get(duty.name, 0.0):
-                    await self._see_to(duty)
-                    self._next[duty.name] = self._store.now() + duty.every_seconds
+                    more = await self._see_to(duty)
+                    self._next[duty.name] = self._store.now() + (0.0 if more else duty.every_seconds)
             await self._sleep(min(self._settings.check_interval_seconds, max(0.0, until - self._store.now())))
 
-    async def _see_to(self, duty: Duty) -> None:
+    async def _see_to(self, duty: Duty) -> bool:
         self._moved = self._clock.monotonic()
         try:
-            await duty.perform()
+            return await duty.perform() is True
         except StoreError as error:
             self._writable_since = self._store.now()
             log.warning("%s: %s", duty.name, error)
         except Exception:
             log.exception("the duty '%s' failed; the others go on", duty.name)
+        return False
 
     async def forget_old(self) -> None:
         """Keep the trail within its limits of age and number."""

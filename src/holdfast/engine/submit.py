@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from holdfast.codec import Payload
 from holdfast.crashpoints import crashpoint
-from holdfast.engine.depot import Depot
+from holdfast.engine.depot import UNWANTED_SECONDS, Depot
 from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 from holdfast.store.contract import Store, Transaction
 from holdfast.wakeup.hub import Hub
@@ -36,9 +36,12 @@ class Submitter:
         if not records:
             return []
         crashpoint("submit.before")
+        kept_at = self._store.now()
         await self._depot.keep(payloads)
         crashpoint("submit.kept")
         stored = await self._store.insert(records)
+        if payloads and self._store.now() - kept_at > UNWANTED_SECONDS / 2:  # the host slept, say
+            await self._depot.keep(payloads)
         crashpoint("submit.after")
         self._hub.send(_hint(records))
         if all(stored):

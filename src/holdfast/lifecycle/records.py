@@ -8,7 +8,7 @@ describes a step, and the store takes it if it still applies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec import UnsetType
@@ -154,6 +154,13 @@ class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     pieces: int
     first: Piece
+
+
+class Collected(NamedTuple):
+    """What a look at unwanted payloads came to: how many are gone, and whether there may be more to look at."""
+
+    removed: int
+    more: bool
 
 
 def digests_in(*encoded: bytes | ErrorRecord | UnsetType | None) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from holdfast.clock import Clock
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
+    Collected,
     HintChannel,
     InvocationRecord,
     Piece,
@@ -202,10 +203,10 @@ class Store(Protocol):
 
     async def get_piece(self, app: str, digest: str, number: int) -> Piece | None: ...
 
-    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+    async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         """Remove payloads, and pieces without a payload, that nobody has wanted since `before` and no invocation
-        refers to; look at up to `limit` of each. The number of removed ones. What is still referred to counts as
-        wanted now, so that the next call looks at others.
+        refers to; look at up to `limit` of each. What is still referred to counts as wanted now, so that the next
+        call looks at others.
 
         Atomic: a payload that is kept or put at the same time is either whole for its keeper, or the keeper is told
         that it is not there. Order: longest unwanted first.

@@ -38,6 +38,7 @@ from holdfast.lifecycle.changes import (
 )
 from holdfast.lifecycle.limits import Held, Holder, Release, allot
 from holdfast.lifecycle.records import (
+    Collected,
     InvocationRecord,
     Piece,
     Quarantined,
@@ -187,7 +188,7 @@ class MemoryStore:
         with self._lock:
             return self._pieces.get((app, digest, number), (0.0, None))[1]
 
-    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+    async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         with self._lock:
             wanted = {digest for record in self._of(app) for digest in record.payloads}
             old = sorted((at, key) for key, (at, _) in self._payloads.items() if key[0] == app and at < before)
@@ -203,7 +204,7 @@ class MemoryStore:
             ]
             for orphan in orphans:
                 del self._pieces[orphan]
-            return len(gone)
+            return Collected(len(gone), more=len(old) >= limit)
 
     async def enrol(self, runner: RunnerRecord) -> None:
         with self._lock:

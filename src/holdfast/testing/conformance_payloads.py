@@ -94,17 +94,17 @@ class PayloadConformance:
         async def scenario(store: Store) -> None:
             await put(store, 1, 2, pieces=3)
             await put(store, 3, 4)
-            assert await store.collect_payloads("shop", store.now(), _MANY) == 0  # wanted since then, by a hair
+            assert await store.collect_payloads("shop", store.now(), _MANY) == (0, False)  # wanted since, by a hair
             stage.clock.advance(10)
             before = store.now()
             await store.keep_payloads("shop", [digest_of(2), digest_of(4)])
             await put(store, 5)
-            assert await store.collect_payloads("shop", before, _MANY) == 2
+            assert await store.collect_payloads("shop", before, _MANY) == (2, False)
             assert await there(store, range(1, 6)) == [2, 4, 5]
             assert [await pieces_there(store, number) for number in (1, 2)] == [[], [1, 2]]
             assert list(await store.keep_payloads("shop", [digest_of(1)])) == [False]
             await put(store, 1, pieces=3)  # its next life
-            assert await store.collect_payloads("shop", before, _MANY) == 0
+            assert await store.collect_payloads("shop", before, _MANY) == (0, False)
             assert await pieces_there(store, 1) == [1, 2]
 
         stage.play(scenario)
@@ -145,7 +145,7 @@ class PayloadConformance:
                 await store.apply([changes.completed(record, result=b"r", operation=f"end {record.id}", at=START)])
             assert await store.remove_final("shop", START + 1, _MANY) == 2
             stage.clock.advance(10)
-            assert await store.collect_payloads("shop", store.now(), _MANY) == 1
+            assert await store.collect_payloads("shop", store.now(), _MANY) == (1, False)
             assert await there(store, [1, 2, 3]) == [1, 3]  # another one refers to the first
 
         stage.play(scenario)
@@ -159,11 +159,13 @@ class PayloadConformance:
             await store.keep_payloads("shop", [digest_of(5)])
             stage.clock.advance(1)
             removed, order = 0, list[int]()
-            for _ in range(9):
+            for turn in range(9):
                 before = await there(store, range(9))
-                removed += (count := await store.collect_payloads("shop", store.now(), 2))
+                count, more = await store.collect_payloads("shop", store.now(), 2)
+                removed += count
                 gone = [number for number in before if number not in await there(store, range(9))]
                 assert len(gone) == count <= 2
+                assert more is (turn < 4)  # there are nine to look at
                 order += gone
             assert order == [6, 7, 8, 5] or order == [6, 7, 5, 8]  # the last two may go in one call
             assert removed == 4
@@ -240,7 +242,7 @@ class PayloadConformance:
         async def read(store: Store) -> None:
             assert await store.get_payload("shop", digest_of(1)) == stored(1, pieces=2)
             stage.clock.advance(10)
-            assert await store.collect_payloads("shop", store.now() + 100, _MANY) == 1
+            assert await store.collect_payloads("shop", store.now() + 100, _MANY) == (1, False)
             assert await there(store, [1, 2]) == [1]
 
         stage.play(write, read, needs=Ability.DURABLE | Ability.MULTI_PROCESS)

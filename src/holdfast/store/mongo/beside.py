@@ -8,6 +8,7 @@ import msgspec
 from pymongo import ReturnDocument
 
 from holdfast.lifecycle.records import (
+    Collected,
     Piece,
     RunnerRecord,
     StoredPayload,
@@ -49,20 +50,21 @@ class MongoBeside(MongoBase):
         pieces = self._collection(schema.PIECES, majority=True)
         return await self._ask("get piece", lambda again: payloads.get_piece(pieces, app, digest, number))
 
-    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+    async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         return await self._ask("collect payloads", lambda again: self._collect(app, before, limit))
 
-    async def _collect(self, app: str, before: float, limit: int) -> int:
+    async def _collect(self, app: str, before: float, limit: int) -> Collected:
         there, pieces = self._collection(schema.PAYLOADS), self._collection(schema.PIECES)
         referring = (self._collection(schema.INVOCATIONS), self._collection(schema.QUARANTINE))
         removed = 0
-        for digest in await payloads.unwanted(there, app, before, limit):
+        found = await payloads.unwanted(there, app, before, limit)
+        for digest in found:
             if await payloads.is_referred_to(*referring, app, digest):
                 await payloads.keep(there, app, [digest], self.now())
             else:
                 removed += await payloads.remove(there, pieces, app, digest, before)
-        await payloads.remove_orphans(there, pieces, app, before, limit, self.now())
-        return removed
+        orphans = await payloads.remove_orphans(there, pieces, app, before, limit, self.now())
+        return Collected(removed, more=max(len(found), orphans) >= limit)
 
     # --- the roster
 

@@ -116,15 +116,17 @@ async def _remove_pieces(pieces: Collection, key: str, before: float) -> None:
 
 async def remove_orphans(
     payloads: Collection, pieces: Collection, app: str, before: float, limit: int, now: float
-) -> None:
+) -> int:
     """Pieces whose payload was never finished, or whose removal was. Those of a living payload count as put now, so
-    that the next look is at others. Index: put.
+    that the next look is at others. How many pieces it looked at. Index: put.
     """
     wanted = {"app": app, "put_at": {"$lt": before}}
     cursor = pieces.find(wanted, {"_id": True}, hint="put").sort([("put_at", ASCENDING)]).limit(limit)
-    keys = {found["_id"].rpartition("|")[0] for found in await cursor.to_list()}
-    living = {found["_id"] for found in await payloads.find({"_id": {"$in": list(keys)}}, {"_id": True}).to_list()}
+    found = await cursor.to_list()
+    keys = {piece["_id"].rpartition("|")[0] for piece in found}
+    living = {payload["_id"] for payload in await payloads.find({"_id": {"$in": list(keys)}}, {"_id": True}).to_list()}
     for key in keys - living:
         await _remove_pieces(pieces, key, before)
     for key in living:
         await pieces.update_many({"_id": {"$gt": f"{key}|", "$lt": f"{key}" + "}"}}, {"$max": {"put_at": now}})
+    return len(found)

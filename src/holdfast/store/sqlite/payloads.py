@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.lifecycle.records import Collected, Piece, StoredPayload
 
 REFER = "INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id) VALUES (?, ?, ?)"
 FORGET = "DELETE FROM holdfast_payload_references WHERE app = ? AND id = ?"  # referring
@@ -78,14 +78,15 @@ def get_piece(connection: sqlite3.Connection, app: str, digest: str, number: int
     return None if found is None else Piece(found[0], bool(found[1]))
 
 
-def collect(connection: sqlite3.Connection, app: str, before: float, limit: int, now: float) -> int:
+def collect(connection: sqlite3.Connection, app: str, before: float, limit: int, now: float) -> Collected:
     removed = 0
-    for digest, wanted in connection.execute(UNWANTED, (app, before, limit)).fetchall():
+    found = connection.execute(UNWANTED, (app, before, limit)).fetchall()
+    for digest, wanted in found:
         if wanted:
             connection.execute(KEEP, (now, app, digest))
         else:
             connection.execute(REMOVE, (app, digest))
             connection.execute(REMOVE_PIECES, (app, digest))
             removed += 1
-    connection.execute(ORPHANS, (app, before, limit))
-    return removed
+    orphans = connection.execute(ORPHANS, (app, before, limit)).rowcount
+    return Collected(removed, more=max(len(found), orphans) >= limit)

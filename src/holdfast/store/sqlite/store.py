@@ -25,6 +25,7 @@ from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
 from holdfast.lifecycle.limits import Release, slot_range
 from holdfast.lifecycle.records import (
+    Collected,
     InvocationRecord,
     Piece,
     Quarantined,
@@ -239,7 +240,7 @@ class SqliteStore:
     async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
         return await self._read(lambda connection: payloads.get_piece(connection, app, digest, number))
 
-    async def collect_payloads(self, app: str, before: float, limit: int) -> int:
+    async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         return await self._write(lambda connection: payloads.collect(connection, app, before, limit, self.now()))
 
     async def enrol(self, runner: RunnerRecord) -> None:

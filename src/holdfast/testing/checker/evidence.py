@@ -56,7 +56,7 @@ async def dump(
     """
     codec, clock = codec or Codec(), clock or SystemClock()
     find_token = token_of or (lambda record: token_in_arguments(record, codec))
-    depot = Depot(store, clock, app=app, chunk_threshold=_NEVER_CHUNKED)
+    depot = Depot(store, app=app, chunk_threshold=_NEVER_CHUNKED)
     offset = store.now() - clock.monotonic()
     records: list[InvocationRecord] = []
     page = list(await store.find(app, Filter(), _PAGE))
