@@ -169,13 +169,22 @@ class Submittable(Generic[P, R]):
         if self._options.key is None:
             raise StoreError(f"the new id {record.id} was taken already; what was there is untouched")
         if record.arguments != before.arguments:
-            codec = self._app._codec
-            now, then = (codec.decode_call(one.arguments, describe=True) for one in (record, before))
+            now, then = (self._bound(one) for one in (record, before))
             if now != then:
                 raise KeyTaken(
                     f"the key {self._options.key!r} of {record.task} belongs to {before.id}, which was called with "
                     "other arguments. One key is one call; use another key, or the arguments of the first."
                 )
+
+    def _bound(self, record: InvocationRecord) -> object:
+        """The call's arguments by name, with the defaults: ``add(1, 2)`` is the same call as ``add(1, b=2)``."""
+        args, kwargs = self._app._codec.decode_call(record.arguments, describe=True)
+        try:
+            bound = self.definition.signature.bind(*args, **kwargs)
+        except TypeError:  # of a signature that has changed since
+            return args, kwargs
+        bound.apply_defaults()
+        return bound.arguments
 
     def _record(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen

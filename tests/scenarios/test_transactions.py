@@ -352,6 +352,10 @@ def test_one_key_is_one_invocation(url: str, tmp_path: Path) -> None:
         ship = app.get_task("ship").options(key="order 7")
         first = ship.submit(7, label=BIG)
         assert ship.submit(7, label=BIG) == first
+        assert ship.submit(7, BIG) == first
+        assert ship.submit(label=BIG, order=7) == first
+        plain = app.get_task("ship").options(key="order 9")
+        assert plain.submit(9) == plain.submit(9, label=b"")
         with pytest.raises(KeyTaken):
             ship.submit(8, label=BIG)
         with pytest.raises(KeyTaken):
@@ -361,4 +365,4 @@ def test_one_key_is_one_invocation(url: str, tmp_path: Path) -> None:
         with app.runner(concurrency=1):
             assert first.result(20) == 7 + len(BIG)
         assert ship.submit(7, label=BIG).result(20) == 7 + len(BIG)
-        assert len(app.invocations()) == 1
+        assert len(app.invocations()) == 2
