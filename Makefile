@@ -41,8 +41,9 @@ format: $(READY)  ## let ruff format and fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## measure this machine: rates, latencies, idle cost
+bench: $(READY)  ## measure this machine: rates, latencies, idle cost, and the closest neighbour beside it
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.neighbour
 
 bench-scale: $(READY)  ## claim, submit, list beside 1,000,000 ended and 200,000 waiting; 16 claimers against 1 (10 minutes)
 	$(BIN)/python -m benchmarks.scale

@@ -1,16 +1,21 @@
 """The only place where sync meets async.
 
-The inside of Holdfast is asynchronous and runs on one loop in one thread per app. A blocking call sends a coroutine
-there and waits; an awaited call on somebody else's loop sends it there and awaits; so no method is written twice. User
-code never runs on this loop.
+The inside of Holdfast is asynchronous and runs on one loop in one thread per process: so apps on the same database
+share a client and its connections. A blocking call sends a coroutine there and waits; an awaited call on somebody
+else's loop sends it there and awaits; so no method is written twice. User code never runs on this loop.
+
+Each task on the loop knows the bridge over which it, or the task that made it, came. An app that is closed cancels its
+own and leaves the others alone; the thread ends with the last of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from holdfast.errors import BlockingCall, UsageError
@@ -19,12 +24,17 @@ from holdfast.execution.loop import LoopThread
 T = TypeVar("T")
 
 
-class Bridge:
-    """A loop in a thread, and two ways to it."""
+_CLEAN_UP_SECONDS = 1.0
 
-    def __init__(self, name: str) -> None:
-        self._thread = LoopThread(name)
+
+class Bridge:
+    """Two ways to the loop, for one app."""
+
+    def __init__(self) -> None:
+        self._thread = _acquire()
         self._closed = False
+        self._sending = threading.Lock()  # nothing is sent once it is closed
+        self._sent: set[concurrent.futures.Future[Any]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it there and wait here. Short work only, if this thread runs a loop of its own."""
@@ -53,20 +63,100 @@ class Bridge:
             raise
 
     def _send(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        token = _via.set(self)  # the task that is made there inherits it, and so do those that it makes
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._thread.loop)
-        except RuntimeError:
-            work.close()
-            raise _closed_meanwhile() from None
+            with self._sending:
+                if not self._closed:
+                    self._sent.add(future := asyncio.run_coroutine_threadsafe(work, self._thread.loop))
+                    future.add_done_callback(self._sent.discard)
+                    return future
+        finally:
+            _via.reset(token)
+        work.close()
+        raise _closed_meanwhile()
 
     def call(self, function: Callable[[], None]) -> None:
         """Do it there soon, and do not wait: safe from signal handlers."""
         self._thread.loop.call_soon_threadsafe(function)
 
-    def close(self) -> None:
-        """End the loop. Calls that still wait get an error instead of waiting for ever."""
-        self._closed = True
-        self._thread.end()
+    def close(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """First free those who still wait: they get an error, and not what they would find in a house that is being
+        torn down. Then do `end` there, and cancel whatever it has left over.
+        """
+        with self._sending:
+            if self._closed:
+                return
+            self._closed = True
+        for future in tuple(self._sent):
+            future.cancel()
+        ending = asyncio.run_coroutine_threadsafe(self._end(end), self._thread.loop)
+        try:
+            if threading.current_thread() is not self._thread.thread:
+                ending.result()
+        finally:
+            _release()
+
+    async def _end(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await asyncio.sleep(0)  # what was handed over a moment ago gets its task, so that it can be cancelled too
+        try:
+            await end()
+        finally:
+            await self._cancel_own()
+
+    async def _cancel_own(self) -> None:
+        left = {task for task in asyncio.all_tasks() if getattr(task, "holdfast_via", None) is self}
+        left.discard(asyncio.current_task())
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_CLEAN_UP_SECONDS)
+
+
+# --- the thread that all bridges of a process lead to
+
+_via: ContextVar[Bridge | None] = ContextVar("holdfast_via", default=None)
+_lock = threading.Lock()
+_thread: LoopThread | None = None
+_users = 0
+
+
+def _acquire() -> LoopThread:
+    global _thread, _users
+    with _lock:
+        if _thread is None:
+            _thread = LoopThread("holdfast-engine")
+            _thread.loop.set_task_factory(_task)
+        _users += 1
+        return _thread
+
+
+def _release() -> None:
+    global _thread, _users
+    with _lock:
+        _users -= 1
+        ended = _thread if _users == 0 else None
+        if ended is not None:
+            _thread = None
+    if ended is not None:
+        ended.end()
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T] | Generator[Any, None, T], **more: Any
+) -> asyncio.Task[T]:
+    task = asyncio.Task(work, loop=loop, **more)
+    task.holdfast_via = _via.get()  # type: ignore[attr-defined]
+    return task
+
+
+def _forget() -> None:
+    """A forked child has none of its parent's threads."""
+    global _lock, _thread, _users
+    _lock, _thread, _users = threading.Lock(), None, 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _closed_meanwhile() -> UsageError:

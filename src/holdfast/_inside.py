@@ -16,7 +16,7 @@ class Inside:
 
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self.pid = os.getpid()
-        self.bridge = Bridge("holdfast-engine")
+        self.bridge = Bridge()
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._opening: asyncio.Lock | None = None
@@ -46,7 +46,9 @@ class Inside:
         if self._closed:
             return
         self._closed = True
+        self.bridge.close(self._end)
+
+    async def _end(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            self.bridge.run(engine.close())
-        self.bridge.close()
+            await engine.close()

@@ -85,10 +85,25 @@ def test_stores_of_one_url_and_loop_share_a_client(mongo_url: str) -> None:
     asyncio.run(run())
 
 
+def test_apps_of_a_process_share_a_client(mongo_url: str) -> None:
+    with App(mongo_url, name="shop") as shop:
+        with App(mongo_url, name="bank") as bank:
+            assert shop.invocations() == bank.invocations() == []
+            (shared,) = connection._clients.values()
+            assert shared.users == 2
+        assert shop.invocations() == []
+        assert connection._clients
+    assert connection._clients == {}
+
+
 def test_each_loop_has_its_own(mongo_url: str) -> None:
-    with App(mongo_url) as one, App(mongo_url) as other:
-        assert one.invocations() == other.invocations() == []
-        assert len({(shared.loop, shared.client) for shared in connection._clients.values()}) == 2
+    async def run() -> None:
+        async with opened(mongo_url):
+            await asyncio.to_thread(app.invocations)
+            assert len({(shared.loop, shared.client) for shared in connection._clients.values()}) == 2
+
+    with App(mongo_url) as app:
+        asyncio.run(run())
 
 
 def test_closing_twice_and_opening_again(mongo_url: str) -> None:

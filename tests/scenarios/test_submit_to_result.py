@@ -367,6 +367,22 @@ def test_closing_an_app_frees_those_who_wait_on_it(app: App) -> None:
     assert "the app was closed" in str(outcome[0])
 
 
+def test_closing_an_app_leaves_the_others_of_the_process_alone() -> None:
+    with App("memory://", name="shop", poll_interval_seconds=0.05) as shop, App("memory://", name="bank") as bank:
+        waiting = declare(shop).add.submit(1, 2)
+        answers: list[int] = []
+        waiter = threading.Thread(target=lambda: answers.append(waiting.result(timeout=20)))
+        waiter.start()
+        assert bank.invocations() == []
+        while not shop._ready().hub._final:
+            pass
+        bank.close()
+        with shop.runner():
+            waiter.join(timeout=20)
+        assert answers == [3]
+        assert bank.invocations() == []  # it opens again
+
+
 def test_a_relative_path_means_the_folder_in_which_the_app_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

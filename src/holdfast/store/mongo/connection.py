@@ -1,4 +1,4 @@
-"""Clients: one per connection settings, event loop and process.
+"""Clients: one per connection settings, event loop and process; all apps of a process share a loop (see `_bridge`).
 
 A client belongs to the loop and to the process that made it: a forked child finds another pid and makes its own.
 Clients are counted; the last `release` closes. Nothing is connected before the first operation, and a failed first
