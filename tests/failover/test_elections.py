@@ -10,6 +10,7 @@ from tests.failover.load import Load
 from tests.mongo.tools import nudge, opened, until
 from tests.mongod import ReplicaSet
 
+from holdfast.lifecycle.records import Piece, StoredPayload
 from holdfast.testing.samples import ids_of, invocation
 
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
@@ -33,7 +34,9 @@ def test_a_primary_that_is_killed(cluster: ReplicaSet, load: Load) -> None:
     assert load.count(UNKNOWN) == 0
 
 
-@pytest.mark.xfail(reason="a read with read concern majority may miss what was acknowledged before an election")
+PAYLOAD = StoredPayload(digest="ab" * 32, size=6, pieces=2, first=Piece(b"abc"))
+
+
 def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet) -> None:
     """A new primary may not know yet that the majority has what the old one has acknowledged."""
     new, other = cluster.secondaries()
@@ -44,15 +47,24 @@ def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet) -> No
                 chosen.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "alwaysOn"})
                 try:
                     assert list(await store.insert([invocation("a")])) == [True]
-                    until(lambda: chosen.elections.holdfast_invocations.find_one({"id": "a"}), what="it is copied")
+                    await store.put_piece("shop", PAYLOAD.digest, 1, Piece(b"def"))
+                    await store.put_payloads("shop", [PAYLOAD])
+                    until(lambda: chosen.elections.holdfast_payloads.find_one({}), what="it is copied")
                     passed_over.admin.command("replSetFreeze", 30)
                     cluster.step_up(new)
-                    asking = asyncio.create_task(store.get("shop", ["a"]))
+                    asking = asyncio.gather(
+                        store.get("shop", ["a", "none"]),
+                        store.get_payload("shop", PAYLOAD.digest),
+                        store.get_piece("shop", PAYLOAD.digest, 1),
+                    )
                     await asyncio.wait({asking}, timeout=1)
                 finally:
                     chosen.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "off"})
                     passed_over.admin.command("replSetFreeze", 0)
                 nudge(chosen)
-                assert ids_of(await asking) == ["a"]
+                records, payload, piece = await asking
+                assert ids_of(records) == ["a", None]
+                assert payload == PAYLOAD
+                assert piece == Piece(b"def")
 
     asyncio.run(play())

@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import pymongo
 from pymongo import AsyncMongoClient, ReadPreference, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -28,6 +29,7 @@ from holdfast.store.mongo.transaction import MongoTransaction, joined
 T = TypeVar("T")
 
 _MAJORITY = WriteConcern(w="majority", j=True)
+_CERTAIN_SECONDS = 5.0  # how long one try of a certain read waits for the majority
 
 
 class MongoBase:
@@ -55,6 +57,7 @@ class MongoBase:
         self._claims = Claims(self._collection, self._quarantine, rng)
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
+        self._alone = False  # a standalone: nobody to agree with, and nobody to hear a hint
         self._hints: StreamHints | None = None
 
     def now(self) -> float:
@@ -97,6 +100,7 @@ class MongoBase:
         asked = self._clock.monotonic()
         hello = await database.command("hello")
         self._time.learn(hello["localTime"].timestamp(), asked)
+        self._alone = "setName" not in hello and hello.get("msg") != "isdbgrid"
 
     async def close(self) -> None:
         if self._hints is not None:
@@ -117,6 +121,17 @@ class MongoBase:
             raise StoreUnavailable("the MongoDB store is not open")
         collection = self._database[name]
         return collection.with_options(read_concern=ReadConcern("majority")) if majority else collection
+
+    async def _certainly(self, name: str, read: Callable[[AsyncCollection[Document]], Awaitable[T]]) -> T:
+        """Read what a read with majority did not show. Just after an election the new primary may not know yet that
+        the majority has what its predecessor acknowledged; a linearizable read waits until it does. It needs no right
+        to write, and only those pay for it who ask for what is not there.
+        """
+        collection = self._collection(name)
+        if self._alone:
+            return await read(collection)
+        with pymongo.timeout(_CERTAIN_SECONDS):
+            return await read(collection.with_options(read_concern=ReadConcern("linearizable")))
 
     async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """Every operation comes through here; now and then one takes the time with it."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 from pymongo import ReturnDocument
+from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.records import (
     Collected,
@@ -23,6 +25,8 @@ from holdfast.store.mongo.documents import (
     runner_document,
     runner_of,
 )
+
+T = TypeVar("T")
 
 
 class MongoBeside(MongoBase):
@@ -43,12 +47,21 @@ class MongoBeside(MongoBase):
         await self._ask("put payloads", lambda again: payloads.put(there, app, stored, self.now()))
 
     async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
-        there = self._collection(schema.PAYLOADS, majority=True)
-        return await self._ask("get payload", lambda again: payloads.get(there, app, digest))
+        async def read(there: AsyncCollection[Document]) -> StoredPayload | None:
+            return await payloads.get(there, app, digest)
+
+        return await self._ask("get payload", lambda again: self._one(schema.PAYLOADS, read))
 
     async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
-        pieces = self._collection(schema.PIECES, majority=True)
-        return await self._ask("get piece", lambda again: payloads.get_piece(pieces, app, digest, number))
+        async def read(pieces: AsyncCollection[Document]) -> Piece | None:
+            return await payloads.get_piece(pieces, app, digest, number)
+
+        return await self._ask("get piece", lambda again: self._one(schema.PIECES, read))
+
+    async def _one(self, name: str, read: Callable[[AsyncCollection[Document]], Awaitable[T | None]]) -> T | None:
+        """What is durable, and if nothing is there: whether that is certain."""
+        found = await read(self._collection(name, majority=True))
+        return await self._certainly(name, read) if found is None else found
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         return await self._ask("collect payloads", lambda again: self._collect(app, before, limit))

@@ -7,7 +7,8 @@ batch of claims find + updateMany + find, a batch of ends one bulk write, a resu
 
 Every state change is written with ``w: majority, j: true``, claims included: a claim that was rolled back would hand
 out the same epoch twice. What leaves the process, and what decides an unknown outcome, is read with read concern
-majority; candidates are read locally, since the guard of the write decides.
+majority, and what such a read does not find is looked for once more, linearizable; candidates are read locally, since
+the guard of the write decides.
 """
 
 from __future__ import annotations
@@ -169,10 +170,15 @@ class MongoStore(MongoBeside):
 
     async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
         keys = [key_of(app, id) for id in ids]
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        documents = await self._ask("get", lambda again: queries.by_key(invocations, keys))
+        documents = await self._ask("get", lambda again: self._get(keys))
         found = {document["_id"]: from_document(document) for document in documents}
         return [found.get(key) for key in keys]
+
+    async def _get(self, keys: Sequence[str]) -> list[Document]:
+        found = await queries.by_key(self._collection(schema.INVOCATIONS, majority=True), keys)
+        if not (missing := set(keys) - {document["_id"] for document in found}):
+            return found
+        return found + await self._certainly(schema.INVOCATIONS, lambda there: queries.by_key(there, sorted(missing)))
 
     async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS, majority=True)
