@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from tests.mongo.tools import Events, opened, play
 from tests.mongod import Mongod
 from typer.testing import CliRunner
 
 from holdfast import App
 from holdfast.cli.program import _make
-from holdfast.errors import StoreReadOnly, StoreUnauthorised
+from holdfast.errors import StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.roles import ROLES, role_command
+from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance import StoreConformance
+from holdfast.testing.samples import ids_of, invocation, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -135,6 +138,27 @@ def test_who_may_not_make_indexes_says_what_to_do(server: Mongod) -> None:
         client[DATABASE][schema.META].delete_many({})
     with shop(url(server, "runner")) as runner, pytest.raises((StoreReadOnly, StoreUnauthorised), match="roles"):
         runner.get_task("ship").submit(1)
+
+
+def test_who_may_not_make_a_dropped_index_says_so_once_and_waits_for_it(empty: Mongod) -> None:
+    events = Events()
+    with MongoClient[dict[str, Any]](url(empty, "root", "admin")) as client:
+        invocations = client[DATABASE][schema.INVOCATIONS]
+
+        async def scenario(store: MongoStore) -> None:
+            await store.insert([invocation("a")])
+            invocations.drop_index("ready")
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match=r"holdfast_invocations\.ready.*holdfast store prepare"):
+                    await store.claim(wish())
+            async with opened(url(empty, "admin")):
+                pass
+            assert ids_of((await store.claim(wish())).records) == ["a"]
+
+        play(url(empty, "runner"), scenario, events, max_retries=1)
+    (told,) = events.named("index_missing")
+    assert "holdfast_invocations.ready is missing" in told["why"]
+    assert "holdfast store prepare" in told["why"]
 
 
 def test_the_command_line_prints_the_roles(tmp_path: Path) -> None:

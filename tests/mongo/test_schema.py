@@ -16,12 +16,13 @@ from tests.mongo.tools import Events, database_of, make_store, opened, play
 from holdfast.errors import SchemaMismatch
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Finding
 from holdfast.store.mongo import connection, open_mongo, schema
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.samples import START, invocation, the, wish
+from holdfast.testing.samples import START, ids_of, invocation, the, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -283,6 +284,28 @@ def test_a_missing_index_is_made_again_by_preparing(new_url: str, fresh: Raw) ->
 
     play(new_url, lambda store: store.counts("shop"))
     assert indexes(fresh) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["ready", "due", "owned", "slot", "waiting", "status"])
+def test_an_index_that_somebody_drops_is_made_again(mongo_url: str, raw: Raw, name: str) -> None:
+    """Statements name their index, so without it each of them would fail for ever."""
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        raw.holdfast_invocations.drop_index(name)
+        assert ids_of((await store.claim(wish("one", limit=1))).records) == ["a"]
+        assert ids_of((await store.claim(wish("one", limit=1, again=True))).records) == ["a"]
+        assert ids_of((await store.claim(wish("more", limit=5))).records) == ["b", "c"]
+        assert await store.slot_holders("shop", "k") == []
+        assert await store.counts("shop") == {Status.RUNNING: 3}
+        await store.release_waiters("shop", [Release(limit_key="k")], operation="r", at=START)
+
+    play(mongo_url, scenario, events)
+    assert len(events.named("index_made")) == 1
+    assert f"holdfast_invocations.{name}" in events.named("index_made")[0]["why"]
+    assert events.named("retry") == []
+    assert name in raw.holdfast_invocations.index_information()
 
 
 def test_a_wrong_clock_is_told(mongo_url: str) -> None:

@@ -272,6 +272,10 @@ def log_store_event(event: str, facts: Mapping[str, Any]) -> None:
         case "gave_up":
             message = "%s: given up after %d tries in %.1f s: %s"
             log.error(message, facts["what"], facts["tries"], facts["seconds"], facts["why"])
+        case "index_missing":
+            log.error("%s", facts["why"])
+        case "index_made":
+            log.warning("an index was made again: %s", facts["why"])
         case "recovered":
             log.info("%s: answered again", facts.get("what", "the store"))
         case "change_stream_broken":

@@ -10,6 +10,7 @@ import pymongo
 from pymongo import AsyncMongoClient, ReadPreference, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from holdfast.clock import Clock
@@ -22,7 +23,15 @@ from holdfast.store.mongo.documents import (
 )
 from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.quarantine import Quarantine
-from holdfast.store.mongo.retry import Retry, RetryPolicy
+from holdfast.store.mongo.retry import (
+    BAD_VALUE,
+    NO_SUCH_INDEX,
+    Retry,
+    RetryPolicy,
+    is_missing_index,
+    is_transient,
+    text_of,
+)
 from holdfast.store.mongo.time import ServerTime
 from holdfast.store.mongo.transaction import MongoTransaction, joined
 
@@ -57,6 +66,7 @@ class MongoBase:
         self._claims = Claims(self._collection, self._quarantine, rng)
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
+        self._told_of_index = False
         self._alone = False  # a standalone: nobody to agree with, and nobody to hear a hint
         self._hints: StreamHints | None = None
 
@@ -137,4 +147,32 @@ class MongoBase:
         """Every operation comes through here; now and then one takes the time with it."""
         if self._time.is_old() and (database := self._database) is not None:
             await self._retry.ask("time", lambda again: self._learn_time(database))
-        return await self._retry.ask(what, attempt)
+        return await self._retry.ask(what, lambda again: self._mended(attempt, again))
+
+    async def _mended(self, attempt: Callable[[bool], Awaitable[T]], again: bool) -> T:
+        """The answer. If somebody has dropped an index that it names, the index is made again first."""
+        try:
+            return await attempt(again)
+        except OperationFailure as error:
+            if not is_missing_index(error) or (database := self._database) is None:
+                raise
+        await self._make_indexes(database)
+        return await attempt(True)
+
+    async def _make_indexes(self, database: AsyncDatabase[Document]) -> None:
+        """Where this user may not, somebody else has to: that is said once, and the operation is tried again later."""
+        names = ""
+        try:
+            names = ", ".join(await schema.missing(database))
+            await schema.put_right(database)
+        except OperationFailure as error:
+            if is_transient(error):
+                raise
+            which = f"the index {names}" if names else "an index of ours"
+            told = f"{which} is missing; run: holdfast store prepare. To make it again failed: {text_of(error)}"
+            if not self._told_of_index:
+                self._told_of_index = True
+                self._observe("index_missing", {"why": told})
+            raise OperationFailure(f"{told} ({NO_SUCH_INDEX})", BAD_VALUE) from error
+        self._told_of_index = False
+        self._observe("index_made", {"why": f"somebody had dropped {names or 'an index of ours'}"})

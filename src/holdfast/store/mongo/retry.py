@@ -1,7 +1,8 @@
 """Every operation is asked again when MongoDB was away for a moment.
 
 An error is *transient* (a network failure, an election, a node that shuts down, a write whose majority did not answer
-in time: the outcome is unknown, and asking again with the same operation id finds out) or *final*. Between attempts
+in time: the outcome is unknown, and asking again with the same operation id finds out; an index that somebody dropped,
+which is made again or waited for) or *final*. Between attempts
 the pauses double, spread by chance. `Retry.ask` is the only way from the store to the driver, and it takes whole
 units of work, cursors included, so nothing can bypass it; a test enumerates the calls.
 """
@@ -64,6 +65,8 @@ TRANSIENT_CODES = frozenset(
         16500,  # too many requests, on services that speak MongoDB's protocol
     }
 )
+BAD_VALUE = 2
+NO_SUCH_INDEX = "hint provided does not correspond to an existing index"
 _FORBIDDEN = 13  # Unauthorized: this user may not do that
 _AUTHENTICATION = frozenset({18, 334})  # AuthenticationFailed, MechanismUnavailable
 _FULL = 14031  # OutOfDiskSpace
@@ -99,8 +102,14 @@ def is_transient(error: PyMongoError) -> bool:
     if isinstance(error, ConnectionFailure | CursorNotFound | WaitQueueTimeoutError):
         return True
     if isinstance(error, OperationFailure):
-        return error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
+        known = error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
+        return known or is_missing_index(error)
     return False
+
+
+def is_missing_index(error: PyMongoError) -> bool:
+    """A statement names an index that somebody has dropped. It passes when the index is made again."""
+    return isinstance(error, OperationFailure) and error.code == BAD_VALUE and NO_SUCH_INDEX in str(error)
 
 
 def is_about_the_document(error: PyMongoError) -> bool:
@@ -152,18 +161,22 @@ class Retry:
                 if not policy.retry_indefinitely and (
                     tries > policy.max_retries or elapsed + wait > policy.retry_max_time
                 ):
-                    self._observe("gave_up", {"what": what, "tries": tries, "seconds": elapsed, "why": _text(error)})
-                    raise StoreUnavailable(
-                        f"MongoDB at {self._where} did not answer: {what} was tried {tries} times in {elapsed:.1f} s. "
-                        f"The last error: {_text(error)}. Is it running, and does this host reach it?"
-                    ) from error
-                self._observe("retry", {"what": what, "try": tries, "delay": wait, "why": _text(error)})
+                    self._observe("gave_up", {"what": what, "tries": tries, "seconds": elapsed, "why": text_of(error)})
+                    raise self._unavailable(what, tries, elapsed, error) from error
+                self._observe("retry", {"what": what, "try": tries, "delay": wait, "why": text_of(error)})
             await asyncio.sleep(wait)
             delay = min(delay * 2, policy.retry_max_delay)
 
+    def _unavailable(self, what: str, tries: int, elapsed: float, error: PyMongoError) -> StoreUnavailable:
+        advice = "" if is_missing_index(error) else " Is it running, and does this host reach it?"
+        return StoreUnavailable(
+            f"MongoDB at {self._where} did not answer: {what} was tried {tries} times in {elapsed:.1f} s. "
+            f"The last error: {text_of(error)}.{advice}"
+        )
+
     def _translated(self, what: str, error: PyMongoError) -> StoreError:
         kind, advice = _meaning(what, error)
-        message = f"MongoDB at {self._where} refused {what}: {_text(error)}"
+        message = f"MongoDB at {self._where} refused {what}: {text_of(error)}"
         return kind(f"{message.removesuffix('.')}. {advice}" if advice else message)
 
 
@@ -183,7 +196,7 @@ def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
     return StoreError, ""
 
 
-def _text(error: PyMongoError) -> str:
+def text_of(error: PyMongoError) -> str:
     """The error in one line, without the driver's description of the whole topology."""
     text = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
     if isinstance(error, BulkWriteError) and (details := (error.details or {}).get("writeErrors")):

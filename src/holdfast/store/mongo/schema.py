@@ -167,8 +167,7 @@ async def prepare(database: AsyncDatabase[dict[str, Any]]) -> object:
     if version > SCHEMA_VERSION:
         return found and found.get("mark")
     try:
-        for name in COLLECTIONS:
-            await _put_right(database, name)
+        await put_right(database)
     except OperationFailure as error:
         if error.code != _UNAUTHORISED or version < SCHEMA_VERSION:
             raise
@@ -186,6 +185,17 @@ async def _mark(meta: AsyncCollection[dict[str, Any]], found: dict[str, Any] | N
             await meta.update_one({"_id": "schema", "mark": None}, {"$set": {"mark": secrets.token_hex(8)}})
         found = await meta.find_one({"_id": "schema"})
     return (found or {}).get("mark")
+
+
+async def missing(database: AsyncDatabase[dict[str, Any]]) -> list[str]:
+    """Our indexes that are not there."""
+    there = {name: await database[name].index_information() for name in COLLECTIONS}
+    return [f"{index.collection}.{index.name}" for index in INDEXES if index.name not in there[index.collection]]
+
+
+async def put_right(database: AsyncDatabase[dict[str, Any]]) -> None:
+    for name in COLLECTIONS:
+        await _put_right(database, name)
 
 
 async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str) -> None:
