@@ -24,7 +24,7 @@ from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.concurrency import concurrency_of
-from holdfast.engine.core import Duties, Engine, log_store_event
+from holdfast.engine.core import Duties, Engine
 from holdfast.engine.definition import (
     TaskDefinition,
     import_name,
@@ -33,6 +33,7 @@ from holdfast.engine.definition import (
     signature_of,
     where_of,
 )
+from holdfast.engine.outages import StoreLog
 from holdfast.engine.runner import RunnerSettings
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
 from holdfast.execution.declared import remember
@@ -413,7 +414,7 @@ class App:
         }
 
         def make() -> Engine:
-            store = open_store(url, clock=clock, observe=log_store_event, options=options)
+            store = open_store(url, clock=clock, observe=StoreLog(clock), options=options)
             poll = settings.poll_interval_seconds
             return Engine(
                 app=name,

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
+from holdfast.engine.outages import repeated
 from holdfast.engine.recovery import Recovery
 from holdfast.errors import StoreError
 from holdfast.lifecycle.records import runner_of
@@ -40,7 +41,8 @@ class Audit:
         while True:
             await asyncio.sleep(AUDIT_SECONDS)
             try:
-                await self._look()
+                with repeated():
+                    await self._look()
             except StoreError as error:
                 log.debug("no audit: %s", error)
             except Exception:

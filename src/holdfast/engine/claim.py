@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.ids import Ids
 from holdfast.lifecycle.changes import Claim, Claimed
 from holdfast.lifecycle.limits import Limit
@@ -64,11 +64,18 @@ class Claimer:
             limited=limited,
         )
 
+        away = ""
+
         async def attempt(again: bool) -> Claimed:
+            nonlocal away
             if again and not self._permit.holds():
-                raise StoreUnavailable("its runner was not heard for so long that it may not claim")
+                raise StoreUnavailable(f"nothing is claimed until the store hears this runner again. {away}")
             crashpoint("claim.before")
-            claimed = await self._store.claim(replace(claim, at=self._store.now(), again=True) if again else claim)
+            try:
+                claimed = await self._store.claim(replace(claim, at=self._store.now(), again=True) if again else claim)
+            except StoreError as error:
+                away = str(error)
+                raise
             crashpoint("claim.after")
             return claimed
 

@@ -5,12 +5,10 @@ Its parts get what they need as arguments; nobody here knows the app. It is buil
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -38,8 +36,6 @@ from holdfast.lifecycle.records import RunnerRecord, Serves
 from holdfast.lifecycle.schedule import Cron
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
-
-log = logging.getLogger("holdfast.store")
 
 LIMITS = Limits(inline=64 * 2**10, most=512 * 2**20)
 CHUNK_THRESHOLD = 15 * 2**20
@@ -257,32 +253,3 @@ class Duties(msgspec.Struct, frozen=True, kw_only=True):
     max_pending_seconds: float = 5.0
     recover_running_cron: Cron
     recover_pending_cron: Cron
-
-
-def log_store_event(event: str, facts: Mapping[str, Any]) -> None:
-    """What a store reports, as log lines. Most of it interests nobody."""
-    match event:
-        case "quarantine":
-            log.error("a record that cannot be read was set aside: %s", facts["why"], extra={"invocation": facts["id"]})
-        case "unreadable":
-            log.error("a record cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})
-        case "retry":
-            message = "%s: no answer, try %d failed, next in %.2f s: %s"
-            log.warning(message, facts["what"], facts["try"], facts["delay"], facts["why"])
-        case "gave_up":
-            message = "%s: given up after %d tries in %.1f s: %s"
-            log.error(message, facts["what"], facts["tries"], facts["seconds"], facts["why"])
-        case "index_missing":
-            log.error("%s", facts["why"])
-        case "index_made":
-            log.warning("an index was made again: %s", facts["why"])
-        case "recovered":
-            log.info("%s: answered again", facts.get("what", "the store"))
-        case "change_stream_broken":
-            log.warning("hints stop coming, polling instead: %s", facts["why"])
-        case "hints_not_sent":
-            log.debug("hints were not sent: %s", facts.get("why", ""))
-        case "hint_not_taken":
-            log.warning("a hint was not taken: %s", facts.get("why", ""))
-        case "no_change_streams":
-            log.info("no change streams here, polling instead: %s", facts["why"])

@@ -17,8 +17,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, format_duration
 from holdfast.engine.ending import end_all
+from holdfast.engine.outages import repeated
 from holdfast.engine.permit import Permit
 from holdfast.errors import StoreError
 from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
@@ -28,6 +29,7 @@ log = logging.getLogger("holdfast.runner")
 
 _PERMITTED = 2 / 3  # of the dead-after time
 _MISSED = 2.5  # beats: after so long a pause, beats are not steady
+_REMIND_SECONDS = 60.0  # whoever reads the log that the runner is still not heard
 _SET = 1 / 2  # of the dead-after time: less cannot make a runner look dead that beats four times in it
 
 
@@ -62,6 +64,9 @@ class Heart:
         self._ahead = store.now() - self._last  # of our own elapsed time: the store's, as far as we know it
         self._soon = asyncio.Event()
         self._is_dead = False
+        self._next_complaint = float("-inf")
+        self._is_unheard = False  # and has said so
+        self._why = ""  # what the store said last
         self.draining = False
         permit.grant(self._last + self._dead_after * _PERMITTED)
 
@@ -76,6 +81,8 @@ class Heart:
                 except TimeoutError:
                     pass
                 self._soon.clear()
+                if self._clock.monotonic() - self._last > self._every * _MISSED:
+                    self._complain()
                 if len(under_way) * self._every < self._dead_after:
                     under_way.add(beat := asyncio.create_task(self._beat()))
                     beat.add_done_callback(under_way.discard)
@@ -85,15 +92,31 @@ class Heart:
     async def _beat(self) -> None:
         sent = self._clock.monotonic()
         try:
-            entry = await self._store.heartbeat(
-                self._record.app, self._record.id, self._workers(), ticks=self._ticks(), draining=self.draining
-            )
+            with repeated():
+                entry = await self._store.heartbeat(
+                    self._record.app, self._record.id, self._workers(), ticks=self._ticks(), draining=self.draining
+                )
             self._heard(sent, entry)
         except StoreError as error:
-            silence = self._clock.monotonic() - self._last
-            log.warning("runner %s was not heard for %.1f s: %s", self._record.id, silence, error)
+            if sent > self._last:
+                self._why = f": {error}"
+                self._complain()
         except Exception:
             log.exception("a heartbeat of runner %s", self._record.id)
+
+    def _complain(self) -> None:
+        """Once when it begins, and then now and then: an outage may be long, and beats are many."""
+        now = self._clock.monotonic()
+        if now < self._next_complaint or self._is_dead:
+            return
+        silence, still = format_duration(round(now - self._last, 1)), "still " if self._is_unheard else ""
+        log.warning("runner %s is %snot heard by the store, for %s now%s", self._record.id, still, silence, self._why)
+        self._next_complaint, self._is_unheard = now + _REMIND_SECONDS, True
+
+    def _calm_down(self, silence: float) -> None:
+        if self._is_unheard:
+            log.info("runner %s is heard again, after %s", self._record.id, format_duration(round(silence, 1)))
+        self._next_complaint, self._is_unheard, self._why = float("-inf"), False, ""
 
     def _heard(self, sent: float, entry: RunnerRecord | None) -> None:
         if self._is_dead:
@@ -103,6 +126,7 @@ class Heart:
             self._soon.set()
             self._on_death()
         elif sent > self._last:
+            self._calm_down(self._clock.monotonic() - self._last)
             if sent - self._last > self._every * _MISSED or self._was_set():
                 self._steady_since = sent
             self._ahead = self._store.now() - self._clock.monotonic()

@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.outages import repeated
 from holdfast.errors import StoreError
 from holdfast.lifecycle.records import RunnerRecord
 from holdfast.store.contract import Store
@@ -49,7 +50,8 @@ class Observer:
     async def run(self) -> None:
         while True:
             try:
-                wait = await self._look()
+                with repeated():
+                    wait = await self._look()
             except StoreError as error:
                 log.debug("the roster was not read: %s", error)
                 wait = min(self._dead_after / 4, _AGAIN_SECONDS) if self._unseen else self._dead_after / 4

@@ -13,6 +13,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from holdfast.engine.outages import Seldom, repeated
 from holdfast.errors import StoreError, StoreUnavailable
 
 log = logging.getLogger("holdfast.engine")
@@ -50,14 +51,20 @@ class Patience:
 
     async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]], forgiven: type[StoreError]) -> T:
         pause, again = FIRST_PAUSE_SECONDS, False
+        seldom = Seldom(asyncio.get_running_loop().time)
         while True:
             try:
-                return await attempt(again)
+                with repeated():
+                    answer = await attempt(again)
+                if again:
+                    log.info("%s: the store answers again", what)
+                return answer
             except forgiven as error:
                 if asyncio.get_running_loop().time() >= self._ends_at:
                     raise
                 wait = pause * (0.5 + self._rng.random() / 2)
-                log.warning("%s: no answer from the store, next try in %.2f s: %s", what, wait, error)
+                level = logging.WARNING if seldom.is_due(what) else logging.DEBUG
+                log.log(level, "%s: no answer from the store, next try in %.2f s: %s", what, wait, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._given_up.wait()

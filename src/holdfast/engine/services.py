@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.outages import Seldom, repeated
 from holdfast.engine.permit import Permit
 from holdfast.errors import StoreError
 from holdfast.ids import Ids, derived_id
@@ -91,6 +92,7 @@ class Services:
         self._settings = settings
         self._duties = duties
         self._next: dict[str, float] = {}
+        self._seldom = Seldom(clock.monotonic)
         self._moved = clock.monotonic()
         self._sharing: list[str] = []
         self._same_members_since = 0.0
@@ -104,7 +106,8 @@ class Services:
         while True:
             wait = self._settings.check_interval_seconds
             try:
-                wait = await self._look()
+                with repeated():
+                    wait = await self._look()
             except StoreError as error:
                 self._writable_since = self._store.now()
                 log.debug("services: %s", error)
@@ -225,7 +228,8 @@ class Services:
             return await duty.perform() is True
         except StoreError as error:
             self._writable_since = self._store.now()
-            log.warning("%s: %s", duty.name, error)
+            level = logging.WARNING if self._seldom.is_due(duty.name) else logging.DEBUG
+            log.log(level, "%s: %s", duty.name, error)
         except Exception:
             log.exception("the duty '%s' failed; the others go on", duty.name)
         return False

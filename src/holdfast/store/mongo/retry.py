@@ -148,7 +148,7 @@ class Retry:
                 answer = await attempt(tries > 0)
                 if tries:
                     elapsed = self._clock.monotonic() - began
-                    self._observe("recovered", {"what": what, "tries": tries, "seconds": elapsed})
+                    self._tell("recovered", what=what, tries=tries, seconds=elapsed)
                 return answer
             except (BSONError, OverflowError, UnicodeEncodeError) as error:  # too large, or no value for a document
                 raise StoreError(f"MongoDB cannot store this ({what}): {error}") from error
@@ -161,9 +161,9 @@ class Retry:
                 if not policy.retry_indefinitely and (
                     tries > policy.max_retries or elapsed + wait > policy.retry_max_time
                 ):
-                    self._observe("gave_up", {"what": what, "tries": tries, "seconds": elapsed, "why": text_of(error)})
+                    self._tell("gave_up", what=what, tries=tries, seconds=elapsed, why=text_of(error))
                     raise self._unavailable(what, tries, elapsed, error) from error
-                self._observe("retry", {"what": what, "try": tries, "delay": wait, "why": text_of(error)})
+                self._tell("retry", **{"what": what, "try": tries, "delay": wait, "why": text_of(error)})
             await asyncio.sleep(wait)
             delay = min(delay * 2, policy.retry_max_delay)
 
@@ -173,6 +173,9 @@ class Retry:
             f"MongoDB at {self._where} did not answer: {what} was tried {tries} times in {elapsed:.1f} s. "
             f"The last error: {text_of(error)}.{advice}"
         )
+
+    def _tell(self, event: str, **facts: object) -> None:
+        self._observe(event, {"where": f"MongoDB at {self._where}", **facts})
 
     def _translated(self, what: str, error: PyMongoError) -> StoreError:
         kind, advice = _meaning(what, error)

@@ -1,0 +1,126 @@
+"""What a runner says while its store is away: soon, seldom, and truly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from tests.engine.fleet import Fleet
+from tests.engine.test_runner import add, virtually
+
+from holdfast.engine.outages import Seldom, StoreLog, repeated
+from holdfast.errors import StoreUnavailable
+from holdfast.testing.clock import FakeClock
+
+MINUTES = 60.0
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= level]
+
+
+def test_ten_minutes_without_a_store_are_told_in_some_tens_of_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await asyncio.sleep(5)
+        caplog.clear()
+        member.line.cut = True
+        await asyncio.sleep(5)
+        assert any("is not heard by the store" in line for line in lines(caplog))
+        await asyncio.sleep(10 * MINUTES - 5)
+        assert 10 < len(lines(caplog)) < 40
+        assert lines(caplog, logging.ERROR) == []
+        reminders = [line for line in lines(caplog) if "is still not heard by the store, for 3m" in line]
+        assert len(reminders) == 1, lines(caplog)
+        assert any("nothing is claimed until the store hears this runner" in each for each in lines(caplog))
+        assert all("the line is cut" in line for line in lines(caplog) if "looking for work" in line)
+        caplog.clear()
+        member.line.cut = False
+        await asyncio.sleep(10)
+        assert [line for line in lines(caplog) if "abandoned" not in line] == []
+        assert [line for line in lines(caplog, logging.INFO) if "is heard again, after 10m" in line]
+        id = await fleet.submit("add", 1, 2)
+        assert (await fleet.end(id)).status == "success"
+
+    virtually(scenario)
+
+
+def test_heartbeats_that_hang_are_told_of_before_they_fail(caplog: pytest.LogCaptureFixture) -> None:
+    """The store's own retries may take half a minute: by then somebody should know for long."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await asyncio.sleep(5)
+        caplog.clear()
+        member.line.freeze()
+        await asyncio.sleep(7)
+        assert [line for line in lines(caplog) if "is not heard by the store, for" in line]
+        member.line.thaw()
+
+    virtually(scenario)
+
+
+def test_a_beat_that_fails_after_a_later_one_was_heard_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await asyncio.sleep(5)
+        caplog.clear()
+        member.line.swallowed["heartbeat"] = 1
+        await asyncio.sleep(60)
+        assert lines(caplog) == []
+
+    virtually(scenario)
+
+
+def test_the_same_line_comes_ever_more_seldom_and_is_news_again_after_a_while() -> None:
+    now = [0.0]
+    seldom = Seldom(lambda: now[0])
+    said = []
+    for second in range(1000):
+        now[0] = float(second)
+        if seldom.is_due("claim"):
+            said.append(second)
+    assert said == [0, 10, 40, 130, 400, 700]
+    assert seldom.is_due("heartbeat")
+    assert seldom.is_over("claim")
+    assert not seldom.is_over("claim")
+    assert seldom.is_due("claim")
+    assert not seldom.is_due("claim")
+    now[0] += 130
+    assert seldom.is_due("claim")
+
+
+FACTS = {"where": "MongoDB at db1", "what": "claim", "tries": 6, "seconds": 34.2, "why": "refused"}
+
+
+def test_whoever_waits_hears_of_each_try_and_of_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    tell = StoreLog(FakeClock())
+    for attempt in range(1, 6):
+        tell("retry", FACTS | {"try": attempt, "delay": 0.1})
+    tell("gave_up", FACTS)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 5 + ["ERROR"]
+    assert lines(caplog)[0] == "MongoDB at db1 cannot be reached: claim, try 1 failed, next in 0.10 s: refused"
+
+
+def test_what_is_asked_again_without_end_is_not_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tell = StoreLog(FakeClock())
+    with repeated():
+        for _ in range(20):
+            tell("retry", FACTS | {"try": 1, "delay": 0.1})
+            tell("gave_up", FACTS)
+            tell("change_stream_broken", FACTS)
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+        caplog.clear()
+        for _ in range(3):
+            tell("recovered", FACTS)
+            tell("change_stream_open", {})
+    assert lines(caplog, logging.INFO) == ["MongoDB at db1 answers again: claim", "hints come again"]
+    with pytest.raises(StoreUnavailable), repeated():
+        raise StoreUnavailable("it leaves no mark")
+    caplog.clear()
+    tell("gave_up", FACTS)
+    assert len(lines(caplog, logging.ERROR)) == 1
