@@ -1,4 +1,4 @@
-"""The examples and the README's code do what they say."""
+"""The examples do what they say, and so does the quick start of the README."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
 
 
 def run(program: str, folder: Path, *arguments: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, program, *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -29,7 +29,7 @@ def test_the_demo_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_shop_runs_with_a_runner_in_another_process(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HOLDFAST_URL": f"sqlite:///{tmp_path}/shop.db"}
+    environment = ENVIRONMENT | {"HOLDFAST_URL": f"sqlite:///{tmp_path}/shop.db"}
     runner = subprocess.Popen(
         [sys.executable, "-m", "holdfast", "run", "examples.shop:app"], cwd=tmp_path, env=environment
     )
@@ -44,15 +44,34 @@ def test_the_shop_runs_with_a_runner_in_another_process(tmp_path: Path) -> None:
     assert "thank you, receipt-1" in done.stdout
 
 
-def test_the_first_example_of_the_readme_runs(tmp_path: Path) -> None:
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert code is not None
-    (tmp_path / "shop.py").write_text(code.group(1))
+def readme(language: str) -> str:
+    """The first block of the README in that language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return next(block for mark, block in blocks if mark == language)
+
+
+@pytest.mark.slow
+def test_the_quick_start_of_the_readme_works_when_it_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(readme("python"))
     run("shop.py", tmp_path)
-    assert (tmp_path / "shop.db").exists()
+    session = readme("").splitlines()
+    commands = [line.removeprefix("$ ").partition("#")[0].split() for line in session if line.startswith("$ ")]
+    assert [command[1] for command in commands] == ["run", "submit", "ps", "show", "history"]
 
+    def answer(command: list[str]) -> str:
+        called = [sys.executable, "-m", *command]
+        done = subprocess.run(
+            called, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout
 
-def test_links_in_the_papers_lead_somewhere() -> None:
-    for paper in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", paper.read_text()):
-            assert (paper.parent / target).exists(), f"{paper.name} links to {target}"
+    runner = subprocess.Popen([sys.executable, "-m", *commands[0]], cwd=tmp_path, env=ENVIRONMENT)
+    try:
+        assert answer(commands[1]).splitlines() == [session[2]]
+        id, task, status, *_ = answer(commands[2]).splitlines()[1].split()
+        assert (task, status) == ("shop:add", "success")
+        for command in commands[3:]:
+            assert "success" in answer([id if word == "ID" else word for word in command])
+    finally:
+        runner.terminate()
+        assert runner.wait(timeout=60) == 0
