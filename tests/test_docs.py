@@ -117,6 +117,22 @@ def test_links_lead_somewhere(paper: Path) -> None:
             assert anchor in anchors(there), f"{paper.name} links to {target}#{anchor}"
 
 
+def test_every_page_can_be_found_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+\.md)\)", (ROOT / "README.md").read_text().partition("## More")[2]))
+    assert linked == {str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")}
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    """A name without a folder lies where the one before it in the same row does."""
+    _, _, table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where things are")
+    for row in table.partition("\n## ")[0].splitlines():
+        folder = ""
+        for name in re.findall(r"`([\w/*]+(?:\.py|/))`", row):
+            folder = f"{name.rpartition('/')[0]}/" if "/" in name else folder
+            within = ROOT if name.startswith("tests/") else ROOT / "src" / "holdfast"
+            assert list(within.glob(f"{folder}{name.rpartition('/')[2]}".rstrip("/"))), name
+
+
 # --- tables
 
 
