@@ -47,5 +47,6 @@ async def confirm(order: Order, receipt: str) -> str:
 
 if __name__ == "__main__":
     order = Order(1, "ada@example.com", 19.90)
-    receipt = charge.submit(order).result(timeout=30)
+    # The key makes it one charge, however often this program is run.
+    receipt = charge.options(key=f"order {order.id}").submit(order).result(timeout=30)
     print(confirm.submit(order, receipt).result(timeout=30))

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 from pymongo import MongoClient
 from pymongo.database import Database
 
 from holdfast import App, crashpoints
+from holdfast.cli import program as cli
 from holdfast.settings import PREFIX, SPECS, Settings
 from holdfast.store.mongo import schema
 
@@ -326,6 +328,22 @@ def test_what_a_paper_names_exists(paper: Path) -> None:
     code = set(re.findall(r"\w+", "".join(path.read_text() for path in ROOT.glob("src/**/*.py"))))
     named = {name for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", text) if "__" not in name}
     assert named <= code
+
+
+@pytest.mark.parametrize("paper", PAGES, ids=lambda paper: paper.name)
+def test_commands_that_a_paper_names_exist(paper: Path) -> None:
+    program: Any = typer.main.get_command(cli._make())
+    for words in re.findall(r"(?:`|^\$ |^)holdfast ((?:[\w:./-]+ ?)+)", paper.read_text(), re.MULTILINE):
+        command, *rest = words.split()
+        if command.startswith("-"):
+            continue
+        assert command in program.commands, words
+        found = program.commands[command]
+        if hasattr(found, "commands") and rest and not rest[0].startswith("-"):
+            assert rest[0] in found.commands, words
+            found = found.commands[rest[0]]
+        options = {option for parameter in found.params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, words
 
 
 if __name__ == "__main__":
