@@ -79,11 +79,13 @@ def pages_with(mark: str) -> list[Path]:
 # --- code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with(""), ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     run(program(page, ""), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("mongo")
 @pytest.mark.parametrize("page", pages_with("mongodb"), ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_on_mongodb(page: Path, tmp_path: Path, mongo_url: str) -> None:
