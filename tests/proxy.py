@@ -28,9 +28,10 @@ _CONNECT_SECONDS = 5
 
 
 class Fate(Enum):
-    """What becomes of a request, or of its reply. In the end the connection is closed in each case."""
+    """What becomes of a request, or of its reply. In the end the connection is closed, unless it is swallowed."""
 
     REPLY_LOST = auto()  # the server has answered, and nobody hears it
+    REPLY_SWALLOWED = auto()  # the same, and the connection stays open
     REPLY_NOT_AWAITED = auto()  # closed as soon as the request is sent
     REQUEST_CUT = auto()  # half of the request reaches the server
     REPLY_CUT = auto()  # half of the reply reaches the client
@@ -68,7 +69,8 @@ class Rule:
 
     def takes(self, body: dict[str, Any]) -> bool:
         with self._lock:
-            if not self._left or self._names != next(iter(body.items())):
+            command, place = next(iter(body.items()))
+            if not self._left or self._names != (command, body.get("collection") if command == "getMore" else place):
                 return False
             if self._database is not None and self._database != body.get("$db"):
                 return False
@@ -278,6 +280,8 @@ class _Pair:
                 self._proxy.flow()
                 if rule is not None:
                     rule.count_answer()
+                    if rule.fate is Fate.REPLY_SWALLOWED:
+                        continue
                     if rule.fate is Fate.REPLY_CUT:
                         self._client.sendall(message[: len(message) // 2])
                     break

@@ -10,28 +10,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import bson
 import pytest
-from benchmarks.commands import CommandCounter
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.database import Database
+from tests.mongo.parties import LONG, SOON, Party, settle_down, two
 from tests.mongo.tools import Events, auntil, database_of, failing, nudge, opened, until, with_options
 from tests.mongod import Mongod
 
-from holdfast import App
 from holdfast.lifecycle.records import FINAL, READY, Hint
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Observe
 from holdfast.store.mongo import hints as hints_module
 from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.store import MongoStore
-from holdfast.task import Task
 
 pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
 
@@ -39,63 +36,6 @@ Client = MongoClient[dict[str, Any]]
 Raw = Database[dict[str, Any]]
 
 STREAMING = "holdfast-streaming"
-LONG = 30  # seconds between unasked looks: whoever is quicker was woken
-SOON = 1.0
-QUIET_SECONDS = 0.1
-
-
-class Party:
-    """An app with one task, which waits until it is let go, and what its store reported."""
-
-    def __init__(self, url: str, **settings: Any) -> None:
-        self.events = Events()
-        self.database = database_of(url)
-        self.app = App(url, name="shop", **{"poll_interval_seconds": LONG, "drain_timeout_seconds": 1} | settings)
-        # Opened here, before anybody listens, so that nothing is reported to the log instead.
-        engine = self.app._run(self.app._engine())
-        engine.store._observe = self.hints._observe = self.events  # type: ignore[attr-defined]
-        self.gate = threading.Event()
-        self.gate.set()
-        self.started: list[float] = []
-        self.task: Task[[], int] = self.app.task(name="work")(self._work)
-
-    def _work(self) -> int:
-        self.started.append(time.monotonic())
-        assert self.gate.wait(20)
-        return 7
-
-    @property
-    def hints(self) -> StreamHints:
-        hints = self.app._run(self.app._engine()).store.hints()
-        assert isinstance(hints, StreamHints)
-        return hints
-
-    def listens(self) -> bool:
-        return self.hints.trust > 0
-
-
-@contextmanager
-def two(url: str, **settings: Any) -> Iterator[tuple[Party, Party]]:
-    """A runner, idle, and somebody else."""
-    runner, other = Party(url, **settings), Party(url, **settings)
-    with runner.app, other.app, runner.app.runner():
-        yield runner, other
-
-
-def settle_down(runner: Party) -> None:
-    """Wait until the runner relies on hints and has looked for the last time: nothing is sent for a while."""
-    until(runner.listens, what="the stream is open")
-    with CommandCounter(runner.database) as sent:
-        last = [(-1, 0.0)]  # how many were sent, and since when there are no more
-
-        def is_quiet() -> bool:
-            if sent.for_tasks.total() != last[0][0]:
-                last[0] = (sent.for_tasks.total(), time.monotonic())
-            return time.monotonic() - last[0][1] > QUIET_SECONDS
-
-        until(is_quiet)
-
-
 # --- with a stream
 
 
@@ -569,6 +509,14 @@ def test_without_a_stream_looking_often_does_it(request: pytest.FixtureRequest, 
             assert len(runner.events.named("no_change_streams")) == 1
         assert runner.events.named("change_stream_broken") == []
         assert [record.status for record in other.app.invocations()] == [Status.SUCCESS]
+
+
+def test_on_a_standalone_no_signal_is_written(alone_url: str) -> None:
+    """Nobody could hear it."""
+    with two(alone_url, poll_interval_seconds=0.1) as (_, other):
+        other.task.submit().result(timeout=20)
+    with MongoClient[dict[str, Any]](alone_url) as client:
+        assert client[database_of(alone_url)].holdfast_signals.count_documents({}) == 0
 
 
 def test_where_streams_are_not_wanted_no_signal_is_written(mongo_url: str, raw: Raw) -> None:

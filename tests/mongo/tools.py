@@ -70,6 +70,11 @@ def database_of(url: str) -> str:
     return url.partition("://")[2].partition("/")[2].partition("?")[0]
 
 
+def address_of(url: str) -> str:
+    """Its first host."""
+    return url.partition("://")[2].partition("/")[0].partition(",")[0]
+
+
 def until(holds: Callable[[], object], seconds: float = 10.0, what: str = "") -> float:
     """Wait until it holds; returns for how long. Fails after so many seconds."""
     began = time.monotonic()

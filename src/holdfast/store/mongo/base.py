@@ -91,6 +91,7 @@ class MongoBase:
             self._process,
             use_change_streams=self._use_change_streams,
             observe=self._observe,
+            can_be_heard=lambda: not self._alone,
         )
 
     def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:

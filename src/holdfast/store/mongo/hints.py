@@ -6,29 +6,38 @@ process sees the write in its change stream. One document per process means that
 collection stays as small as the fleet.
 
 Hints are coalesced: the first goes out at once, and while it is being written, and for a short moment after, the
-following ones gather. When a stream breaks, whatever the reason, it is taken up again after its last event, or anew
-where that cannot be. Where there is none (a standalone, a role that may not), it is asked for again every few minutes:
-a role may be granted, and a standalone become a replica set. While there is none, `trust` is 0, and those who wait look
-more often instead.
+following ones gather. They are best effort, and the one write that is not asked again by `Retry`: one that is not
+carried out within a few seconds is given up, counted and reported; it costs latency, never work.
+
+The stream is a cursor of ours and not the driver's, which takes itself up again without a word: while that looks for a
+server, nobody would know that hints do not come. Each answer is waited for a little longer than the server may take, so
+a connection that swallows everything is found out within ten seconds; a cut one is at once. From then on `trust` is 0
+and those who wait look more often instead. Whatever the reason, the stream is taken up again after its last event, or
+anew where that cannot be. Where there is none (a standalone, a role that may not), it is asked for again every few
+minutes: a role may be granted, and a standalone become a replica set.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from bson.errors import BSONError
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import ConnectionFailure, OperationFailure
+from pymongo.errors import ConnectionFailure, NetworkTimeout, OperationFailure
 
 from holdfast.lifecycle.records import Hint
 from holdfast.store.contract import Observe
 
+T = TypeVar("T")
+
 _QUICK_SECONDS, _GATHER_SECONDS = 0.002, 0.02
 _TRUST = 8  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
-_AWAIT_MILLISECONDS = 10_000
+_AWAIT_SECONDS, _GRACE_SECONDS = 8.0, 2.0  # how long the server waits for an event, and we beyond that for its answer
+_SEND_SECONDS = 5.0
 _MOST_SUBJECTS = 500  # of one kind in one write; beyond that a hint says: anything
 _LAST_WORDS_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
@@ -48,16 +57,19 @@ class StreamHints:
         *,
         use_change_streams: bool,
         observe: Observe,
+        can_be_heard: Callable[[], bool] = lambda: True,
         ask_again_seconds: float = ASK_AGAIN_SECONDS,
     ) -> None:
         self._signals = signals
         self._process = process
         self._use = use_change_streams
         self._observe = observe
+        self._can_be_heard = can_be_heard
         self._ask_again = ask_again_seconds
         self._receivers: dict[str, Callable[[Hint], None]] = {}
         self._waiting: dict[str, Hint] = {}
         self._sent = 0
+        self.given_up = 0  # writes of hints that were not carried out
         self._closing = False
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -69,8 +81,8 @@ class StreamHints:
     # --- sending
 
     def send(self, hints: Sequence[Hint]) -> None:
-        if not self._use:
-            return  # nobody could hear it
+        if not self._use or not self._can_be_heard():
+            return
         for hint in hints:
             before = self._waiting.get(hint.kind)
             self._waiting[hint.kind] = hint if before is None else before.joined(hint, _MOST_SUBJECTS)
@@ -82,9 +94,10 @@ class StreamHints:
         while self._waiting:
             hints, self._waiting = list(self._waiting.values()), {}
             try:
-                await self._send(hints)
+                await _within(_SEND_SECONDS, self._send(hints))
             except Exception as error:  # a lost hint costs latency, never work; and those that gather are to be sent
-                self._observe("hints_not_sent", {"why": _text(error)})
+                self.given_up += 1
+                self._observe("hints_not_sent", {"why": _text(error), "so_far": self.given_up})
             await asyncio.sleep(pause)
             pause = min(pause * 2, _GATHER_SECONDS)  # the more there is to tell, the more of it goes into one write
 
@@ -137,19 +150,31 @@ class StreamHints:
             self._everybody_looks()
 
     async def _follow(self) -> None:
-        match = [{"$match": {"operationType": {"$in": ["insert", "replace"]}}}]
-        stream = await self._signals.watch(match, resume_after=self._token, max_await_time_ms=_AWAIT_MILLISECONDS)
-        async with stream:
-            try:
-                self.trust = _TRUST
-                self._refused = False
-                self._observe("change_stream_open", {})
-                self._everybody_looks()  # something may have happened before it was open
-                async for event in stream:
-                    self._token, self._pause = stream.resume_token, _FIRST_PAUSE_SECONDS
+        after = {} if self._token is None else {"resumeAfter": self._token}
+        stages = [{"$changeStream": after}, {"$match": {"operationType": {"$in": ["insert", "replace"]}}}]
+        patience = self._await_seconds()
+        opening = self._signals.aggregate(stages, maxAwaitTimeMS=int(patience * 1000))
+        stream = await _within(_AWAIT_SECONDS + _GRACE_SECONDS, opening)
+        try:
+            self.trust = _TRUST
+            self._refused = False
+            self._observe("change_stream_open", {})
+            self._everybody_looks()  # something may have happened before it was open
+            while stream.alive:
+                event = await _within(patience + _GRACE_SECONDS, stream.try_next())
+                if event is not None:
+                    self._token, self._pause = event["_id"], _FIRST_PAUSE_SECONDS
                     self._hear(event)
-            finally:
-                self.trust = 0  # at once: to close the stream may take a while
+        finally:
+            self.trust = 0  # at once: to close the stream may take a while
+            with contextlib.suppress(Exception):
+                await _within(_LAST_WORDS_SECONDS, stream.close())
+
+    def _await_seconds(self) -> float:
+        """Well below the time after which the driver takes a connection for dead."""
+        options = self._signals.database.client.options
+        given = [seconds for seconds in (options.pool_options.socket_timeout, options.timeout) if seconds]
+        return min([_AWAIT_SECONDS, *(seconds / 2 for seconds in given)])
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event.get("documentKey", {}).get("_id") == self._process:
@@ -184,6 +209,30 @@ class StreamHints:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_SECONDS)
         self._listener = self._sender = None
         self.trust = 0
+
+
+async def _within(seconds: float, asking: Coroutine[Any, Any, T]) -> T:
+    """The answer, or `NetworkTimeout`. Who is late is told to end, and nobody waits for that: it may take a while."""
+    task = asyncio.ensure_future(asking)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            return task.result()
+    finally:
+        if not task.done():
+            _left.add(task)
+            task.add_done_callback(_forget)
+            task.cancel()
+    raise NetworkTimeout(f"no answer within {seconds:g} s")
+
+
+_left: set[asyncio.Future[Any]] = set()  # those that are to end, so that they are not collected before
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    _left.discard(task)
+    if not task.cancelled():
+        task.exception()  # nobody asks for it any more
 
 
 def _text(error: Exception) -> str:
