@@ -16,8 +16,9 @@ from typing import Any
 
 import bson
 import pytest
+from benchmarks.commands import CommandCounter
 from bson.raw_bson import RawBSONDocument
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.database import Database
 from tests.mongo.parties import LONG, SOON, Party, settle_down, two
 from tests.mongo.tools import Events, auntil, database_of, failing, nudge, opened, until, with_options
@@ -66,6 +67,47 @@ def test_an_end_elsewhere_wakes_who_waits(mongo_url: str) -> None:
         runner.gate.set()
         waiting.join(20)
         assert waited[0] - let_go < SOON
+
+
+def test_a_submit_in_a_transaction_wakes_a_runner_though_the_next_one_has_begun(mongo_url: str, client: Client) -> None:
+    with two(mongo_url) as (runner, other), client.start_session() as session:
+        settle_down(runner)
+        with session.start_transaction():
+            other.task.options(session=session).submit()
+        committed = time.monotonic()
+        with session.start_transaction():
+            client[other.database].orders.insert_one({}, session=session)
+            until(lambda: runner.started, what="it is woken while the second one is open")
+        assert runner.started[0] - committed < SOON
+
+
+def test_the_same_with_an_asynchronous_client(mongo_url: str) -> None:
+    async def run(runner: Party, other: Party) -> None:
+        async with AsyncMongoClient[dict[str, Any]](mongo_url) as client, client.start_session() as session:
+            async with await session.start_transaction():
+                await other.task.options(session=session).asubmit()
+            committed = time.monotonic()
+            async with await session.start_transaction():
+                await client[other.database].orders.insert_one({}, session=session)
+                await auntil(lambda: runner.started, what="it is woken while the second one is open")
+            assert runner.started[0] - committed < SOON
+
+    with two(mongo_url) as (runner, other):
+        settle_down(runner)
+        asyncio.run(run(runner, other))
+
+
+def test_a_submit_in_a_transaction_wakes_nobody_before_it_is_committed(mongo_url: str, client: Client) -> None:
+    with two(mongo_url) as (runner, other), client.start_session() as session:
+        settle_down(runner)
+        with session.start_transaction():
+            with CommandCounter(other.database) as sent:
+                other.task.options(session=session).submit()
+                other.task.options(session=session).submit()
+                engine = other.app._run(other.app._engine())
+                assert len(engine.submitter._waiting) == 2
+                assert sent.all["update", "holdfast_signals"] == 0
+        until(lambda: len(runner.started) == 2, SOON)
 
 
 @pytest.mark.slow

@@ -36,10 +36,12 @@ class MongoTransaction:
         self._session = session
         self._database = session.client[database]
         self._mark = mark
+        self._number: object = None  # of this transaction among those of its session; known once something was inserted
 
     @property
     def is_over(self) -> bool:
-        return self._session.has_ended or not self._session.in_transaction
+        """Whether this one is: another may have begun on the same session."""
+        return self._session.has_ended or not self._session.in_transaction or self._number != _number(self._session)
 
     @property
     def _is_known(self) -> bool:
@@ -69,6 +71,7 @@ class MongoTransaction:
         there = _by_key(invocations.find({"_id": {"$in": keys}}, session=session).to_list())
         if fresh := [document for document in documents if document["_id"] not in there]:
             invocations.insert_many(fresh, session=session)
+        self._number = _number(session)
         return [there.get(key) for key in keys]
 
     async def ainsert(
@@ -82,7 +85,13 @@ class MongoTransaction:
         there = _by_key(await invocations.find({"_id": {"$in": keys}}, session=session).to_list())
         if fresh := [document for document in documents if document["_id"] not in there]:
             await invocations.insert_many(fresh, session=session)
+        self._number = _number(session)
         return [there.get(key) for key in keys]
+
+
+def _number(session: Any) -> object:
+    """The driver counts the transactions of a session, and shows it to nobody; without it we do what we can."""
+    return getattr(session, "_transaction_id", None)
 
 
 def _by_key(documents: Iterable[Document]) -> dict[str, InvocationRecord]:
