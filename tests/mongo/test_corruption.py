@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import bson
 import pytest
+from pymongo import errors
 from pymongo.database import Database
 from tests.mongo.tools import Events, opened, play
 
+from holdfast.errors import StoreError
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Missing
+from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
+from holdfast.store.mongo.retry import is_about_the_document
 from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.conformance_limits import KEY, bounded, limited
 from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
@@ -198,3 +205,62 @@ def test_a_foreign_document_in_the_collection_is_left_alone(mongo_url: str, raw:
 
     play(mongo_url, scenario)
     play(mongo_url, lambda store: deep())
+
+
+# --- what the server refuses for a reason of its own
+
+
+@contextmanager
+def refusing(raw: Raw, ids: list[str], status: str) -> Iterator[None]:
+    """A rule that somebody has given the collection: these never get that status."""
+    rule = {"$or": [{"id": {"$nin": ids}}, {"status": {"$ne": status}}]}
+    raw.command("collMod", "holdfast_invocations", validator=rule)
+    try:
+        yield
+    finally:
+        raw.command("collMod", "holdfast_invocations", validator={})
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+@pytest.mark.parametrize("good", [["a", "c"], ["a"]])
+def test_what_a_validator_refuses_is_neither_moved_nor_in_the_way(
+    mongo_url: str, raw: Raw, good: list[str], limit: int
+) -> None:
+    events = Events()
+    bad = [f"b{n}" for n in range(10)]
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in [*good, *bad]])
+        got: list[str | None] = []
+        with refusing(raw, bad, "running"):
+            with pytest.raises(StoreError, match="validation"):
+                for turn in range(4):
+                    got += ids_of((await store.claim(wish(f"claim {turn}", limit=limit))).records)
+            assert got == good
+            assert await store.quarantined("shop") == []
+        assert ids_of((await store.claim(wish("later", limit=20))).records) == bad
+
+    play(mongo_url, scenario, events)
+    assert [facts["id"] for facts in events.named("refused")] == bad, "each is told once"
+
+
+def test_a_waiter_that_a_validator_refuses_stays_and_the_next_one_goes(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([limited(id) for id in "abc"])
+        await store.claim(bounded("op"))
+        wishes = [Release(limit_key=KEY)]
+        with refusing(raw, ["b"], "rerouted"):
+            assert ids_of(await store.release_waiters("shop", wishes, operation="r", at=START)) == ["c"]
+        assert await store.quarantined("shop") == []
+        assert ids_of(await store.release_waiters("shop", wishes, operation="s", at=START)) == ["b"]
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "about"), [(14, True), (10334, True), (17419, True), (28664, True), (121, False), (2, False), (77, False)]
+)
+def test_only_what_is_known_to_be_the_documents_own_fault_is(code: int, about: bool) -> None:
+    assert is_about_the_document(errors.OperationFailure("no", code)) is about
+    bulk = {"writeErrors": [{"code": code, "index": 0}, {"code": 11000, "index": 1}]}
+    assert is_about_the_document(errors.BulkWriteError(bulk)) is about

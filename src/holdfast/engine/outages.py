@@ -65,6 +65,8 @@ class StoreLog:
             case "quarantine":
                 message = "a record that cannot be read was set aside: %s"
                 log.error(message, facts["why"], extra={"invocation": facts["id"]})
+            case "refused":
+                log.error("a record stays as it is: %s", facts["why"], extra={"invocation": facts["id"]})
             case "unreadable":
                 log.error("a record cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})
             case "retry":

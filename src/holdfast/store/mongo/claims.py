@@ -29,9 +29,8 @@ from holdfast.store.mongo import queries, schema
 from holdfast.store.mongo.documents import Document, pipeline
 from holdfast.store.mongo.limits import held_slots, release_waiters
 from holdfast.store.mongo.quarantine import Collections, Quarantine
-from holdfast.store.mongo.retry import is_about_the_document, is_transient
+from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_the_document, is_transient
 
-_DUPLICATE = 11000
 _AVAILABLE = frozenset(status.value for status in AVAILABLE)
 _CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
 _MOST_ROUNDS = 3
@@ -96,7 +95,7 @@ class Claims:
             # A document that the pipeline cannot digest stops an update of many half-way: find what it took before,
             # and look at the others one by one.
             got = Claimed(tuple(await self._claimed_before(claim)))
-            return _with(got, await self._take_carefully(claim, claim.limit - len(got.records)))
+            return await self._take_carefully(claim, got)
 
     async def _take_one(self, claim: Claim) -> list[InvocationRecord]:
         """The head of the queue, in one command."""
@@ -209,7 +208,7 @@ class Claims:
             await invocations.bulk_write(updates, ordered=False)
         except BulkWriteError as error:
             errors = (error.details or {}).get("writeErrors", [])
-            if is_transient(error) or any(item.get("code") != _DUPLICATE for item in errors):
+            if is_transient(error) or any(item.get("code") != DUPLICATE for item in errors):
                 raise
         return await self._quarantine.readable(await queries.taken(invocations, claim, taken)) if taken else []
 
@@ -236,13 +235,28 @@ class Claims:
 
     # --- one by one
 
-    async def _take_carefully(self, claim: Claim, wanted: int) -> Claimed:
-        got = Claimed(())
-        candidates, _ = await self._candidates(claim, wanted * _WIDER)
-        for candidate in candidates:
-            got = _with(got, await self._take_if_sound(claim, candidate["_id"]))
-            if len(got.records) == wanted or got.cut:
+    async def _take_carefully(self, claim: Claim, got: Claimed) -> Claimed:
+        """What the server refuses for a reason of its own stays, and those behind it are taken. If there is nothing
+        else, its reason is raised.
+        """
+        refusal, seen = None, set[str]()
+        for window in ((claim.limit - len(got.records)) * _WIDER**n for n in range(1, _MOST_ROUNDS + 1)):
+            candidates, more = await self._candidates(claim, window)
+            for key in [found["_id"] for found in candidates if found["_id"] not in seen]:
+                seen.add(key)
+                try:
+                    got = _with(got, await self._take_if_sound(claim, key))
+                except OperationFailure as error:
+                    if is_about_everything(error):
+                        raise
+                    self._quarantine.leave(key, error)
+                    refusal = error
+                if len(got.records) >= claim.limit or got.cut:
+                    return got
+            if refusal is None or not more:
                 break
+        if refusal is not None and not got.records:
+            raise refusal
         return got
 
     async def _take_if_sound(self, claim: Claim, key: str) -> Claimed:

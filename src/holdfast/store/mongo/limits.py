@@ -19,7 +19,9 @@ from holdfast.store.mongo import queries
 from holdfast.store.mongo.documents import Document, pipeline
 from holdfast.store.mongo.quarantine import Quarantine
 from holdfast.store.mongo.queries import Invocations
-from holdfast.store.mongo.retry import is_about_the_document
+from holdfast.store.mongo.retry import is_about_everything, is_about_the_document
+
+_MOST_LEFT = 100
 
 
 async def held_slots(invocations: Invocations, app: str, keys: Sequence[str]) -> dict[str, dict[str, Holder]]:
@@ -57,19 +59,28 @@ async def release_waiters(
 async def _release_one(
     invocations: Invocations, quarantine: Quarantine, app: str, wish: Release, operation: str, at: float
 ) -> Document | None:
-    """The one that has waited longest goes back to the queue. One that cannot is set aside, and the next one goes."""
+    """The one that has waited longest goes back to the queue. One that cannot is set aside, or left if the server
+    refuses it for a reason of its own, and the next one goes.
+    """
     nobody = InvocationRecord(id="*", app=app, task="*", arguments=b"", created_at=0, due_at=0)
     update = pipeline(released(nobody, operation=operation, at=at))
-    wanted = queries.waiting(app, wish.limit_key, wish.without)
+    wanted, left = queries.waiting(app, wish.limit_key, wish.without), list[str]()
     while True:
         try:
             return await invocations.find_one_and_update(
                 wanted, update, sort=queries.QUEUE_ORDER, hint="waiting", return_document=ReturnDocument.AFTER
             )
         except OperationFailure as error:
-            if not is_about_the_document(error):
+            if is_about_everything(error):
                 raise
             document = await invocations.find_one(wanted, sort=queries.QUEUE_ORDER, hint="waiting")
             if document is None:
                 return None
-            await quarantine.set_aside(document, CorruptRecord(f"{document['_id']} cannot be released: {error}"))
+            if is_about_the_document(error):
+                await quarantine.set_aside(document, CorruptRecord(f"{document['_id']} cannot be released: {error}"))
+            elif len(left) < _MOST_LEFT:
+                quarantine.leave(document["_id"], error)
+                left.append(document["_id"])
+                wanted["_id"] = {"$nin": left}
+            else:
+                raise

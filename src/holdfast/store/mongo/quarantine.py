@@ -7,13 +7,16 @@ from typing import Protocol
 
 import bson
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.errors import OperationFailure
 
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.store.contract import Observe
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document
+from holdfast.store.mongo.retry import text_of
 
+_MOST_TOLD = 1000
 _MOST_ENTRY_BYTES = 16 * 2**20 - 4096
 
 
@@ -28,6 +31,7 @@ class Quarantine:
         self._collection = collection
         self._now = now
         self._observe = observe
+        self._told: set[str] = set()
 
     async def readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
         """The records of documents, in queue order. Those that cannot be read are set aside."""
@@ -38,6 +42,14 @@ class Quarantine:
             except CorruptRecord as error:
                 await self.set_aside(document, error)
         return sorted(records, key=lambda record: (-record.priority, record.due_at, record.id))
+
+    def leave(self, key: str, error: OperationFailure) -> None:
+        """The server refuses to change a document, and nothing says that the document is to blame: it stays where it
+        is, and that is said once.
+        """
+        if key not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(key)
+            self._observe("refused", {"id": str(key).rpartition("|")[2], "why": text_of(error)})
 
     async def set_aside(self, document: Document, error: CorruptRecord) -> None:
         """Move a document to quarantine:

@@ -71,8 +71,21 @@ _FORBIDDEN = 13  # Unauthorized: this user may not do that
 _AUTHENTICATION = frozenset({18, 334})  # AuthenticationFailed, MechanismUnavailable
 _FULL = 14031  # OutOfDiskSpace
 _HOSTED = 8000  # AtlasError: what a hosted MongoDB says in place of any of these; only its words tell which
-# Rights and space: another document would fare no better.
-NOT_ABOUT_THE_DOCUMENT = frozenset({_FORBIDDEN, *_AUTHENTICATION, _FULL, _HOSTED})
+# What is wrong with a document itself: another would fare better.
+ABOUT_THE_DOCUMENT = frozenset(
+    {
+        14,  # TypeMismatch
+        10334,  # BSONObjectTooLarge
+        16554,  # $add: no number
+        17043,  # $setUnion: no array
+        17419,  # too large after an update
+        17420,  # too large
+        28664,  # $concatArrays: no array
+    }
+)
+# Rights and space: every document would fare the same.
+_ABOUT_EVERYTHING = frozenset({_FORBIDDEN, *_AUTHENTICATION, _FULL, _HOSTED})
+DUPLICATE = 11000
 
 READS = frozenset(
     {
@@ -113,8 +126,16 @@ def is_missing_index(error: PyMongoError) -> bool:
 
 
 def is_about_the_document(error: PyMongoError) -> bool:
-    """Whether another document would fare better."""
-    return not is_transient(error) and not _codes(error) & NOT_ABOUT_THE_DOCUMENT
+    """Whether it is known that the document is at fault. A rule of the server's (a validator), or a code that nobody
+    here has heard of, is no reason to move anything.
+    """
+    codes = _codes(error) - {DUPLICATE}
+    return bool(codes) and codes <= ABOUT_THE_DOCUMENT
+
+
+def is_about_everything(error: PyMongoError) -> bool:
+    """Whether there is no point in trying another document."""
+    return is_transient(error) or bool(_codes(error) & _ABOUT_EVERYTHING)
 
 
 def _is_authentication(error: PyMongoError) -> bool:
