@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pymongo.errors import PyMongoError
 from tests.failover.load import CLIENT
 from tests.mongod import ReplicaSet
 
@@ -40,10 +42,12 @@ def failing(cluster: ReplicaSet, commands: list[str], **how: Any) -> Iterator[No
     """Let each server fail one in seven of these commands of the load."""
     mode = {"activationProbability": 0.15}
     data = {"failCommands": commands, "appName": CLIENT, **how}
-    for node in cluster.nodes:
-        with node.client() as client:
-            client.admin.command({"configureFailPoint": "failCommand", "mode": mode, "data": data})
-    yield
-    for node in cluster.nodes:
-        with node.client() as client:
-            client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+    try:
+        for node in cluster.nodes:
+            with node.client() as client:
+                client.admin.command({"configureFailPoint": "failCommand", "mode": mode, "data": data})
+        yield
+    finally:
+        for node in cluster.nodes:
+            with contextlib.suppress(PyMongoError), node.client() as client:  # one that is down has no fail point
+                client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.failover.load import LOADS, Load
 from tests.failover.server_errors import COMMANDS, DOUBTS, FEW, REFUSALS, WRITES, failing
@@ -41,3 +43,12 @@ def test_server_errors(cluster: ReplicaSet, hasty_load: Load, refusals: set[int]
         hasty_load.progress(5, 30)
     hasty_load.progress(5)
     assert hasty_load.verdict() == []
+
+
+def test_a_fail_point_does_not_outlive_its_test(cluster: ReplicaSet) -> None:
+    with pytest.raises(ZeroDivisionError), failing(cluster, COMMANDS, errorCode=91):
+        raise ZeroDivisionError
+    for node in cluster.nodes:
+        with node.client() as client:
+            found: Any = client.admin.command({"getParameter": 1, "failpoint.failCommand": 1})
+        assert found["failpoint.failCommand"]["mode"] == 0

@@ -239,8 +239,10 @@ class Claims:
         """What the server refuses for a reason of its own stays, and those behind it are taken. If there is nothing
         else, its reason is raised.
         """
-        refusal, seen = None, set[str]()
-        for window in ((claim.limit - len(got.records)) * _WIDER**n for n in range(1, _MOST_ROUNDS + 1)):
+        refusal, seen, wanted = None, set[str](), claim.limit - len(got.records)
+        if wanted <= 0:
+            return got
+        for window in (wanted * _WIDER**n for n in range(1, _MOST_ROUNDS + 1)):
             candidates, more = await self._candidates(claim, window)
             for key in [found["_id"] for found in candidates if found["_id"] not in seen]:
                 seen.add(key)

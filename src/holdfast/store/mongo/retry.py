@@ -117,7 +117,24 @@ def is_transient(error: PyMongoError) -> bool:
     if isinstance(error, OperationFailure):
         known = error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
         return known or is_missing_index(error)
-    return False
+    return isinstance(error.__cause__, _names_unanswered()) if isinstance(error, ConfigurationError) else False
+
+
+def _names_unanswered() -> tuple[type[Exception], ...]:
+    """How a ``mongodb+srv://`` name is not resolved for the moment; the driver calls each of them bad configuration.
+
+    A name that does not exist is none of them.
+    """
+    from dns.exception import Timeout
+    from dns.resolver import NoNameservers
+
+    return (Timeout, NoNameservers, OSError)
+
+
+def _is_unknown_name(error: PyMongoError) -> bool:
+    from dns.resolver import NXDOMAIN, NoAnswer
+
+    return isinstance(error.__cause__, NXDOMAIN | NoAnswer)
 
 
 def is_missing_index(error: PyMongoError) -> bool:
@@ -215,6 +232,8 @@ def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
         return StoreUnauthorised if what in READS else StoreReadOnly, "Check the user and its roles."
     if _FULL in codes or (_HOSTED in codes and "quota" in said):
         return StoreFull, "Free some space there, and try again."
+    if isinstance(error, ConfigurationError) and _is_unknown_name(error):
+        return StoreUnavailable, "Check the host's name in the URL: the name server knows no MongoDB by it."
     if isinstance(error, ConfigurationError):
         return StoreUnavailable, "Check the URL's options."
     return StoreError, ""
