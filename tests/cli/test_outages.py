@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.processes import Process, eventually
-from tests.mongod import Mongod
+from pymongo import MongoClient
+from tests.cli.processes import Command, Process, eventually
+from tests.mongod import Mongod, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mongo")]
 
@@ -87,3 +88,42 @@ def test_an_outage_is_told_soon_and_in_few_lines_and_the_runner_goes_on_after_it
     assert submitted.out == "3\n"
     runner.signal(signal.SIGTERM)
     assert runner.ends().code == 0
+
+
+ID = "0" * 26
+LOOKING = [["ps"], ["show", ID], ["runners"], ["services"], ["store", "check"]]
+looking = pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+
+
+@looking
+def test_looking_at_a_server_that_is_down_ends_soon_with_one_sentence(folder: Path, command: list[str]) -> None:
+    began = time.monotonic()
+    answer = Process(folder, *command, "--url", f"mongodb://127.0.0.1:{free_port()}/shop").ends()
+    assert time.monotonic() - began < 9  # 5 s for the driver to find out, and what a program takes to start
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("error: MongoDB at 127.0.0.1:")
+    assert answer.err.endswith("Is it running, and does this host reach it?\n")
+    assert answer.err.count("\n") == 1
+
+
+def test_whoever_sets_how_long_to_try_is_obeyed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_MAX_RETRIES", "2")
+    url = f"mongodb://127.0.0.1:{free_port()}/shop?serverSelectionTimeoutMS=10"
+    answer = Process(folder, "ps", "--url", url).ends()
+    assert "was tried 3 times" in answer.err
+
+
+@looking
+def test_looking_at_a_mistyped_database_makes_nothing(
+    folder: Path, holdfast: Command, replica_set: str, command: list[str]
+) -> None:
+    url = replica_set.replace("/test?", "/shpo?")
+    answer = holdfast(*command, "--url", url)
+    assert answer.code == 1
+    if command[0] == "store":
+        assert "Holdfast's collections are not there" in answer.out
+    else:
+        assert answer.err.startswith("error: there is no store in the database 'shpo' of mongodb://127.0.0.1:")
+        assert "Is the URL right?" in answer.err
+    with MongoClient[dict[str, object]](url) as client:
+        assert client["shpo"].list_collection_names() == []

@@ -117,6 +117,7 @@ OPERATIONS: dict[str, Operation] = {
     "waiting_keys": lambda store: store.waiting_keys("shop"),
     "slot_holders": lambda store: store.slot_holders("shop", "k"),
     "apply": lambda store: _end(store),
+    "exists": lambda store: store.exists(),
     "get": lambda store: store.get("shop", ["a"]),
     "find": lambda store: store.find("shop", Filter(), 10),
     "counts": lambda store: store.counts("shop"),

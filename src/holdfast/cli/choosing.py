@@ -16,6 +16,7 @@ from typing import NamedTuple
 from holdfast.app import App
 from holdfast.cli.discovery import Found, discover, find_app, none_found, only_of
 from holdfast.cli.output import Output
+from holdfast.cli.reach import impatient, is_made
 from holdfast.cli.shown import sentence, told
 from holdfast.errors import AppNotFound, ConfigurationError, StoreUnavailable, UsageError
 from holdfast.masking import mask_url
@@ -43,13 +44,18 @@ def opened(out: Output, reference: str | None, url: str | None = None, name: str
 
 
 @contextmanager
-def looked_at(out: Output, reference: str | None, url: str | None = None, name: str | None = None) -> Iterator[App]:
-    """The same for a command that only looks: the store must be there. Raises `StoreUnavailable` if it is not."""
+def looked_at(
+    out: Output, reference: str | None, url: str | None = None, name: str | None = None, *, made: bool = True
+) -> Iterator[App]:
+    """The same for a command that only looks, and does not wait for long: the store must be there.
+
+    Raises `StoreUnavailable` if it is not. Without `made`, a database in which there is none will do.
+    """
     choice = _chosen(out, reference, url, name)
-    with shared(choice.app) as app:
-        missing = _missing_file(app.url)
+    with shared(choice.app) as app, impatient(app):
+        missing = _missing_file(app.url) or (_missing_database(app) if made else None)
         if missing is not None:
-            raise StoreUnavailable(f"there is no store at {missing}{choice.if_missing}")
+            raise StoreUnavailable(f"there is no store {missing}{choice.if_missing}")
         yield app
 
 
@@ -133,11 +139,20 @@ def _told(out: Output, found: Found) -> App:
     return app
 
 
-def _missing_file(url: str) -> Path | None:
+def _missing_file(url: str) -> str | None:
     """The file of a SQLite URL if it is not there. Of other stores only their server knows."""
     if not url.startswith("sqlite://"):
         return None
     from holdfast.store.sqlite import path_of  # here, because it loads sqlite3, and --help does not need that
 
     path = path_of(url)
-    return None if path.exists() else path
+    return None if path.exists() else f"at {path}"
+
+
+def _missing_database(app: App) -> str | None:
+    """The database of a MongoDB URL if Holdfast was never there: to open it would be to make one."""
+    if not app.url.startswith("mongodb"):
+        return None
+    from holdfast.store.mongo.connection import database_name  # here, because it loads the driver
+
+    return None if is_made(app) else f"in the database '{database_name(app.url)}' of {mask_url(app.url)}"

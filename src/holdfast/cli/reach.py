@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from holdfast.app import App
@@ -12,6 +14,7 @@ from holdfast.codec import Codec
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.attached import Attached
 from holdfast.engine.messages import Orders
+from holdfast.engine.outages import told_elsewhere
 from holdfast.engine.permit import Permit
 from holdfast.engine.process_crew import ProcessCrew, refuse_bad_numbers
 from holdfast.engine.recovery import Recovery
@@ -41,6 +44,29 @@ def time_of(app: App) -> float:
         return store.now()
 
     return with_store(app, ask)
+
+
+_SHORT_SECONDS = 3.0  # for one who waits at a terminal; the driver takes 5 s to find out that nobody is there
+_PATIENCE = ("max_retries", "retry_max_time", "retry_indefinitely")
+
+
+@contextmanager
+def impatient(app: App) -> Iterator[None]:
+    """A store that does not answer is asked for a few seconds only, unless the settings say for how long."""
+    if all(app.settings.origin(name).source == "default" for name in _PATIENCE):
+        app.settings = dataclasses.replace(app.settings, retry_max_time=_SHORT_SECONDS)
+    with told_elsewhere():
+        yield
+
+
+def is_made(app: App) -> bool:
+    """Whether the app's store on a MongoDB server is there. Looking for it makes nothing."""
+
+    async def job() -> bool:
+        store: Any = app._engine_maker()().store
+        return bool(await store.exists())
+
+    return app._run(job())
 
 
 def looked_over(app: App, *, deep: bool) -> Sequence[Finding]:

@@ -120,7 +120,7 @@ def check(
     json: AsJson = False,
 ) -> None:
     """Look the store over; fails if something is not well."""
-    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
+    with Output(json=json) as out, looked_at(out, app, url, name, made=False) as chosen:
         findings = looked_over(chosen, deep=deep)
         well = all(finding.ok for finding in findings)
         if json:

@@ -20,6 +20,7 @@ _FIRST_PAUSE_SECONDS, _LONGER, _LONGEST_PAUSE_SECONDS = 10.0, 3, 300.0
 _FORGOTTEN_SECONDS = 120.0  # without a failure: the next one is news. Longer than the longest pause between two tries
 
 _repeated: ContextVar[bool] = ContextVar("repeated", default=False)
+_told_elsewhere: ContextVar[bool] = ContextVar("told_elsewhere", default=False)
 
 
 @contextmanager
@@ -30,6 +31,16 @@ def repeated() -> Iterator[None]:
         yield
     finally:
         _repeated.reset(token)
+
+
+@contextmanager
+def told_elsewhere() -> Iterator[None]:
+    """Whoever asks the store in here says himself what came of it."""
+    token = _told_elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _told_elsewhere.reset(token)
 
 
 class Seldom:
@@ -62,6 +73,8 @@ class StoreLog:
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         match event:
+            case "retry" | "gave_up" | "recovered" if _told_elsewhere.get():
+                log.debug("%s: %s", event, facts)
             case "quarantine":
                 message = "a record that cannot be read was set aside: %s"
                 log.error(message, facts["why"], extra={"invocation": facts["id"]})

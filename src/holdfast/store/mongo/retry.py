@@ -90,7 +90,7 @@ DUPLICATE = 11000
 READS = frozenset(
     {
         *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners", "executions"),
-        *("quarantined", "check", "waiting keys", "slot holders"),
+        *("quarantined", "check", "exists", "waiting keys", "slot holders"),
     }
 )
 """The operations that write nothing."""
@@ -207,8 +207,9 @@ class Retry:
 
     def _unavailable(self, what: str, tries: int, elapsed: float, error: PyMongoError) -> StoreUnavailable:
         advice = "" if is_missing_index(error) else " Is it running, and does this host reach it?"
+        times = "once" if tries == 1 else f"{tries} times"
         return StoreUnavailable(
-            f"MongoDB at {self._where} did not answer: {what} was tried {tries} times in {elapsed:.1f} s. "
+            f"MongoDB at {self._where} did not answer: {what} was tried {times} in {elapsed:.1f} s. "
             f"The last error: {text_of(error)}.{advice}"
         )
 

@@ -218,6 +218,12 @@ class MongoStore(MongoBeside):
             for found in documents
         ]
 
+    async def exists(self) -> bool:
+        """Whether a store was ever made here. To look, not to make one: it need not be open."""
+        async with connection.borrowed(self._url) as client:
+            meta = self._database_of(client)[schema.META]
+            return await self._ask("exists", lambda again: meta.find_one({"_id": "schema"})) is not None
+
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         async with connection.borrowed(self._url) as client:
             database = self._database_of(client)
