@@ -111,6 +111,11 @@ class EmbeddedRunner:
             runner = self._runner
             self._app._opened().bridge.call(lambda: runner.stop(hurry=hurry))
 
+    def kill_workers(self) -> None:
+        """End the processes that it supervises, without a word; for one that is about to end itself so."""
+        if (runner := self._runner) is not None:
+            runner.kill_workers()
+
     def stop(self) -> Account:
         """Finish what runs within the drain timeout and end. Returns an account of what was done."""
         return self._app._run(self._stop())

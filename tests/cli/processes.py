@@ -108,3 +108,9 @@ def is_gone(pid: int) -> bool:
     """Whether the process is over; one that nobody has waited for yet is."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return not state.strip() or state.startswith("Z")
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it has started."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    return [int(child) for child, parent in map(str.split, listed.splitlines()) if int(parent) == pid]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pymongo import MongoClient
-from tests.cli.processes import Command, Process, eventually
+from tests.cli.processes import Command, Process, children, eventually, is_gone
 from tests.mongod import Mongod, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mongo")]
@@ -88,6 +88,28 @@ def test_an_outage_is_told_soon_and_in_few_lines_and_the_runner_goes_on_after_it
     assert submitted.out == "3\n"
     runner.signal(signal.SIGTERM)
     assert runner.ends().code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_third_signal_ends_the_whole_family_at_once_even_without_the_store(
+    server: Mongod, start: Callable[..., Process], mongo_shop: Path, number: int
+) -> None:
+    start("submit", "--app", "shop:app", "hold", "begun").ends()
+    runner = start("run", "shop:app", "--drain-timeout", "10m")
+    runner.says("/1 is ready")
+    eventually((mongo_shop / "begun").exists, "the task has begun")
+    (worker,) = [pid for pid in children(runner.pid) if not is_gone(pid)]
+    server.kill()
+    runner.says("is not heard by the store")
+    assert not is_gone(worker)
+
+    def is_over() -> bool:
+        runner.signal(number)  # again and again: signals that come together are one
+        return runner.is_over
+
+    eventually(is_over, "it has heard three of them", seconds=3)
+    eventually(lambda: is_gone(worker), "so has its worker", seconds=1)
+    assert runner.ends().code == -number
 
 
 ID = "0" * 26

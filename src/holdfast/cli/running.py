@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Work on what was submitted, until SIGINT or SIGTERM.
 
-    The first signal lets running work end; the second one ends it; the third one ends this process at once.
+    The first signal lets running work end; the second one ends it; the third one ends all its processes at once.
     """
     logs.configure(log_format, log_level)
     with Output(json=json) as out:
@@ -212,6 +212,7 @@ class _Signals:
         self.heard += 1
         if self.heard > 2:
             # Something does not let go. What is stored is safe, so an end without ceremony costs only time.
+            self._runner.kill_workers()
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._runner.request_stop(hurry=self.heard > 1)

@@ -38,6 +38,10 @@ class Crew(Protocol):
         """The work was given to others: end it, and write nothing."""
         ...
 
+    def kill(self) -> None:
+        """This process is about to end: see that none of its own outlives it. From any thread."""
+        ...
+
 
 class LocalCrew:
     """One worker in this process."""
@@ -78,3 +82,6 @@ class LocalCrew:
     def fence(self) -> None:
         if self._worker is not None:
             self._worker.fence()
+
+    def kill(self) -> None:
+        pass

@@ -123,6 +123,11 @@ class ProcessCrew:
         for worker in self._alive.values():
             worker.kill()
 
+    def kill(self) -> None:
+        self._fenced = True  # for one that is being started
+        for worker in tuple(self._alive.values()):
+            worker.kill()
+
     # --- keeping workers
 
     def _pass_on(self, until: float) -> None:

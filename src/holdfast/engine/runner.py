@@ -114,6 +114,11 @@ class Runner:
         if self._crew is not None:
             self._crew.stop(hurry=hurry)
 
+    def kill_workers(self) -> None:
+        """Before this process ends without ceremony. From any thread."""
+        if (crew := self._crew) is not None:
+            crew.kill()
+
     @property
     def is_heard(self) -> bool:
         """Whether its permit to start work holds: the store has heard it lately."""
