@@ -13,7 +13,7 @@ from holdfast.engine.account import Account
 from holdfast.engine.crew import Crew
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import Runner
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.lifecycle.records import RunnerRecord
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ log = logging.getLogger("holdfast.runner")
 def _complain(done: asyncio.Task[Account]) -> None:
     """A runner that ends by an error must not do so in silence: perhaps nobody waits for it."""
     if not done.cancelled() and (error := done.exception()) is not None:
-        log.error("the runner has ended by an error; nothing it served is run here any more", exc_info=error)
+        known = isinstance(error, HoldfastError)  # then its message says what happened, and where in our code does not
+        why, trace = (f": {error}", None) if known else ("", error)
+        log.error("the runner has ended by an error; nothing it served is run here any more%s", why, exc_info=trace)
 
 
 class EmbeddedRunner:
@@ -98,12 +100,13 @@ class EmbeddedRunner:
         ready = asyncio.Event()
         self._app._runners.add(self)
         self._done = asyncio.create_task(self._runner.run(ready.set))
-        self._done.add_done_callback(_complain)
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait({waiting, self._done}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if self._done.done():
             await self._wait()  # it could not start, and this says why
+        else:
+            self._done.add_done_callback(_complain)
 
     def request_stop(self, *, hurry: bool = False) -> None:
         """Ask it to stop, from any thread or signal handler, without waiting."""

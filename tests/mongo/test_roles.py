@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
             for role in ROLES:
                 client[DATABASE].command(role_command(role, DATABASE))
                 client[DATABASE].command("createUser", role, pwd=role, roles=[f"holdfast{role.capitalize()}"])
+            client[DATABASE].command("createUser", "nobody", pwd="nobody", roles=[])
         yield server
     finally:
         server.stop()
@@ -125,6 +128,31 @@ def test_a_monitor_looks(empty: Mongod, command: list[str]) -> None:
         submitter.get_task("ship").submit(1)
     result = CliRunner().invoke(_make(), [*command, "--url", url(empty, "monitor"), "--name", "shop", "--json"])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("user", "command", "deed"),
+    [
+        ("monitor", ["submit", "ship", "1"], "insert into holdfast_invocations"),
+        ("submitter", ["run"], "change holdfast_runners"),
+        ("monitor", ["run", "--workers", "0"], "change holdfast_runners"),
+        ("nobody", ["ps"], "read holdfast_meta"),
+        ("nobody", ["store", "check"], "read holdfast_meta"),
+        ("nobody", ["store", "prepare"], "read holdfast_meta"),
+    ],
+)
+def test_who_may_not_is_told_so_in_one_sentence(
+    empty: Mongod, tmp_path: Path, user: str, command: list[str], deed: str
+) -> None:
+    app = f'from holdfast import App\napp = App("{url(empty, user)}")\n'
+    (tmp_path / "shop.py").write_text(f"{app}@app.task\ndef ship(order):\n    pass\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", *command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"error: the user '{user}' may not {deed} in MongoDB at {empty.address}/{DATABASE}")
+    assert ended.stderr.endswith("Check the user and its roles; holdfast store roles prints what each role needs.\n")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_a_role_reaches_nothing_else(empty: Mongod) -> None:

@@ -60,7 +60,7 @@ class MongoBase:
         self._rng = rng
         self._observe = observe
         self._use_change_streams = use_change_streams
-        self._retry = Retry(retry, clock, rng, observe, where)
+        self._retry = Retry(retry, clock, rng, observe, where, connection.user_name(url))
         self._time = ServerTime(clock)
         self._quarantine = Quarantine(self._collection, self.now, observe)
         self._claims = Claims(self._collection, self._quarantine, rng)

@@ -114,6 +114,12 @@ def database_name(url: str) -> str:
     return name or DEFAULT_DATABASE
 
 
+def user_name(url: str) -> str:
+    """Whom the URL names; empty if nobody, or if it is not plainly a name."""
+    user = re.fullmatch(r"([\w.%+-]+)(?::[^:@/?]*)?@[^@]*", _rest(url))
+    return unquote_plus(user[1]) if user else ""
+
+
 # --- looking a URL over
 
 

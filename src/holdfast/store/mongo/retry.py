@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -167,12 +168,15 @@ def _codes(error: PyMongoError) -> set[int | None]:
 
 
 class Retry:
-    def __init__(self, policy: RetryPolicy, clock: Clock, rng: random.Random, observe: Observe, where: str) -> None:
+    def __init__(
+        self, policy: RetryPolicy, clock: Clock, rng: random.Random, observe: Observe, where: str, user: str = ""
+    ) -> None:
         self._policy = policy
         self._clock = clock
         self._rng = rng
         self._observe = observe
         self._where = where
+        self._user = f"the user '{user}'" if user else "this user"
 
     async def ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """The answer of `attempt`.
@@ -218,8 +222,22 @@ class Retry:
 
     def _translated(self, what: str, error: PyMongoError) -> StoreError:
         kind, advice = _meaning(what, error)
+        if denied := _DENIED.search(str(error)):
+            deed = _DEEDS.get(denied["command"], f"run '{denied['command']}' on")
+            what_not = f"{self._user} may not {deed} {denied['collection']}"
+            return kind(f"{what_not} in MongoDB at {self._where} ({what}). {advice}")
         message = f"MongoDB at {self._where} refused {what}: {text_of(error)}"
         return kind(f"{message.removesuffix('.')}. {advice}" if advice else message)
+
+
+# A refusal quotes the whole command with all its options; only its name and its collection tell something.
+_DENIED = re.compile(r'not authorized on \S+ to execute command \{ (?P<command>\w+): "(?P<collection>[^"]+)"')
+_DEEDS = {
+    **dict.fromkeys(("find", "aggregate", "count", "distinct", "getMore", "listIndexes"), "read"),
+    **dict.fromkeys(("update", "findAndModify"), "change"),
+    **{"insert": "insert into", "delete": "remove from", "createIndexes": "make indexes of", "create": "create"},
+}
+_ROLES = "holdfast store roles prints what each role needs."
 
 
 def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
@@ -230,7 +248,7 @@ def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
     if _FORBIDDEN in codes and "requires authentication" in said:
         return StoreUnauthorised, "Check the user: the URL has no user and password, or they were not used."
     if _FORBIDDEN in codes or (_HOSTED in codes and "not allowed" in said):
-        return StoreUnauthorised if what in READS else StoreReadOnly, "Check the user and its roles."
+        return StoreUnauthorised if what in READS else StoreReadOnly, f"Check the user and its roles; {_ROLES}"
     if _FULL in codes or (_HOSTED in codes and "quota" in said):
         return StoreFull, "Free some space there, and try again."
     if isinstance(error, ConfigurationError) and _is_unknown_name(error):
