@@ -118,6 +118,7 @@ _via: ContextVar[Bridge | None] = ContextVar("holdfast_via", default=None)
 _lock = threading.Lock()
 _thread: LoopThread | None = None
 _users = 0
+_of_parents: list[LoopThread] = []
 
 
 def _acquire() -> LoopThread:
@@ -150,8 +151,12 @@ def _task(
 
 
 def _forget() -> None:
-    """A forked child has none of its parent's threads."""
+    """A forked child has none of its parent's threads. What it has of their loop it must neither use nor let go of:
+    that would close connections that are the parent's.
+    """
     global _lock, _thread, _users
+    if _thread is not None:
+        _of_parents.append(_thread)
     _lock, _thread, _users = threading.Lock(), None, 0
 
 
