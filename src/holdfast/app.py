@@ -189,7 +189,7 @@ class App:
                     f"{where_of(definition.function)}. Give one of them name='…'."
                 )
         self._codec.register_annotations(definition.function)
-        remember(self.name, definition.name, definition.function, self._codec)
+        remember(self.name, definition.name, definition.function, self._codec, self._hooks)
         kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task
         task = kind(self, definition)
         self._tasks.update(dict.fromkeys(definition.names, task))

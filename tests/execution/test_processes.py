@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.execution import branch, crew, library
+from tests.execution import branch, crew, hooked, library
 
 from holdfast import App, UsageError
 from holdfast.codec import Limits
@@ -550,3 +550,32 @@ threading.Event().wait()
             until(lambda: gone(pid), "it watches its parent")
         finally:
             end(parent.pid, pid)
+
+
+# --- with the hooks of the app
+
+
+def test_a_process_with_hooks_has_them_around_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_TEST_CLOSED", str(tmp_path / "closed"))
+    rig = Rig(1, with_hooks=True)
+    try:
+        assert rig.value(hooked.plain) == 1
+        assert rig.value(hooked.on_its_loop) is True
+        assert not (tmp_path / "closed").exists()
+    finally:
+        rig.close()
+    until((tmp_path / "closed").exists, "the end of the lifespan")
+
+
+def test_without_them_there_are_none(rig: Rig) -> None:
+    assert rig.value(hooked.plain) == 0
+
+
+def test_who_has_hooks_that_fail_there_does_not_begin() -> None:
+    rig = Rig(1, with_hooks=True)
+    try:
+        outcome = rig.outcome(hooked.never)
+        assert isinstance(outcome, Unfit)
+        assert "the hooks of its app failed in a process apart: OSError: no such pool here" in outcome.why
+    finally:
+        rig.close()

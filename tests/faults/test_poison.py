@@ -50,11 +50,13 @@ def test_only_the_guilty_one_is_charged(session: Session) -> None:
     session.release()
     session.until(lambda: all(session.record(id).status in FINAL for id in innocent), "the innocent end")
     assert {session.record(id).status for id in innocent} == {Status.SUCCESS}
-    assert {_crashes(session.record(id)) for id in innocent} == {1}
+    assert {_crashes(session.record(id)) for id in innocent} <= {1, 2}
     goes_well(session, [poison])
-    assert runner.says(", 1 worker died"), "the worker died more than once"
-    again = [event.pid for event in session.events(What.EXEC_START) if event.token in set("abcde")][5:]
-    assert len(set(again)) == 5, "they did not run in processes of their own"
+    assert runner.says(", 2 worker"), "the workers died more than twice"
+    twice = [token for token, id in zip("abcde", innocent, strict=True) if _crashes(session.record(id)) == 2]
+    assert twice, "the pill did not strike among others again"
+    last = {event.token: event.pid for event in session.events(What.EXEC_START)}
+    assert len({last[token] for token in twice}) == len(twice), "they did not run in processes of their own"
 
 
 @on("mongodb")
@@ -69,5 +71,6 @@ def test_whatever_kills_the_process_is_ended_and_other_work_goes_on(session: Ses
     session.until(lambda: session.record(after).status in FINAL, "work goes on")
     assert session.record(after).attempt == 1
     goes_well(session, poison)
-    assert runner.says(", 1 worker died") or runner.says(", 2 worker"), "pills that were known were run among others"
+    most = [", 1 worker died", ", 2 worker", ", 3 worker", ", 4 worker"]  # two for each pill, if they strike one by one
+    assert any(map(runner.says, most)), "pills that were known were run among others"
     assert all(record.status is Status.SUCCESS for record in session.records() if record.id not in poison)

@@ -13,13 +13,14 @@ from tests.faults import tasks
 from holdfast import App
 from holdfast.codec import Codec
 from holdfast.engine.definition import Place, TaskDefinition
-from holdfast.engine.suspects import Suspects
+from holdfast.engine.suspects import CROWDED_SECONDS, PLACES_APART, Suspects
 from holdfast.execution.call import Call, Returned, Unfit
 from holdfast.execution.places import Deliver, Execution, InlinePlaces
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import Status
 
-CRASHED = (Status.RUNNING, Status.RUNNING_RECOVERY, Status.REROUTED, Status.PENDING, Status.RUNNING)
+CRASH = (Status.RUNNING, Status.RUNNING_RECOVERY, Status.REROUTED, Status.PENDING)
+CRASHED = (*CRASH, *CRASH, Status.RUNNING)
 GIVEN_BACK = (Status.RUNNING, Status.KILLED, Status.REROUTED, Status.PENDING, Status.RUNNING)
 
 
@@ -35,35 +36,52 @@ def declared(function: object, **options: object) -> tuple[TaskDefinition, Codec
     return app.task(**options)(function).definition, app._codec  # type: ignore[call-overload]
 
 
-def test_what_has_crashed_runs_apart_and_what_was_given_back_does_not() -> None:
+def test_what_has_crashed_twice_runs_apart_and_what_was_given_back_does_not() -> None:
     task, codec = declared(tasks.work, name="t")
-    suspects = Suspects(codec, apart=True)
+    suspects = Suspects(codec, max_crashes=3)
     assert suspects.place_for(record(), task) is Place.APART
+    assert suspects.place_for(record((*CRASH, Status.RUNNING)), task) is Place.THREAD
     assert suspects.place_for(record(GIVEN_BACK), task) is Place.THREAD
+
+
+def test_who_is_forgiven_less_is_suspected_sooner() -> None:
+    task, codec = declared(tasks.work, name="t")
+    once = record((*CRASH, Status.RUNNING))
+    for max_crashes, place in ((0, Place.APART), (1, Place.APART), (2, Place.THREAD)):
+        assert Suspects(codec, max_crashes=max_crashes).place_for(once, task) is place
+
+
+def test_only_so_many_run_apart() -> None:
+    task, codec = declared(tasks.work, name="t")
+    suspects = Suspects(codec, max_crashes=3)
+    for number in range(PLACES_APART):
+        assert suspects.place_for(replace(record(), id=f"{number}"), task) is Place.APART
+    assert suspects.place_for(record(), task) is None
+    suspects.come_home("3", Returned(b""))
+    assert suspects.place_for(record(), task) is Place.APART
 
 
 def test_what_needs_its_worker_stays_there() -> None:
     def inner() -> None: ...
 
     task, codec = declared(tasks.work, name="t")
-    assert Suspects(codec, apart=False).place_for(record(), task) is Place.THREAD
     nameless, codec = declared(inner, name="t")
-    assert Suspects(codec, apart=True).place_for(record(), nameless) is Place.THREAD
+    assert Suspects(codec, max_crashes=3).place_for(record(), nameless) is Place.THREAD
     stranger = replace(task, name="another")
-    assert Suspects(codec, apart=True).place_for(record(), stranger) is Place.THREAD
+    assert Suspects(codec, max_crashes=3).place_for(record(), stranger) is Place.THREAD
     own, codec = declared(tasks.await_release, name="t", executor="process")
-    assert Suspects(codec, apart=True).place_for(record(), own) is Place.PROCESS
+    assert Suspects(codec, max_crashes=3).place_for(record(), own) is Place.PROCESS
 
 
 def test_a_task_of_the_program_itself_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
     task, codec = declared(tasks.work, name="t")
     monkeypatch.setattr(tasks.work, "__module__", "__main__")
-    assert Suspects(codec, apart=True).place_for(record(), task) is Place.THREAD
+    assert Suspects(codec, max_crashes=3).place_for(record(), task) is Place.THREAD
 
 
 def test_what_cannot_begin_elsewhere_comes_home_once() -> None:
     task, codec = declared(tasks.work, name="t")
-    suspects = Suspects(codec, apart=True)
+    suspects = Suspects(codec, max_crashes=3)
     assert suspects.place_for(record(), task) is Place.APART
     assert suspects.come_home("one", Unfit("it cannot be imported here"))
     assert suspects.place_for(record(), task) is Place.THREAD
@@ -112,16 +130,41 @@ def test_a_suspect_that_no_other_process_can_find_is_run_all_the_same(monkeypatc
                 make_places=places,
             ),
         )
-        crashed = replace(fleet.new("add", 1, 2), attempt=1)
-        lines = [HistoryEntry(version=n, status=status, at=0.0, operation=f"{n}") for n, status in PAST]
-        await fleet.store.insert([replace(crashed, history=(*crashed.history, *lines), status=Status.REROUTED)])
+        crashed = replace(fleet.new("add", 1, 2), attempt=2)
+        await fleet.store.insert([replace(crashed, history=(*crashed.history, *_past()), status=Status.REROUTED)])
         await member.start()
         ended = await fleet.end(crashed.id)
-        assert (ended.status, ended.attempt) == (Status.SUCCESS, 2)
+        assert (ended.status, ended.attempt) == (Status.SUCCESS, 3)
         assert Nowhere.asked == [crashed.id]
         assert (await member.stop()).started == 1
 
     virtually(scenario)
 
 
-PAST = enumerate((Status.PENDING, Status.RUNNING, Status.RUNNING_RECOVERY, Status.REROUTED), 2)
+def test_for_whom_there_is_no_room_waits_in_the_queue_and_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    room: list[Place | None] = [None, Place.LOOP]
+    monkeypatch.setattr(Suspects, "place_for", lambda self, record, task: room.pop(0))
+
+    async def add(x: int, y: int) -> int:
+        return x + y
+
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+        crashed = replace(fleet.new("add", 1, 2), attempt=2)
+        await fleet.store.insert([replace(crashed, history=(*crashed.history, *_past()), status=Status.REROUTED)])
+        began = fleet.clock.now()
+        await member.start()
+        ended = await fleet.end(crashed.id)
+        assert (ended.status, ended.attempt, room) == (Status.SUCCESS, 3, [])
+        assert CROWDED_SECONDS <= fleet.clock.now() - began < CROWDED_SECONDS + 2
+        assert [entry.why for entry in ended.history if entry.status is Status.REROUTED][-1].startswith(
+            "as many as can"
+        )
+        assert (await member.stop()).started == 1
+
+    virtually(scenario)
+
+
+def _past() -> list[HistoryEntry]:
+    path = (Status.PENDING, Status.RUNNING, Status.RUNNING_RECOVERY, Status.REROUTED) * 2
+    return [HistoryEntry(version=n, status=status, at=0.0, operation=f"{n}") for n, status in enumerate(path, 2)]

@@ -24,6 +24,7 @@ from holdfast.engine.recovery import Recovery, core_app
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING, Runner, RunnerSettings
 from holdfast.engine.services import Duty
 from holdfast.engine.submit import Submitter
+from holdfast.engine.suspects import PLACES_APART
 from holdfast.engine.watch import Watcher
 from holdfast.engine.worker import MakePlaces, Worker
 from holdfast.execution.declared import refuse_while_importing
@@ -107,7 +108,7 @@ class Engine:
                 case Place.PROCESS:
                     return ProcessPlaces(concurrency, deliver)
                 case Place.APART:
-                    return ProcessPlaces(concurrency, deliver, calls_per_process=1)
+                    return ProcessPlaces(PLACES_APART, deliver, calls_per_process=1, with_hooks=True)
 
         return Worker(
             app=recovery.app,

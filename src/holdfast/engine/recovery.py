@@ -43,7 +43,7 @@ class Recovery:
         self._hub = hub
         self._ids = ids
         self.app = app
-        self._max_crashes = max_crashes
+        self.max_crashes = max_crashes
         self.max_pending = max_pending
         self._codec = Codec()
         self._limits = Limits(store, hub, ids, app=app)  # of whatever task: as many go on as slots were given back
@@ -52,7 +52,7 @@ class Recovery:
 
     def change(self, record: InvocationRecord, why: str) -> Change:
         """What becomes of work whose owner died."""
-        last = last_crash(record, self._max_crashes, why)
+        last = last_crash(record, self.max_crashes, why)
         return changes.recovered(
             record,
             operation=self._ids.operation(),
@@ -76,7 +76,7 @@ class Recovery:
     def rescue(self, record: InvocationRecord) -> Change:
         """What becomes of something that was left behind on its way back to the queue."""
         why = "left behind on its way back to the queue"
-        last = last_crash(record, self._max_crashes, why)
+        last = last_crash(record, self.max_crashes, why)
         return changes.rescued(
             record,
             operation=self._ids.operation(),

@@ -90,9 +90,11 @@ class Settler:
         """Reserved work begins."""
         return changes.started(record, operation=self._ids.operation(), at=self._store.now())
 
-    def return_of(self, record: InvocationRecord, why: str) -> Change:
-        """Reserved work goes back to the queue."""
-        return changes.handed_back(record, operation=self._ids.operation(), at=self._store.now(), why=why)
+    def return_of(self, record: InvocationRecord, why: str, wait: float = 0.0) -> Change:
+        """Work that has not begun goes back to the queue, for at least so long."""
+        at = self._store.now()
+        change = changes.handed_back(record, operation=self._ids.operation(), at=at, why=why)
+        return replace(change, due_at=at + wait) if wait else change
 
     def settle(self, settled: Sequence[Settled], large: Large | None = None) -> None:
         """Take these changes; they are written as soon as the write before them is done.

@@ -1,14 +1,20 @@
-"""Suspects: work that was running when its process died runs apart from then on, in a process of its own.
+"""Suspects: work that was running when its process died, and again when the next one did, runs in a process of its own.
 
 All who run in a worker share its process, so a crash is charged to each of them, and one is guilty. Apart, the next
-crash strikes nobody but its cause: a poison pill ends after its own crashes, and its neighbours succeed.
+crash strikes nobody but its cause: a poison pill ends after its own crashes, and its neighbours succeed. One crash
+alone makes no suspects: most are the work of the system or of a person, and dozens of new processes at once would make
+everybody wait for what a new worker does at once.
 
-Not everything can run elsewhere: not what needs the things that an app's hooks have opened in the worker, not what is
-declared in the program itself (another process would have to run it once more), not what has no name to find it by.
-Such work stays where it always runs, and so does what turns out not to be found over there.
+A worker runs only so many apart; the others wait in the queue meanwhile.
+
+Not everything can run elsewhere: not what is declared in the program itself (another process would have to run it once
+more), not what has no name to find it by. Such work stays where it always runs, and so does what turns out not to be
+found over there.
 """
 
 from __future__ import annotations
+
+import os
 
 from holdfast.codec import Codec
 from holdfast.engine.definition import Place, TaskDefinition
@@ -17,20 +23,26 @@ from holdfast.execution.declared import MAINS, Unreachable, address_of
 from holdfast.lifecycle.crashes import crashes_in_a_row
 from holdfast.lifecycle.records import InvocationRecord
 
+_CRASHES = 2  # make a suspect, or fewer if fewer are forgiven
+PLACES_APART = max(10, 4 * (os.cpu_count() or 1))  # of a worker: each is an interpreter
+CROWDED_SECONDS = 3.0  # after which one looks again for room
+
 
 class Suspects:
-    def __init__(self, codec: Codec, *, apart: bool) -> None:
+    def __init__(self, codec: Codec, *, max_crashes: int) -> None:
         self._codec = codec
-        self._apart = apart
+        self._crashes = max(1, min(_CRASHES, max_crashes))
         self._elsewhere: set[str] = set()
         self._at_home: set[str] = set()
 
-    def place_for(self, record: InvocationRecord, task: TaskDefinition) -> Place:
-        """Where to run it this time."""
-        if not self._apart or task.place is Place.PROCESS:
+    def place_for(self, record: InvocationRecord, task: TaskDefinition) -> Place | None:
+        """Where to run it this time; None: apart, where there is no room now."""
+        if task.place is Place.PROCESS or crashes_in_a_row(record.history) < self._crashes:
             return task.place
-        if not crashes_in_a_row(record.history) or record.id in self._at_home or not self._can_be_found(task):
+        if record.id in self._at_home or not self._can_be_found(task):
             return task.place
+        if len(self._elsewhere) >= PLACES_APART:
+            return None
         self._elsewhere.add(record.id)
         return Place.APART
 

@@ -38,7 +38,7 @@ from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.reserve import Reserve
 from holdfast.engine.settle import Settler
-from holdfast.engine.suspects import Suspects
+from holdfast.engine.suspects import CROWDED_SECONDS, Suspects
 from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, Returned, Unfit
 from holdfast.execution.places import Deliver, Execution
@@ -119,7 +119,7 @@ class Worker:
         self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery, slots)
         self._make_places = make_places
         self._places: dict[Place, Execution] = {}
-        self._suspects = Suspects(codec, apart=around is None)
+        self._suspects = Suspects(codec, max_crashes=recovery.max_crashes)
         self._running: dict[str, InvocationRecord] = {}
         self._began: dict[str, float] = {}
         self._reserve = Reserve(concurrency)
@@ -308,10 +308,12 @@ class Worker:
             self._begin([changes.apply_to(change, record)])
         self._bell.ring()
 
-    def _hand_back(self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long") -> None:
+    def _hand_back(
+        self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long", wait: float = 0.0
+    ) -> None:
         if reserved:
             log.info("%s hands back %d invocations that it has not begun: %s", self.owner, len(reserved), why)
-            self._settler.settle([(record, self._settler.return_of(record, why)) for record in reserved])
+            self._settler.settle([(record, self._settler.return_of(record, why, wait)) for record in reserved])
 
     @staticmethod
     def _loop_time() -> float:
@@ -379,9 +381,14 @@ class Worker:
 
     def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
         batches: dict[Place, list[Call]] = {}
+        crowded: list[InvocationRecord] = []
         now = self._loop_time()
         for record, payloads in records:
             task = self._tasks[record.task]
+            place = task.place if record.attempt < 2 else self._suspects.place_for(record, task)
+            if place is None:
+                crowded.append(self._running.pop(record.id))
+                continue
             self._began[record.id] = now
             call = Call(
                 record.id,
@@ -393,9 +400,9 @@ class Worker:
                 self._limits,
                 payloads,
             )
-            place = task.place if record.attempt < 2 else self._suspects.place_for(record, task)
             batches.setdefault(place, []).append(call)
-        self.account.started += len(records)
+        self._hand_back(crowded, "as many as can run apart from others do so already", CROWDED_SECONDS)
+        self.account.started += len(records) - len(crowded)
         if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
             log.info("%s has started its %d tasks and retires", self.owner, self._max_tasks)
             self.retire()

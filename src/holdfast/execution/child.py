@@ -17,12 +17,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
-from holdfast.codec import Codec
 from holdfast.execution.call import Call, Outcome, Raised, Unfit, run, run_coroutine
-from holdfast.execution.declared import Address, Program, Unreachable, find
+from holdfast.execution.declared import Address, Found, Program, Unreachable, find
+from holdfast.execution.hooks import Hooks
 from holdfast.execution.wire import Answer, Channel, Hello, Question, answer_of
 
 _PR_SET_PDEATHSIG = 1
@@ -114,10 +112,14 @@ class _Worker:
 
     def __init__(self, program: Program | None) -> None:
         self._program = program
-        self._found: dict[Address, tuple[Callable[..., Any], inspect.Signature, Codec]] = {}
+        self._found: dict[Address, tuple[Found, inspect.Signature]] = {}
         self._runner: asyncio.Runner | None = None
+        self._hooked: dict[Hooks, contextlib.AsyncExitStack] = {}
 
     def close(self) -> None:
+        for stack in self._hooked.values():
+            with contextlib.suppress(Exception):  # their task has its outcome
+                self._loop().run(stack.aclose())
         if self._runner is not None:
             self._runner.close()
 
@@ -127,27 +129,47 @@ class _Worker:
 
     def _outcome(self, question: Question, arguments: bytes, payloads: dict[str, bytes]) -> Outcome:
         try:
-            function, signature, codec = self._find(question.address)
+            (function, codec, hooks), signature = self._find(question.address)
+            if question.with_hooks:
+                self._enter(hooks)
         except Unreachable as error:
             return Unfit(str(error))
         task = question.address.task
         call = Call(question.key, task, function, signature, arguments, codec, question.limits, payloads)
         return self._run_coroutine(call) if inspect.iscoroutinefunction(function) else run(call)
 
-    def _find(self, address: Address) -> tuple[Callable[..., Any], inspect.Signature, Codec]:
+    def _find(self, address: Address) -> tuple[Found, inspect.Signature]:
         if address not in self._found:
-            function, codec = find(address, self._program)
-            self._found[address] = function, inspect.signature(function), codec
+            found = find(address, self._program)
+            self._found[address] = found, inspect.signature(found.function)
         return self._found[address]
+
+    def _enter(self, hooks: Hooks) -> None:
+        """Have the app's hooks around the rest of this life, on the loop on which its coroutines run."""
+        if not hooks or hooks in self._hooked:
+            return
+        stack = contextlib.AsyncExitStack()
+        try:
+            self._loop().run(hooks.enter(stack))
+        except BaseException as error:
+            with contextlib.suppress(BaseException):
+                self._loop().run(stack.aclose())
+            why = f"the hooks of its app failed in a process apart: {type(error).__name__}: {error}"
+            raise Unreachable(why) from error
+        self._hooked[hooks] = stack
+
+    def _loop(self) -> asyncio.Runner:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner
 
     def _run_coroutine(self, call: Call) -> Outcome:
         """On a loop that stays: what a module keeps between calls, a client say, belongs to the loop it was made on."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
+        runner = self._loop()
         try:
-            return self._runner.run(run_coroutine(call), context=contextvars.copy_context())
+            return runner.run(run_coroutine(call), context=contextvars.copy_context())
         except BaseException as error:  # something beside the coroutine ended the loop: sys.exit() in another task
-            broken, self._runner = self._runner, None
+            broken, self._runner = runner, None
             with contextlib.suppress(BaseException):
                 broken.close()
             record, payloads = call.codec.pack_error(error, call.limits)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from holdfast.codec import Codec
 from holdfast.errors import UsageError
+from holdfast.execution.hooks import Hooks
 
 MAIN = "__main__"
 SECOND_MAIN = "__mp_main__"  # what children of `multiprocessing` call their parent's program, and ours if they must
@@ -58,7 +59,16 @@ class _Entry(NamedTuple):
     app: str
     function: weakref.ref[Callable[..., Any]]
     codec: weakref.ref[Codec]
+    hooks: weakref.ref[Hooks]
     declared_in: str
+
+
+class Found(NamedTuple):
+    """What a process needs to run a task."""
+
+    function: Callable[..., Any]
+    codec: Codec
+    hooks: Hooks
 
 
 _entries: dict[str, list[_Entry]] = {}  # by the task's name
@@ -68,10 +78,11 @@ _importing: list[str] = []  # modules that a child is importing for its parent
 # --- declaring
 
 
-def remember(app: str, task: str, function: Callable[..., Any], codec: Codec) -> None:
+def remember(app: str, task: str, function: Callable[..., Any], codec: Codec, hooks: Hooks) -> None:
     """Note that this app declares this task. The module that does so is the first caller that is not ours."""
     with contextlib.suppress(TypeError):  # no weak reference to it, nor a name to find it by
-        entry = _Entry(app, weakref.ref(function), weakref.ref(codec), _caller() or _module_of(function))
+        references = weakref.ref(function), weakref.ref(codec), weakref.ref(hooks)
+        entry = _Entry(app, *references, _caller() or _module_of(function))
         _entries[task] = [known for known in _entries.get(task, ()) if known.function() is not None] + [entry]
 
 
@@ -117,8 +128,8 @@ def address_of(task: str, function: Callable[..., Any], codec: Codec) -> Address
     raise Unreachable(f"{qualname} of {module} is not declared as the task '{task}'")
 
 
-def find(address: Address, program: Program | None) -> tuple[Callable[..., Any], Codec]:
-    """The function and the codec at this address, here. Raises `Unreachable`."""
+def find(address: Address, program: Program | None) -> Found:
+    """What is at this address, here. Raises `Unreachable`."""
     failure: Unreachable | None = None
     for module in dict.fromkeys((address.module, address.declared_in)):
         try:
@@ -134,16 +145,16 @@ def find(address: Address, program: Program | None) -> tuple[Callable[..., Any],
     )
 
 
-def _look_up(address: Address, program: Program | None) -> tuple[Callable[..., Any], Codec] | None:
+def _look_up(address: Address, program: Program | None) -> Found | None:
     modules = {address.module}
     if address.module == MAIN and program is not None:
         modules.add(program.module)
     for entry in reversed(_entries.get(address.task, ())):
-        function, codec = entry.function(), entry.codec()
-        if function is None or codec is None or entry.app != address.app:
+        function, codec, hooks = entry.function(), entry.codec(), entry.hooks()
+        if function is None or codec is None or hooks is None or entry.app != address.app:
             continue
         if _module_of(function) in modules and function.__qualname__ == address.qualname:
-            return function, codec
+            return Found(function, codec, hooks)
     return None
 
 

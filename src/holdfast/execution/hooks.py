@@ -31,7 +31,7 @@ class Hooks:
         """Enter in the order of declaration, leave in the reverse order. What a start raises, this raises."""
         stack = contextlib.AsyncExitStack()
         try:
-            await _on(thread, self._enter(stack))
+            await _on(thread, self.enter(stack))
             yield
         finally:
             try:
@@ -39,7 +39,8 @@ class Hooks:
             finally:
                 thread.end(wait=False)
 
-    async def _enter(self, stack: contextlib.AsyncExitStack) -> None:
+    async def enter(self, stack: contextlib.AsyncExitStack) -> None:
+        """On the present loop."""
         for span in self.spans:
             context = span()
             if hasattr(context, "__aenter__"):

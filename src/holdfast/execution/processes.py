@@ -48,13 +48,17 @@ main({descriptor})
 class ProcessPlaces:
     """Functions of any kind, in up to `size` child processes.
 
-    `calls_per_process` replaces a child after so many calls, for code that loses memory.
+    `calls_per_process` replaces a child after so many calls, for code that loses memory. Those `with_hooks` have the
+    app's hooks around their lives, as a worker does.
     """
 
-    def __init__(self, size: int, deliver: Deliver, *, calls_per_process: int | None = None) -> None:
+    def __init__(
+        self, size: int, deliver: Deliver, *, calls_per_process: int | None = None, with_hooks: bool = False
+    ) -> None:
         self._size = size
         self._deliver = deliver
         self._calls_per_process = calls_per_process
+        self._with_hooks = with_hooks
         self._pile = _Pile(self._finished)
         self._busy = 0  # used on the engine's loop only
         self._threads = 0
@@ -97,7 +101,7 @@ class ProcessPlaces:
     # --- on the threads
 
     def _main(self) -> None:
-        place = _Place(self._news, self._calls_per_process)
+        place = _Place(self._news, self._calls_per_process, self._with_hooks)
         while (call := self._next(place)) is not None:
             outcome = place.run(call)
             with self._news:
@@ -127,10 +131,11 @@ class _Place:
     child that has not been waited for is killed: after that, its number may belong to somebody else.
     """
 
-    def __init__(self, guard: threading.Condition, calls_per_process: int | None) -> None:
+    def __init__(self, guard: threading.Condition, calls_per_process: int | None, with_hooks: bool) -> None:
         self.interrupted = False
         self._guard = guard
         self._calls_per_process = calls_per_process
+        self._with_hooks = with_hooks
         self._child: _Child | None = None
 
     def interrupt(self) -> None:
@@ -142,7 +147,8 @@ class _Place:
     def run(self, call: Call) -> Outcome:
         """Whatever happens is an outcome."""
         try:
-            question, parts = question_of(call, address_of(call.task, call.function, call.codec))
+            address = address_of(call.task, call.function, call.codec)
+            question, parts = question_of(call, address, with_hooks=self._with_hooks)
             call.payloads.clear()  # they are in `parts`, and go when they are sent
             child = self._asked(question, parts)
             parts.clear()

@@ -47,6 +47,7 @@ class Question(msgspec.Struct, array_like=True):
     address: Address
     limits: Limits
     digests: list[str]
+    with_hooks: bool = False
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -108,8 +109,9 @@ def hello() -> Hello:
     return Hello(os.getpid(), [os.fsencode(each) for each in sys.argv], program.name, os.fsencode(program.path))
 
 
-def question_of(call: Call, address: Address) -> tuple[Question, list[bytes]]:
-    return Question(call.key, address, call.limits, list(call.payloads)), [call.arguments, *call.payloads.values()]
+def question_of(call: Call, address: Address, *, with_hooks: bool = False) -> tuple[Question, list[bytes]]:
+    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks)
+    return question, [call.arguments, *call.payloads.values()]
 
 
 def answer_of(outcome: Outcome) -> tuple[Answer, list[bytes]]:
