@@ -12,6 +12,7 @@ from tests.engine.fleet import (
     APP,
     CORE_APP,
     DEAD_AFTER,
+    DUTIES,
     HEARTBEAT,
     NEVER,
     SWALLOWED_SECONDS,
@@ -232,6 +233,27 @@ def test_death_is_declared_after_the_dead_after_time_and_not_before() -> None:
             story = await fleet.story(id)
             assert story[:5] == ["registered", "pending", "running", "running_recovery", "rerouted"]
         assert observer.line.count("declare_dead") == 1
+
+    virtually(scenario)
+
+
+def test_whoever_promises_or_expects_less_is_granted_it() -> None:
+    """In a deploy that changes the settings, two kinds of runners live side by side."""
+    quick = replace(DUTIES, runner=replace(DUTIES.runner, heartbeat_seconds=0.2, dead_after_seconds=2.0))
+
+    async def scenario(fleet: Fleet) -> None:
+        slow = await fleet.started(nap)
+        fleet.duties = quick
+        hasty, victim = await fleet.started(nap), await fleet.started(nap)
+        await asyncio.sleep(60)
+        assert [member.line.count("declare_dead") for member in fleet.members] == [0, 0, 0]
+        for member, patience in ((victim, 2.0), (slow, DEAD_AFTER)):
+            member.crash()
+            entry = next(runner for runner in await fleet.store.roster(APP) if runner.id == member.id)
+            await fleet.gone(member.id)
+            # Those who beat more seldom may be silent for longer, and are looked at first.
+            assert patience < fleet.clock.now() - entry.heartbeat_at < patience + HEARTBEAT
+        assert hasty.line.count("declare_dead") == 2
 
     virtually(scenario)
 

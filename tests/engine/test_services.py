@@ -367,7 +367,7 @@ def test_a_tick_fires_once_over_three_runners_and_restarts() -> None:
 def registry(fleet: Fleet) -> tuple[CoreTaskRegistry, Line]:
     line = Line(fleet.store)
     engine = fleet.engine(line)  # type: ignore[arg-type]
-    return CoreTaskRegistry(engine.store, engine.submitter, engine.ids, app=CORE_APP), line
+    return CoreTaskRegistry(engine.store, engine.submitter, engine.hub, engine.ids, app=CORE_APP), line
 
 
 def test_two_that_fire_the_same_tick_fire_it_once() -> None:

@@ -1,7 +1,8 @@
 """The other end of the stream: a worker process attached to its runner.
 
 It claims while it is permitted, tells what it does, and ends when it is told to, when it has done its share of tasks,
-or when the stream ends: then its runner is gone, and what it holds is handed back rather than left to recovery.
+or when the stream ends: then its runner is gone, and what it holds is handed back rather than left to recovery. If the
+stream is there and the runner is silent, frozen say, until others have declared it dead, the worker ends as well.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Retire, Stop, receive, send
 from holdfast.engine.permit import Permit
 from holdfast.engine.worker import Worker
+from holdfast.errors import StoreError
 
 log = logging.getLogger("holdfast.worker")
 
 _NEWS_SECONDS = 0.5
+_MIND_SECONDS = 1.0
 
 MakeWorker = Callable[[Orders, Permit], Worker]
 
@@ -39,7 +42,7 @@ class Attached:
         if not isinstance(orders, Orders):
             return False
         worker = self._worker = make_worker(orders, self._permit)
-        duties = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell(worker))]
+        duties = [asyncio.create_task(work) for work in (self._listen(), self._tell(worker), self._mind(worker))]
         try:
             account = await worker.run(lambda: send(self._writer, Ready()))
         finally:
@@ -67,6 +70,17 @@ class Attached:
                     self._worker.retire()
         log.warning("the runner is gone; this worker hands back what it holds and ends")
         self.stop(hurry=True)
+
+    async def _mind(self, worker: Worker) -> None:
+        """While its runner is silent, look whether that was declared dead: then what runs here runs elsewhere too."""
+        while True:
+            await asyncio.sleep(_MIND_SECONDS)
+            if self._permit.holds() or not worker.running:
+                continue
+            with contextlib.suppress(StoreError):
+                if await worker.has_lost() and not self._permit.holds():
+                    log.error("the runner was declared dead, and this worker's work was given to others; it ends")
+                    worker.fence()
 
     async def _tell(self, worker: Worker) -> None:
         told: News | None = None

@@ -161,8 +161,9 @@ class Engine:
         """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
         known = list(definitions)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
-        core = CoreTaskRegistry(self.store, self.submitter, self.ids, app=core_app(self.app))
+        core = CoreTaskRegistry(self.store, self.submitter, self.hub, self.ids, app=core_app(self.app))
         template = RunnerRecord(
+            dead_after_seconds=duties.runner.dead_after_seconds,
             id="",
             app=self.app,
             host=socket.gethostname(),
@@ -206,6 +207,7 @@ class Engine:
             make_core_worker=lambda owner, permit: self._core_worker(core, codec, core_recovery, owner, permit),
             recovery=recovery,
             core_recovery=core_recovery,
+            hub=self.hub,
             duties=self._duties(known),
         )
         core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)

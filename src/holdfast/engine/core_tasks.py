@@ -5,11 +5,13 @@ are in nobody's lists and counts. They run in the runner itself, where a house f
 
 When one is due by its cron, the runner that performs the services inserts an invocation whose id follows from the tick:
 inserting is firing, and nothing fires twice. If one is waiting already, another would find nothing to do, and the tick
-passes.
+passes. Of each core task one runs at a time (running concurrency "task"), and none for longer than a minute: what hangs
+must not keep the others from doing its work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,19 +20,24 @@ import msgspec
 
 from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
-from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.concurrency import Concurrency, RunningConcurrency
+from holdfast.engine.definition import Place, TaskDefinition, limits_of
+from holdfast.engine.limits import Limits
 from holdfast.engine.submit import Submitter
 from holdfast.ids import Ids, derived_id
+from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, registered
 from holdfast.lifecycle.schedule import Cron, next_tick, ticks_between
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.contract import Filter, Store
+from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.core")
 
 QUEUE = "holdfast"
 _WAITING = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}
 KEPT_SECONDS = 3600.0
+LONGEST_SECONDS = 60.0
 
 
 class CoreTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,17 +51,23 @@ class CoreTask(msgspec.Struct, frozen=True, kw_only=True):
 class CoreTaskRegistry:
     """The core tasks of one runner, and when each is due."""
 
-    def __init__(self, store: Store, submitter: Submitter, ids: Ids, *, app: str) -> None:
+    def __init__(self, store: Store, submitter: Submitter, hub: Hub, ids: Ids, *, app: str) -> None:
         self._store = store
+        self._hub = hub
         self._submitter = submitter
         self._ids = ids
         self.app = app
         self._tasks: dict[str, CoreTask] = {}
+        self._limits: Limits | None = None
         self._seen: dict[str, float] = {}  # up to when the ticks of each were looked at
         self._no_arguments = Codec().encode_call((), {})
 
     def add(self, name: str, function: Callable[[], Awaitable[object]], cron: Cron) -> None:
-        self._tasks[name] = CoreTask(name=name, function=function, cron=cron)
+        async def bounded() -> object:
+            async with asyncio.timeout(LONGEST_SECONDS):
+                return await function()
+
+        self._tasks[name] = CoreTask(name=name, function=bounded, cron=cron)
 
     @property
     def definitions(self) -> list[TaskDefinition]:
@@ -65,6 +78,7 @@ class CoreTaskRegistry:
                 signature=inspect.signature(task.function),
                 place=Place.LOOP,
                 queue=QUEUE,
+                concurrency=Concurrency(mode=RunningConcurrency.TASK),
             )
             for task in self._tasks.values()
         ]
@@ -93,12 +107,20 @@ class CoreTaskRegistry:
             task=name,
             arguments=self._no_arguments,
             queue=QUEUE,
+            limit_key=limit_key(name),
             created_at=now,
             due_at=now,
         )
         crashpoint("core.before")
         await self._submitter.submit([registered(record, operation=self._ids.operation(), at=now, why=cause)])
         crashpoint("core.after")
+
+    async def sweep(self) -> int:
+        """Let go on who waits for one that has ended."""
+        if self._limits is None:
+            limits = limits_of(self.definitions)
+            self._limits = Limits(self._store, self._hub, self._ids, app=self.app, limits=limits)
+        return await self._limits.sweep()
 
     async def forget_old(self) -> None:
         """Remove the runs of more than an hour ago."""

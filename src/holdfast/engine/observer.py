@@ -2,7 +2,8 @@
 
 One look tells who was silent longest, by the store's clock. Nobody else can be dead before that one would be, so the
 next look is due when its time would be up: a healthy fleet costs one query in most of the dead-after time. An observer
-that was itself not heard throughout that time declares nobody dead: it was the store that was away.
+that was itself not heard throughout that time declares nobody dead: it was the store that was away. Settings may
+differ, in the middle of a deploy say: whoever promises less, or expects less, is granted it.
 
 Declaring is one conditional write, and whoever makes it sees to the dead one's work, until that is under way. If the
 reply to the write is lost, whoever made it cannot know, and sees to the work if the runner is gone.
@@ -68,11 +69,12 @@ class Observer:
         if found is None:
             return self._dead_after
         runner, silence = found
-        if silence <= self._dead_after:
-            return min(self._dead_after, self._dead_after - silence)  # less than none: the clock was set back
+        patience = max(self._dead_after, runner.dead_after_seconds)
+        if silence <= patience:
+            return min(self._dead_after, patience - silence)  # less than none: the clock was set back
         steady = self._steady()
-        if steady < self._dead_after:
-            return min(self._dead_after - steady, self._dead_after / 4)
+        if steady < patience:
+            return min(patience - steady, self._dead_after / 4)
         if abs(self._store.now() - runner.heartbeat_at - silence) > self._dead_after / 2:
             return self._dead_after / 4  # by a clock that was set: our next beat tells us of it
         crashpoint("death.before")

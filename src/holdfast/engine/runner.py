@@ -35,9 +35,10 @@ from holdfast.engine.services import Duty, Services
 from holdfast.engine.worker import Worker
 from holdfast.errors import StoreError
 from holdfast.ids import Ids
-from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord, runner_of
+from holdfast.lifecycle.records import DRAIN, ROSTER, STOP, Hint, RunnerRecord, runner_of
 from holdfast.lifecycle.slots import SlotSettings
 from holdfast.store.contract import Store
+from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.runner")
 
@@ -70,6 +71,7 @@ class Runner:
         make_core_worker: Callable[[str, Permit], Worker],
         recovery: Recovery,
         core_recovery: Recovery,
+        hub: Hub,
         duties: tuple[Duty, ...] = (),
     ) -> None:
         self._store = store
@@ -83,6 +85,7 @@ class Runner:
         self._make_core_worker = make_core_worker
         self._recovery = recovery
         self._core_recovery = core_recovery
+        self._hub = hub
         self._more_duties = duties
         self._patience = Patience(rng)
         self._steady: Callable[[], float] = lambda: 0.0
@@ -142,6 +145,7 @@ class Runner:
         permit, crew, dead = Permit(self._clock), self._make_crew(), asyncio.Event()
         self._permit = permit
         services = self._services(record, permit)
+        unsubscribe = self._hub.on_roster(services.look_soon)
         heart = Heart(
             self._store,
             self._clock,
@@ -161,7 +165,7 @@ class Runner:
             app=record.app,
             dead_after_seconds=self._settings.dead_after_seconds,
             steady_seconds=heart.steady_seconds,
-            on_death=self._bury,
+            on_death=lambda dead: self._bury(dead, services),
         )
         core_worker = self._make_core_worker(f"{record.id}/core", permit)
         self._steady = heart.steady_seconds
@@ -184,9 +188,12 @@ class Runner:
             await asyncio.wait({core})
         finally:
             self._crew = None
+            unsubscribe()
             await end_all(*duties, core, beating)
         if not dead.is_set():
             await self._leave(record)
+            if services.takes_turns(record.id):
+                self._hub.send(Hint(ROSTER, (record.id,)))
 
     async def _until_the_end(self, crew: Crew, heart: Heart, dead: asyncio.Event) -> None:
         """Until the crew has ended: it was told to stop, or it broke, or the runner was declared dead."""
@@ -238,6 +245,7 @@ class Runner:
             Duty(name="core tasks", every_seconds=0.0, perform=lambda: self._core.fire_due(self._store.now())),
             Duty(name="rescue", every_seconds=5.0, perform=self._recovery.passed_through),
             Duty(name="rescue of core tasks", every_seconds=30.0, perform=self._core_recovery.running),
+            Duty(name="limits of core tasks", every_seconds=5.0, perform=self._core.sweep),
             Duty(name="audit trail", every_seconds=60.0, perform=forget_old),
             *self._more_duties,
         )
@@ -253,10 +261,13 @@ class Runner:
         )
         return services
 
-    async def _bury(self, dead: RunnerRecord) -> None:
+    async def _bury(self, dead: RunnerRecord, services: Services) -> None:
         """Whoever declares a death sees to the work. The dead one's core tasks come first: recovery cannot wait for
         itself.
         """
+        services.look_soon()
+        if services.takes_turns(dead.id):
+            self._hub.send(Hint(ROSTER, (dead.id,)))
         why = f"its runner {dead.id} on {dead.host} is dead"
         for owner in await self._store.owners(self._core.app):
             if runner_of(owner) == dead.id:

@@ -12,7 +12,6 @@ no cycle until it moves again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -20,6 +19,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.bell import Bell
 from holdfast.engine.outages import Seldom, repeated
 from holdfast.engine.permit import Permit
 from holdfast.errors import StoreError
@@ -45,7 +45,7 @@ from holdfast.store.contract import Store
 log = logging.getLogger("holdfast.services")
 
 SERVICE = "core"
-_STALE_ROSTER_SECONDS = 10.0  # how long a change of the roster may go unnoticed by those who wait for their turn
+_STALE_ROSTER_SECONDS = 10.0  # how long a change of the roster may go unnoticed if the hint of it is lost
 _HUNG_SECONDS = 10.0
 _TRAIL = 100  # executions that are read to judge the present
 
@@ -97,6 +97,15 @@ class Services:
         self._sharing: list[str] = []
         self._same_members_since = 0.0
         self._writable_since = store.now()
+        self._bell = Bell()
+
+    def look_soon(self) -> None:
+        """The members have changed: whose turn it is may have, too."""
+        self._bell.ring()
+
+    def takes_turns(self, runner_id: str) -> bool:
+        """Whether that runner was among the members when we last looked."""
+        return runner_id in self._sharing
 
     def is_ticking(self) -> bool:
         """Whether the loop moves."""
@@ -116,11 +125,12 @@ class Services:
             await self._sleep(wait)
 
     async def _sleep(self, seconds: float) -> None:
-        """In steps, so that a long wait does not look like a loop that hangs."""
+        """In steps, so that a long wait does not look like a loop that hangs; and until the members change."""
         deadline = self._clock.monotonic() + seconds
         while (left := deadline - self._clock.monotonic()) > 0:
             self._moved = self._clock.monotonic()
-            await asyncio.sleep(min(left, _HUNG_SECONDS / 4))
+            if await self._bell.wait(min(left, _HUNG_SECONDS / 4)):
+                break
         self._moved = self._clock.monotonic()
 
     async def _look(self) -> float:

@@ -193,6 +193,12 @@ class Worker:
         self._search.give_up_in(0)
         self._bell.ring()
 
+    async def has_lost(self) -> bool:
+        """Whether something that it runs belongs to somebody else by now, or to nobody."""
+        found = await self._store.get(self._app, list(self._running))
+        taken = {record.id for record in found if record is not None and record.owner != self.owner}
+        return not taken.isdisjoint(self._running)
+
     def fence(self) -> None:
         """All that it owned was taken from it: end user code where that is possible, and write no end any more. Only
         what a claim still brings is handed back, since nobody knows of it yet.

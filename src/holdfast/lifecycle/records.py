@@ -127,6 +127,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerRecord, ...] = ()
     wish: str = ""  # what somebody asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
+    dead_after_seconds: float = 0.0  # by its own settings: it promises to be heard that often
     sits_out_until: float | None = None  # it left its slot unused: others do its share until then
 
     @property
@@ -189,8 +190,8 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 class Hint(msgspec.Struct, frozen=True):
     """A message that may be lost: something happened that somebody may be waiting for."""
 
-    kind: str  # READY or FINAL
-    subjects: tuple[str, ...]  # lanes that have work, or ids of invocations that ended; empty means: any
+    kind: str  # READY, FINAL or ROSTER
+    subjects: tuple[str, ...]  # lanes that have work, invocations that ended, runners that are gone; empty means: any
     count: int = 1  # how many invocations it is about
 
     def joined(self, other: Hint, most_subjects: int) -> Hint:
@@ -207,6 +208,7 @@ def runner_of(owner: str | None) -> str:
 
 READY = "ready"
 FINAL = "final"
+ROSTER = "roster"
 
 
 class HintChannel(Protocol):

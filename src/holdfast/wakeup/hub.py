@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.lifecycle.records import FINAL, READY, Hint, HintChannel
+from holdfast.lifecycle.records import FINAL, READY, ROSTER, Hint, HintChannel
 
 log = logging.getLogger("holdfast.engine")
 
@@ -29,6 +29,7 @@ class Hub:
         self._listening: set[str] = set()
         self._ready: list[OnReady] = []
         self._final: dict[str, set[Wake]] = {}
+        self._roster: list[Wake] = []
         self._ended: dict[str, None] = {}  # the last ids that ended, in that order
 
     def connect(self, channel: HintChannel | None) -> None:
@@ -59,6 +60,12 @@ class Hub:
 
         return unsubscribe
 
+    def on_roster(self, wake: Wake) -> Unsubscribe:
+        """Call `wake` when a runner is gone that took turns at the services. Returns what ends the subscription."""
+        self._listen(ROSTER)
+        self._roster.append(wake)
+        return lambda: self._roster.remove(wake)
+
     def _listen(self, kind: str) -> None:
         if self._channel is not None and kind not in self._listening:
             self._listening.add(kind)
@@ -78,6 +85,9 @@ class Hub:
         if hint.kind == READY:
             for heard in tuple(self._ready):
                 heard(hint)
+        elif hint.kind == ROSTER:
+            for wake in tuple(self._roster):
+                wake()
         elif hint.kind == FINAL:
             self._remember(hint.subjects)
             if self._final:
