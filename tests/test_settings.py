@@ -64,6 +64,7 @@ def test_defaults(tmp_path: Path) -> None:
         "chunk_threshold": 15 * 2**20,
         "payload_limit": 512 * 2**20,
         "use_change_streams": True,
+        "signal_retention_seconds": 3600.0,
         "max_retries": 5,
         "retry_base_delay": 0.1,
         "retry_max_delay": 60.0,

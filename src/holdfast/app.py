@@ -406,6 +406,7 @@ class App:
             "synchronous": settings.sqlite_synchronous,
             "busy_timeout_seconds": settings.sqlite_busy_timeout_seconds,
             "use_change_streams": settings.use_change_streams,
+            "signal_retention_seconds": settings.signal_retention_seconds,
             "max_retries": settings.max_retries,
             "retry_base_delay": settings.retry_base_delay,
             "retry_max_delay": settings.retry_max_delay,

@@ -140,6 +140,9 @@ class Settings:
         512 * 2**20, "bytes beyond which one argument, result or error is refused", low=1024, high=2**32
     )
     use_change_streams: bool = _setting(True, "MongoDB: wake up by a change stream; else by polling")
+    signal_retention_seconds: float = _setting(
+        3600.0, "MongoDB: how long the hint of a process that is gone is kept", low=60, high=86_400 * 30
+    )
     max_retries: int = _setting(5, "MongoDB: how often an operation is tried again after a transient error", low=0)
     retry_base_delay: float = _setting(0.1, "MongoDB: the first pause before trying again", low=0.001, seconds=True)
     retry_max_delay: float = _setting(60.0, "MongoDB: the longest pause before trying again", low=0.001, seconds=True)

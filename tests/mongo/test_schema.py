@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from pymongo.database import Database
 from tests.mongo.tools import Events, database_of, make_store, opened, play
 
+from holdfast import App
 from holdfast.errors import SchemaMismatch
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
@@ -170,6 +171,22 @@ def test_another_time_to_live_is_adjusted(mongo_url: str, raw: Raw, known: bool)
     play(mongo_url, lambda store: store.counts("shop"))
     assert raw.holdfast_signals.index_information()["at"]["expireAfterSeconds"] == schema.SIGNAL_SECONDS
     assert meta(raw)["schema_version"] == schema.SCHEMA_VERSION
+
+
+def test_the_time_to_live_is_a_setting(mongo_url: str, raw: Raw) -> None:
+    for seconds in (3600, 600):
+        with App(mongo_url, signal_retention_seconds=seconds) as app:
+            app.invocations()
+        assert raw.holdfast_signals.index_information()["at"]["expireAfterSeconds"] == seconds
+
+    async def scenario(store: MongoStore) -> None:
+        raw.command("collMod", "holdfast_signals", index={"name": "at", "expireAfterSeconds": 77})
+        (finding,) = [found for found in await store.check() if not found.ok]
+        assert finding.subject == "index holdfast_signals.at"
+        assert "for 77 s; signal_retention_seconds is 600 here" in finding.detail
+        assert finding.advice == "holdfast store prepare"
+
+    play(mongo_url, scenario, signal_retention_seconds=600)
 
 
 # --- looking it over

@@ -18,11 +18,14 @@ from holdfast.clock import Clock
 from holdfast.store.contract import Observe
 from holdfast.store.mongo.connection import database_name
 from holdfast.store.mongo.retry import RetryPolicy
+from holdfast.store.mongo.schema import SIGNAL_SECONDS
 from holdfast.store.mongo.store import MongoStore
 
 
 def open_mongo(url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> MongoStore:
-    """The store of a MongoDB URL. Options: those of `RetryPolicy`, and ``use_change_streams``."""
+    """The store of a MongoDB URL. Options: those of `RetryPolicy`, ``use_change_streams`` and
+    ``signal_retention_seconds``.
+    """
     return MongoStore(
         url,
         where=f"{_hosts(url)}/{database_name(url)}",
@@ -32,6 +35,7 @@ def open_mongo(url: str, *, clock: Clock, observe: Observe, options: Mapping[str
         observe=observe,
         retry=RetryPolicy(**{name: options[name] for name in RetryPolicy.__struct_fields__ if name in options}),
         use_change_streams=options.get("use_change_streams", True),
+        signal_seconds=int(options.get("signal_retention_seconds", SIGNAL_SECONDS)),
     )
 
 

@@ -53,6 +53,7 @@ class MongoBase:
         observe: Observe,
         retry: RetryPolicy,
         use_change_streams: bool,
+        signal_seconds: int = schema.SIGNAL_SECONDS,
     ) -> None:
         self._url = url
         self._process = process
@@ -60,6 +61,7 @@ class MongoBase:
         self._rng = rng
         self._observe = observe
         self._use_change_streams = use_change_streams
+        self._signal_seconds = signal_seconds
         self._retry = Retry(retry, clock, rng, observe, where, connection.user_name(url))
         self._time = ServerTime(clock)
         self._quarantine = Quarantine(self._collection, self.now, observe)
@@ -105,7 +107,7 @@ class MongoBase:
     async def _prepare(self, database: AsyncDatabase[Document]) -> None:
         """Learn the server's time, check the version, create what is missing."""
         await self._learn_time(database)
-        self._mark = await schema.prepare(database)
+        self._mark = await schema.prepare(database, self._signal_seconds)
 
     async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
         asked = self._clock.monotonic()
@@ -165,7 +167,7 @@ class MongoBase:
         names = ""
         try:
             names = ", ".join(await schema.missing(database))
-            await schema.put_right(database)
+            await schema.put_right(database, self._signal_seconds)
         except OperationFailure as error:
             if is_transient(error):
                 raise

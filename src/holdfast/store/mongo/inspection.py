@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pymongo.asynchronous.database import AsyncDatabase
@@ -18,12 +18,12 @@ _SKEW_SECONDS = 1.0
 _SHOWN = 5
 
 
-async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool) -> list[Finding]:
+async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int) -> list[Finding]:
     hello_before = clock.now()
     hello = await database.command("hello")
     findings = [
         await _version(database),
-        *await _indexes(database),
+        *await _indexes(database, signal_seconds),
         _replica_set(hello),
         _clock(hello, hello_before, clock.now()),
         await _write_concern(database),
@@ -51,17 +51,17 @@ async def _version(database: AsyncDatabase[Document]) -> Finding:
     return Finding(subject="schema", ok=True, detail=detail)
 
 
-async def _indexes(database: AsyncDatabase[Document]) -> list[Finding]:
+async def _indexes(database: AsyncDatabase[Document], signal_seconds: int) -> list[Finding]:
     there: dict[tuple[str, str], Any] = {}
     for name in schema.COLLECTIONS:
         for index, facts in (await database[name].index_information()).items():
             if index != "_id_":
                 there[name, index] = facts
-    return list(_compared(there))
+    return list(_compared(there, schema.indexes(signal_seconds)))
 
 
-def _compared(there: dict[tuple[str, str], Any]) -> Iterator[Finding]:
-    expected = {(index.collection, index.name): index for index in schema.INDEXES}
+def _compared(there: dict[tuple[str, str], Any], ours: Sequence[schema.Index]) -> Iterator[Finding]:
+    expected = {(index.collection, index.name): index for index in ours}
     wrong = 0
     for (collection, name), index in expected.items():
         facts = there.get((collection, name))
@@ -71,9 +71,12 @@ def _compared(there: dict[tuple[str, str], Any]) -> Iterator[Finding]:
             yield Finding(
                 subject=subject, ok=False, detail=f"missing; it serves: {index.serves}", advice="holdfast store prepare"
             )
-        elif list(facts["key"]) != list(index.keys) or any(
-            facts.get(option) != value for option, value in index.options.items()
-        ):
+        elif _differing(index, facts) == ["expireAfterSeconds"]:
+            wrong += 1
+            kept, said = facts["expireAfterSeconds"], index.options["expireAfterSeconds"]
+            detail = f"keeps what it serves for {kept} s; signal_retention_seconds is {said} here"
+            yield Finding(subject=subject, ok=False, detail=detail, advice="holdfast store prepare")
+        elif _differing(index, facts):
             wrong += 1
             yield Finding(
                 subject=subject, ok=False, detail="differs from ours", advice="drop it, then: holdfast store prepare"
@@ -82,6 +85,12 @@ def _compared(there: dict[tuple[str, str], Any]) -> Iterator[Finding]:
         yield Finding(subject=f"index {collection}.{name}", ok=True, detail="not ours; every write pays for it")
     if not wrong:
         yield Finding(subject="indexes", ok=True, detail=f"{len(expected)} of {len(expected)} are there")
+
+
+def _differing(index: schema.Index, facts: dict[str, Any]) -> list[str]:
+    """In what an index differs from ours."""
+    keys = [] if list(facts["key"]) == list(index.keys) else ["keys"]
+    return keys + [option for option, value in index.options.items() if facts.get(option) != value]
 
 
 def _replica_set(hello: dict[str, Any]) -> Finding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from pymongo import ASCENDING, IndexModel
@@ -34,7 +35,7 @@ COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXEC
 
 _UNAUTHORISED = 13
 
-SIGNAL_SECONDS = 3600  # a process that has not sent a hint for so long has its signal document removed
+SIGNAL_SECONDS = 3600  # the default of `signal_retention_seconds`
 
 
 class Index(NamedTuple):
@@ -132,6 +133,15 @@ INDEXES = (
 )
 
 
+def indexes(signal_seconds: int) -> tuple[Index, ...]:
+    """All of them, with the times to live that the settings say."""
+    times = {SIGNALS: {"expireAfterSeconds": signal_seconds}}
+    return tuple(
+        index._replace(options=times[index.collection]) if "expireAfterSeconds" in index.options else index
+        for index in INDEXES
+    )
+
+
 def refuse_or_accept(meta: dict[str, Any] | None) -> None:
     """Raise `SchemaMismatch` unless this Holdfast may work on a database with that version document (None:
 
@@ -155,7 +165,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-async def prepare(database: AsyncDatabase[dict[str, Any]]) -> object:
+async def prepare(database: AsyncDatabase[dict[str, Any]], signal_seconds: int = SIGNAL_SECONDS) -> object:
     """Check the version, then create what is missing. Returns the mark by which this database is known.
 
     The version is written last: where it is, the rest was. What a newer version has made is left to it.
@@ -167,7 +177,7 @@ async def prepare(database: AsyncDatabase[dict[str, Any]]) -> object:
     if version > SCHEMA_VERSION:
         return found and found.get("mark")
     try:
-        await put_right(database)
+        await put_right(database, signal_seconds)
     except OperationFailure as error:
         if error.code != _UNAUTHORISED or version < SCHEMA_VERSION:
             raise
@@ -193,17 +203,17 @@ async def missing(database: AsyncDatabase[dict[str, Any]]) -> list[str]:
     return [f"{index.collection}.{index.name}" for index in INDEXES if index.name not in there[index.collection]]
 
 
-async def put_right(database: AsyncDatabase[dict[str, Any]]) -> None:
+async def put_right(database: AsyncDatabase[dict[str, Any]], signal_seconds: int) -> None:
+    expected = indexes(signal_seconds)
     for name in COLLECTIONS:
-        await _put_right(database, name)
+        await _put_right(database, name, [index for index in expected if index.collection == name])
 
 
-async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str) -> None:
+async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str, ours: Sequence[Index]) -> None:
     """Create missing indexes, and give those that remove something their time.
 
     One that differs otherwise is not touched: `store check` tells of it, and a person decides.
     """
-    ours = [index for index in INDEXES if index.collection == name]
     there = await database[name].index_information() if ours else {}
     missing = [index.model for index in ours if index.name not in there]
     if missing:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 from pymongo import UpdateOne
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError
 
 from holdfast.errors import CorruptRecord, StoreError
@@ -227,7 +228,10 @@ class MongoStore(MongoBeside):
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         async with connection.borrowed(self._url) as client:
             database = self._database_of(client)
-            return await self._ask("check", lambda again: inspect(database, self._clock, deep=deep))
+            return await self._ask("check", lambda again: self._inspect(database, deep))
+
+    async def _inspect(self, database: AsyncDatabase[Document], deep: bool) -> list[Finding]:
+        return await inspect(database, self._clock, deep=deep, signal_seconds=self._signal_seconds)
 
 
 _KNOWN = frozenset(status.value for status in Status)
