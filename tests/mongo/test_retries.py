@@ -9,19 +9,21 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from benchmarks.commands import CommandCounter
 from pymongo import MongoClient, errors
 from pymongo.database import Database
-from tests.mongo.tools import Events, failing, make_store, play, with_options
+from tests.mongo.tools import Events, auntil, database_of, failing, make_store, play, with_options
 
 from holdfast.clock import SystemClock
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
-from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.lifecycle.records import READY, Hint, Piece, StoredPayload
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
+from holdfast.store.mongo import hints
 from holdfast.store.mongo.retry import READS, Retry, RetryPolicy, is_transient
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
@@ -162,16 +164,77 @@ def test_no_operation_reaches_the_driver_by_another_way(url: str, monkeypatch: p
         record = await owned(store, "held")
         monkeypatch.setattr(store._retry, "ask", ask_nobody)
         end = changes.completed(record, result=b"\x01", operation="end", at=START + 1)
-        for name, operation in (OPERATIONS | {"apply": lambda store: store.apply([end])}).items():
-            with pytest.raises(Marker):
-                await operation(store)
-                pytest.fail(f"{name} did not ask")
+        with CommandCounter(database_of(url)) as sent:
+            for name, operation in (OPERATIONS | {"apply": lambda store: store.apply([end])}).items():
+                with pytest.raises(Marker):
+                    await operation(store)
+                    pytest.fail(f"{name} did not ask")
+        assert sent.all == {}
         closed = make_store(url)
         monkeypatch.setattr(closed._retry, "ask", ask_nobody)
         with pytest.raises(Marker):
             await closed.open()
 
     play(url, scenario)
+
+
+def test_only_hints_and_their_stream_go_another_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no caller who would wait for them. Each is bounded by itself: see the next two."""
+
+    async def scenario(store: MongoStore) -> None:
+        monkeypatch.setattr(store._retry, "ask", ask_nobody)
+        channel = store.hints()
+        assert channel is not None
+        with CommandCounter(database_of(url)) as sent:
+            channel.listen(READY, lambda hint: None)
+            await auntil(lambda: channel.trust)
+            channel.send([Hint(READY, ("lane",))])
+            await auntil(lambda: channel._sender is None or channel._sender.done())
+        assert set(sent.all) == {("aggregate", "holdfast_signals"), ("update", "holdfast_signals")}
+
+    play(url, scenario)
+
+
+@pytest.mark.usefixtures("failpoints")
+@pytest.mark.parametrize("how", [{"errorCode": 91}, {"closeConnection": True}, {"errorCode": 13}, {"errorCode": 2}])
+def test_a_hint_is_given_up_and_counted_and_the_next_one_is_sent(
+    url: str, raw: Raw, client: Client, how: dict[str, Any]
+) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        channel = store.hints()
+        assert channel is not None
+        for turn in (1, 2):
+            with failing(client, "update", app=APP, times=1, **how):
+                channel.send([Hint(READY, (f"lost {turn}",))])
+                await auntil(lambda: channel.given_up == turn)  # noqa: B023
+        channel.send([Hint(READY, ("sent",))])
+        await auntil(lambda: raw.holdfast_signals.find_one({"hints.subjects": "sent"}))
+
+    play(url, scenario, events)
+    assert [facts["so_far"] for facts in events.named("hints_not_sent")] == [1, 2]
+
+
+@pytest.mark.usefixtures("failpoints")
+def test_a_hint_and_the_opening_of_a_stream_wait_for_a_limited_time(
+    url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_SEND_SECONDS", "_AWAIT_SECONDS", "_GRACE_SECONDS", "_FIRST_PAUSE_SECONDS"):
+        monkeypatch.setattr(hints, name, 0.1)
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        channel = store.hints()
+        assert channel is not None
+        with failing(client, "update", "aggregate", app=APP, times=2, blockConnection=True, blockTimeMS=1500):
+            channel.send([Hint(READY, ("late",))])
+            channel.listen(READY, lambda hint: None)
+            await auntil(lambda: channel.given_up and events.named("change_stream_broken"), 1.0)
+            await auntil(lambda: channel.trust)
+
+    play(url, scenario, events)
+    assert [facts["why"] for facts in events.named("hints_not_sent")] == ["NetworkTimeout: no answer within 0.1 s"]
 
 
 async def stocked(store: MongoStore) -> None:

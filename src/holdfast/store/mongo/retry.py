@@ -4,7 +4,8 @@ An error is *transient* (a network failure, an election, a node that shuts down,
 in time: the outcome is unknown, and asking again with the same operation id finds out; an index that somebody dropped,
 which is made again or waited for) or *final*. Between attempts
 the pauses double, spread by chance. `Retry.ask` is the only way from the store to the driver, and it takes whole
-units of work, cursors included, so nothing can bypass it; a test enumerates the calls.
+units of work, cursors included, so nothing can bypass it but hints and their stream, for which nobody waits
+(`holdfast.store.mongo.hints`); a test enumerates the calls.
 """
 
 from __future__ import annotations
