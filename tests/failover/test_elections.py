@@ -37,19 +37,22 @@ def test_a_primary_that_is_killed(cluster: ReplicaSet, load: Load) -> None:
 PAYLOAD = StoredPayload(digest="ab" * 32, size=6, pieces=2, first=Piece(b"abc"))
 
 
-def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet) -> None:
+@pytest.mark.parametrize("may_write", [True, False], ids=["a runner", "a monitor"])
+def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet, may_write: bool) -> None:
     """A new primary may not know yet that the majority has what the old one has acknowledged."""
     new, other = cluster.secondaries()
 
     async def play() -> None:
-        async with opened(cluster.url("elections")) as store:
+        database = f"elections{may_write}"
+        async with opened(cluster.url(database)) as store:
+            store._may_write = may_write  # as when the server has refused it once
             with new.client() as chosen, other.client() as passed_over:
                 chosen.admin.command({"configureFailPoint": "disableSnapshotting", "mode": "alwaysOn"})
                 try:
                     assert list(await store.insert([invocation("a")])) == [True]
                     await store.put_piece("shop", PAYLOAD.digest, 1, Piece(b"def"))
                     await store.put_payloads("shop", [PAYLOAD])
-                    until(lambda: chosen.elections.holdfast_payloads.find_one({}), what="it is copied")
+                    until(lambda: chosen[database].holdfast_payloads.find_one({}), what="it is copied")
                     passed_over.admin.command("replSetFreeze", 30)
                     cluster.step_up(new)
                     asking = asyncio.gather(

@@ -28,6 +28,7 @@ from holdfast.store.mongo.retry import (
     NO_SUCH_INDEX,
     Retry,
     RetryPolicy,
+    is_forbidden,
     is_missing_index,
     is_transient,
     text_of,
@@ -69,6 +70,7 @@ class MongoBase:
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
         self._told_of_index = False
+        self._may_write = True  # until a write is refused
         self._alone = False  # a standalone: nobody to agree with, and nobody to hear a hint
         self._hints: StreamHints | None = None
 
@@ -137,14 +139,21 @@ class MongoBase:
 
     async def _certainly(self, name: str, read: Callable[[AsyncCollection[Document]], Awaitable[T]]) -> T:
         """Read what a read with majority did not show. Just after an election the new primary may not know yet that
-        the majority has what its predecessor acknowledged; a linearizable read waits until it does. It needs no right
-        to write, and only those pay for it who ask for what is not there.
+        the majority has what its predecessor acknowledged, so it is made to find out. Who may not write reads
+        linearizable instead, which the server does for them, if slowly. Only those pay who ask for what is not there.
         """
-        collection = self._collection(name)
         if self._alone:
-            return await read(collection)
+            return await read(self._collection(name))
+        if self._may_write:
+            try:
+                await schema.wait_for_majority(self._collection(schema.META))
+                return await read(self._collection(name, majority=True))
+            except OperationFailure as error:
+                if not is_forbidden(error):
+                    raise
+                self._may_write = False
         with pymongo.timeout(_CERTAIN_SECONDS):
-            return await read(collection.with_options(read_concern=ReadConcern("linearizable")))
+            return await read(self._collection(name).with_options(read_concern=ReadConcern("linearizable")))
 
     async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """Every operation comes through here; now and then one takes the time with it."""

@@ -68,7 +68,7 @@ class Claims:
         That try may still be waiting for the majority, and what this read did not show would stay ours and undone.
         So a write comes first that changes nothing, and returns when the majority has all that was before it.
         """
-        await self._collection(schema.META).update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
+        await schema.wait_for_majority(self._collection(schema.META))
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         return await self._quarantine.readable(await queries.claimed_before(invocations, claim))
 

@@ -157,6 +157,12 @@ def is_about_everything(error: PyMongoError) -> bool:
     return is_transient(error) or bool(_codes(error) & _ABOUT_EVERYTHING)
 
 
+def is_forbidden(error: PyMongoError) -> bool:
+    """This user may not do that."""
+    codes = _codes(error)
+    return _FORBIDDEN in codes or (_HOSTED in codes and "not allowed" in str(error).lower())
+
+
 def _is_authentication(error: PyMongoError) -> bool:
     codes, said = _codes(error), str(error).lower()
     return bool(codes & _AUTHENTICATION) or (_HOSTED in codes and ("bad auth" in said or "authentication" in said))
@@ -248,7 +254,7 @@ def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
         return StoreUnauthorised, "Check the user and its password in the URL, authSource and authMechanism."
     if _FORBIDDEN in codes and "requires authentication" in said:
         return StoreUnauthorised, "Check the user: the URL has no user and password, or they were not used."
-    if _FORBIDDEN in codes or (_HOSTED in codes and "not allowed" in said):
+    if is_forbidden(error):
         return StoreUnauthorised if what in READS else StoreReadOnly, f"Check the user and its roles; {_ROLES}"
     if _FULL in codes or (_HOSTED in codes and "quota" in said):
         return StoreFull, "Free some space there, and try again."

@@ -19,6 +19,7 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from holdfast.errors import SchemaMismatch
 from holdfast.lifecycle.status import Status
+from holdfast.store.mongo.retry import is_forbidden
 
 SCHEMA_VERSION = 2
 MIN_READER = 1
@@ -32,8 +33,6 @@ PAYLOADS = "holdfast_payloads"
 PIECES = "holdfast_payload_pieces"
 META = "holdfast_meta"
 COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXECUTIONS, META)
-
-_UNAUTHORISED = 13
 
 SIGNAL_SECONDS = 3600  # the default of `signal_retention_seconds`
 
@@ -179,7 +178,7 @@ async def prepare(database: AsyncDatabase[dict[str, Any]], signal_seconds: int =
     try:
         await put_right(database, signal_seconds)
     except OperationFailure as error:
-        if error.code != _UNAUTHORISED or version < SCHEMA_VERSION:
+        if not is_forbidden(error) or version < SCHEMA_VERSION:
             raise
     if version < SCHEMA_VERSION:
         now = {"schema_version": SCHEMA_VERSION, "min_reader": MIN_READER}
@@ -195,6 +194,11 @@ async def _mark(meta: AsyncCollection[dict[str, Any]], found: dict[str, Any] | N
             await meta.update_one({"_id": "schema", "mark": None}, {"$set": {"mark": secrets.token_hex(8)}})
         found = await meta.find_one({"_id": "schema"})
     return (found or {}).get("mark")
+
+
+async def wait_for_majority(meta: AsyncCollection[dict[str, Any]]) -> None:
+    """A write that changes nothing, and returns when the majority has all that was before it."""
+    await meta.update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
 
 
 async def missing(database: AsyncDatabase[dict[str, Any]]) -> list[str]:

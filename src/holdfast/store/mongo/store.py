@@ -7,7 +7,7 @@ batch of claims find + updateMany + find, a batch of ends one bulk write, a resu
 
 Every state change is written with ``w: majority, j: true``, claims included: a claim that was rolled back would hand
 out the same epoch twice. What leaves the process, and what decides an unknown outcome, is read with read concern
-majority, and what such a read does not find is looked for once more, linearizable; candidates are read locally, since
+majority, and what such a read does not find is looked for once more, for certain; candidates are read locally, since
 the guard of the write decides.
 """
 
