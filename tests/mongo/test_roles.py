@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,18 +12,24 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from tests.mongo.tools import Events, opened, play
+from tests.mongo.tools import Events, make_store, opened, play
 from tests.mongod import Mongod
 from typer.testing import CliRunner
 
 from holdfast import App
 from holdfast.cli.program import _make
+from holdfast.clock import Clock
 from holdfast.errors import StoreReadOnly, StoreUnauthorised, StoreUnavailable
+from holdfast.store import open_store
+from holdfast.store.contract import Observe, Store
 from holdfast.store.mongo import schema
+from holdfast.store.mongo.retry import READS
 from holdfast.store.mongo.roles import ROLES, role_command
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance import StoreConformance
-from holdfast.testing.samples import ids_of, invocation, wish
+from holdfast.testing.conformance_payloads import PayloadConformance
+from holdfast.testing.conformance_reads import ReadConformance
+from holdfast.testing.samples import Stage, ids_of, invocation, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -77,6 +84,72 @@ class TestUnderTheRunnersRole(StoreConformance):
         return url(empty, "runner")
 
 
+LOOKS = frozenset(name.replace(" ", "_") for name in READS)
+SUBMITS = LOOKS | {"insert", "keep_payloads", "put_piece", "put_payloads"}
+
+
+class Divided:
+    """A store on which a role does what it is for, and the runner's role the rest."""
+
+    def __init__(self, own: Store, names: frozenset[str], runner: Store) -> None:
+        self._own, self._names, self._runner = own, names, runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own if name in self._names else self._runner, name)
+
+    async def open(self) -> None:
+        await self._runner.open()
+        await self._own.open()
+
+    async def close(self) -> None:
+        await self._own.close()
+        await self._runner.close()
+
+
+class Shared:
+    """The fixtures of the suite for a role that does a part of it."""
+
+    role: str
+    names: frozenset[str]
+
+    @pytest.fixture
+    def store_url(self, empty: Mongod) -> str:
+        return url(empty, "runner")
+
+    @pytest.fixture
+    def stage(self, empty: Mongod) -> Stage:
+        def open_both(clock: Clock, observe: Observe) -> Any:
+            own, runner = (open_store(url(empty, r), clock=clock, observe=observe) for r in (self.role, "runner"))
+            return Divided(own, self.names, runner)
+
+        return Stage(open_both)
+
+
+class TestUnderTheSubmittersRole(Shared, ReadConformance, PayloadConformance):
+    """What submits and looks, by a submitter."""
+
+    role, names = "submitter", SUBMITS
+    test_whole = StoreConformance.test_what_is_inserted_comes_back_whole
+    test_taken = StoreConformance.test_a_taken_id_is_refused_and_what_is_there_stays
+    test_repeated = StoreConformance.test_an_insert_repeated_is_recognised_although_others_have_written_since
+    test_batch = StoreConformance.test_a_batch_is_answered_record_by_record
+
+
+class TestUnderTheMonitorsRole(Shared, ReadConformance):
+    """What looks, by a monitor."""
+
+    role, names = "monitor", LOOKS
+
+
+class TestUnderTheAdminsRole(ReadConformance, PayloadConformance):
+    @pytest.fixture
+    def store_url(self, empty: Mongod) -> str:
+        return url(empty, "admin")
+
+    open_store = StoreConformance.open_store
+    stage = StoreConformance.stage
+
+
 def shop(url: str) -> App:
     app = App(url, name="shop")
 
@@ -120,6 +193,32 @@ def test_a_submitter_and_a_monitor_cannot_run_anything(empty: Mongod) -> None:
         with pytest.raises(StoreReadOnly):
             monitor.get_task("ship").submit(2)
         assert len(monitor.invocations()) == 1
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_may_check_the_store(empty: Mongod, role: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("a")])
+        async with opened(url(empty, role)) as looking:
+            found = await looking.check(deep=True)
+        assert all(finding.ok for finding in found), found
+        assert "not allowed" not in str(found)
+
+    play(url(empty, "runner"), scenario)
+
+
+def test_who_may_not_look_is_told_so_line_by_line(empty: Mongod) -> None:
+    with MongoClient[dict[str, Any]](url(empty, "root", "admin")) as client:
+        place = {"resource": {"db": DATABASE, "collection": schema.META}, "actions": ["find", "listIndexes"]}
+        client[DATABASE].command("createRole", "doorkeeper", privileges=[place], roles=[])
+        client[DATABASE].command("createUser", "doorkeeper", pwd="doorkeeper", roles=["doorkeeper"])
+    store = make_store(url(empty, "doorkeeper"))
+    found = {finding.subject: finding for finding in asyncio.run(store.check(deep=True))}
+    assert found["schema"].ok
+    forbidden = {subject for subject, finding in found.items() if finding.detail == "not allowed to look"}
+    places = {f"indexes of {name}" for name in schema.COLLECTIONS if name != schema.META}
+    assert forbidden == {"quarantine", "records", *places}
+    assert not any(found[subject].ok for subject in forbidden)
 
 
 @pytest.mark.parametrize("command", [["ps"], ["runners"], ["services"], ["store", "check"]])

@@ -146,7 +146,7 @@ class MongoBase:
             return await read(self._collection(name))
         if self._may_write:
             try:
-                await schema.wait_for_majority(self._collection(schema.META))
+                await schema.wait_for_majority(self._collection(schema.SIGNALS))  # a submitter may write there
                 return await read(self._collection(name, majority=True))
             except OperationFailure as error:
                 if not is_forbidden(error):

@@ -1,8 +1,11 @@
-"""What `holdfast store check` looks at in a MongoDB database. It changes nothing."""
+"""What `holdfast store check` looks at in a MongoDB database. It changes nothing.
+
+Whoever may not look at a thing is told so, in the line of that thing; the others are looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from pymongo.asynchronous.database import AsyncDatabase
@@ -13,6 +16,7 @@ from holdfast.errors import CorruptRecord, SchemaMismatch
 from holdfast.store.contract import Finding
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document
+from holdfast.store.mongo.retry import is_forbidden
 
 _SKEW_SECONDS = 1.0
 _SHOWN = 5
@@ -21,15 +25,30 @@ _SHOWN = 5
 async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int) -> list[Finding]:
     hello_before = clock.now()
     hello = await database.command("hello")
-    findings = [
-        await _version(database),
+    seen = clock.now()
+    return [
+        *await _allowed("schema", _version(database)),
         *await _indexes(database, signal_seconds),
         _replica_set(hello),
-        _clock(hello, hello_before, clock.now()),
+        _clock(hello, hello_before, seen),
         await _write_concern(database),
-        await _quarantine(database),
+        *await _allowed("quarantine", _quarantine(database)),
+        *(await _allowed("records", _deep(database)) if deep else []),
     ]
-    return findings + (await _deep(database) if deep else [])
+
+
+async def _allowed(subject: str, looking: Awaitable[Finding]) -> list[Finding]:
+    try:
+        return [await looking]
+    except OperationFailure as error:
+        if not is_forbidden(error):
+            raise
+        return [_forbidden(subject)]
+
+
+def _forbidden(subject: str) -> Finding:
+    detail = "not allowed to look"
+    return Finding(subject=subject, ok=False, detail=detail, advice="ask as another user, or see: holdfast store roles")
 
 
 async def _version(database: AsyncDatabase[Document]) -> Finding:
@@ -53,11 +72,18 @@ async def _version(database: AsyncDatabase[Document]) -> Finding:
 
 async def _indexes(database: AsyncDatabase[Document], signal_seconds: int) -> list[Finding]:
     there: dict[tuple[str, str], Any] = {}
+    forbidden = []
     for name in schema.COLLECTIONS:
-        for index, facts in (await database[name].index_information()).items():
-            if index != "_id_":
-                there[name, index] = facts
-    return list(_compared(there, schema.indexes(signal_seconds)))
+        try:
+            found = await database[name].index_information()
+        except OperationFailure as error:
+            if not is_forbidden(error):
+                raise
+            forbidden.append(name)
+        else:
+            there |= {(name, index): facts for index, facts in found.items() if index != "_id_"}
+    ours = [index for index in schema.indexes(signal_seconds) if index.collection not in forbidden]
+    return [*_compared(there, ours), *(_forbidden(f"indexes of {name}") for name in forbidden)]
 
 
 def _compared(there: dict[tuple[str, str], Any], ours: Sequence[schema.Index]) -> Iterator[Finding]:
@@ -83,7 +109,7 @@ def _compared(there: dict[tuple[str, str], Any], ours: Sequence[schema.Index]) -
             )
     for collection, name in sorted(there.keys() - expected.keys()):
         yield Finding(subject=f"index {collection}.{name}", ok=True, detail="not ours; every write pays for it")
-    if not wrong:
+    if not wrong and expected:
         yield Finding(subject="indexes", ok=True, detail=f"{len(expected)} of {len(expected)} are there")
 
 
@@ -143,7 +169,7 @@ async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
     )
 
 
-async def _deep(database: AsyncDatabase[Document]) -> list[Finding]:
+async def _deep(database: AsyncDatabase[Document]) -> Finding:
     seen, bad = 0, []
     async for document in database[schema.INVOCATIONS].find():
         seen += 1
@@ -151,11 +177,9 @@ async def _deep(database: AsyncDatabase[Document]) -> list[Finding]:
             from_document(document)
         except CorruptRecord as error:
             bad.append(str(error))
-    return [
-        Finding(
-            subject="records",
-            ok=not bad,
-            detail=f"{seen} read, {len(bad)} unreadable{': ' + '; '.join(bad[:_SHOWN]) if bad else ''}",
-            advice="an unreadable invocation is set aside when a runner meets it" if bad else "",
-        )
-    ]
+    return Finding(
+        subject="records",
+        ok=not bad,
+        detail=f"{seen} read, {len(bad)} unreadable{': ' + '; '.join(bad[:_SHOWN]) if bad else ''}",
+        advice="an unreadable invocation is set aside when a runner meets it" if bad else "",
+    )

@@ -26,10 +26,10 @@ def _granted(role: str) -> dict[str, Sequence[str]]:
         return looks | {schema.SIGNALS: (*LOOK, "changeStream")}
     if role == "submitter":
         return looks | {
-            schema.INVOCATIONS: ("find", "insert", "listIndexes"),
-            schema.PAYLOADS: _ADD,
-            schema.PIECES: _ADD,
-            schema.SIGNALS: _HEAR,
+            schema.INVOCATIONS: (*LOOK, "insert"),
+            schema.PAYLOADS: (*LOOK, *_ADD),
+            schema.PIECES: (*LOOK, *_ADD),
+            schema.SIGNALS: (*LOOK, *_HEAR),
         }
     every = dict.fromkeys(schema.COLLECTIONS, _ALL) | {
         schema.SIGNALS: _HEAR,

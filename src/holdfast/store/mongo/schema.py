@@ -196,9 +196,9 @@ async def _mark(meta: AsyncCollection[dict[str, Any]], found: dict[str, Any] | N
     return (found or {}).get("mark")
 
 
-async def wait_for_majority(meta: AsyncCollection[dict[str, Any]]) -> None:
-    """A write that changes nothing, and returns when the majority has all that was before it."""
-    await meta.update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
+async def wait_for_majority(collection: AsyncCollection[dict[str, Any]]) -> None:
+    """A write that changes nothing, in whichever collection, and returns when the majority has all that was before."""
+    await collection.update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
 
 
 async def missing(database: AsyncDatabase[dict[str, Any]]) -> list[str]:
