@@ -26,8 +26,8 @@ from tests.mongod import Mongod, fresh_database, with_database
 from holdfast import App
 from holdfast.errors import ConfigurationError, HoldfastError, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle.status import Status
-from holdfast.store.mongo import _hosts, connection
-from holdfast.store.mongo.connection import database_name
+from holdfast.store.mongo import connection
+from holdfast.store.mongo.connection import database_name, hosts_of
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import invocation, owned, wish
 
@@ -201,7 +201,7 @@ def test_the_url_names_the_database(url: str, name: str) -> None:
     ],
 )
 def test_messages_name_the_hosts_and_nothing_else(url: str, hosts: str) -> None:
-    assert _hosts(url) == hosts
+    assert hosts_of(url) == hosts
 
 
 def test_the_default_database_is_used(replica_set: str, client: MongoClient[dict[str, Any]]) -> None:

@@ -1,19 +1,25 @@
-"""``mongodb+srv://``: a name server that does not answer is waited for; one that says no is believed."""
+"""Names that lead nowhere: a name server that does not answer is waited for, one that says no is believed, and who has
+the wrong name for a replica set is told the right one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Self
 
 import dns.asyncresolver
 import dns.message
 import dns.rcode
 import pytest
-from tests.mongo.tools import Events, make_store
+from tests.mongo.tools import Events, address_of, make_store
 
 from holdfast.errors import StoreUnavailable
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
 
 URL = "mongodb+srv://user:secret@db.holdfast.test/shop?connectTimeoutMS=150&serverSelectionTimeoutMS=150"
 _END = b"end"
@@ -101,3 +107,33 @@ def test_a_name_without_a_service_is_final(asking: dns.asyncresolver.Resolver) -
         asking.port = server.port
         assert "Check the host's name" in refused(URL, events)
     assert events.named("retry") == []
+
+
+# --- of replica sets
+
+
+@pytest.fixture
+def leaky() -> Iterator[None]:
+    """The driver forgets the connection by which it watched a server that it has dropped; here, and not in a later
+    test, it is collected.
+    """
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("leaky")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("more", ["", "&directConnection=true"])
+def test_the_wrong_name_of_a_replica_set_is_told(mongo_url: str, more: str) -> None:
+    url = f"mongodb://{address_of(mongo_url)}/shop?replicaSet=other&serverSelectionTimeoutMS=50{more}"
+    with pytest.raises(StoreUnavailable, match=r"is called rs\w*, and the URL says replicaSet=other\.$"):
+        asyncio.run(make_store(url, max_retries=1).open())
+
+
+@pytest.mark.usefixtures("leaky")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
+def test_a_standalone_is_no_replica_set(alone_url: str) -> None:
+    url = f"mongodb://me:secret@{address_of(alone_url)}/shop?replicaSet=rs0&serverSelectionTimeoutMS=50"
+    with pytest.raises(StoreUnavailable, match=r"belongs to no replica set: leave replicaSet=rs0 out") as caught:
+        asyncio.run(make_store(url, max_retries=1).open())
+    assert "secret" not in str(caught.value)

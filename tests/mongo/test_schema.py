@@ -11,6 +11,7 @@ import pytest
 from benchmarks.commands import CommandCounter
 from pymongo import MongoClient
 from pymongo.database import Database
+from pymongo.errors import OperationFailure
 from tests.mongo.tools import Events, database_of, make_store, opened, play
 
 from holdfast import App
@@ -323,6 +324,20 @@ def test_an_index_that_somebody_drops_is_made_again(mongo_url: str, raw: Raw, na
     assert f"holdfast_invocations.{name}" in events.named("index_made")[0]["why"]
     assert events.named("retry") == []
     assert name in raw.holdfast_invocations.index_information()
+
+
+@pytest.mark.parametrize(("code", "said"), [(13, "not authorized"), (8000, "user is not allowed to do action")])
+def test_who_may_not_make_indexes_goes_on_with_what_is_there(
+    mongo_url: str, monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    """8000 is what a hosted MongoDB says; there is none here to ask."""
+    play(mongo_url, lambda store: store.counts("shop"))
+
+    async def refuse(*_: object) -> None:
+        raise OperationFailure(said, code)
+
+    monkeypatch.setattr(schema, "put_right", refuse)
+    play(mongo_url, lambda store: store.counts("shop"))
 
 
 def test_a_wrong_clock_is_told(mongo_url: str) -> None:

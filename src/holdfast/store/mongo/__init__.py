@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import secrets
 import socket
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.store.contract import Observe
-from holdfast.store.mongo.connection import database_name
+from holdfast.store.mongo.connection import database_name, hosts_of
 from holdfast.store.mongo.retry import RetryPolicy
 from holdfast.store.mongo.schema import SIGNAL_SECONDS
 from holdfast.store.mongo.store import MongoStore
@@ -28,7 +27,7 @@ def open_mongo(url: str, *, clock: Clock, observe: Observe, options: Mapping[str
     """
     return MongoStore(
         url,
-        where=f"{_hosts(url)}/{database_name(url)}",
+        where=f"{hosts_of(url)}/{database_name(url)}",
         process=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         clock=clock,
         rng=random.SystemRandom(),
@@ -37,8 +36,3 @@ def open_mongo(url: str, *, clock: Clock, observe: Observe, options: Mapping[str
         use_change_streams=options.get("use_change_streams", True),
         signal_seconds=int(options.get("signal_retention_seconds", SIGNAL_SECONDS)),
     )
-
-
-def _hosts(url: str) -> str:
-    """The hosts of a URL, for messages: no user, no password, no options."""
-    return re.split(r"[/?]", url.partition("://")[2])[0].rpartition("@")[2]

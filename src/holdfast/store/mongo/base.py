@@ -63,7 +63,10 @@ class MongoBase:
         self._observe = observe
         self._use_change_streams = use_change_streams
         self._signal_seconds = signal_seconds
-        self._retry = Retry(retry, clock, rng, observe, where, connection.user_name(url))
+        self._retry = Retry(
+            *(retry, clock, rng, observe, where, connection.user_name(url)),
+            explain=lambda: connection.wrong_set_name(url),
+        )
         self._time = ServerTime(clock)
         self._quarantine = Quarantine(self._collection, self.now, observe)
         self._claims = Claims(self._collection, self._quarantine, rng)

@@ -24,13 +24,14 @@ from urllib.parse import unquote_plus
 from pymongo import AsyncMongoClient
 from pymongo.common import URI_OPTIONS_VALIDATOR_MAP
 from pymongo.errors import ConfigurationError as DriverConfigurationError
-from pymongo.errors import InvalidURI
+from pymongo.errors import InvalidURI, PyMongoError
 from pymongo.uri_parser import validate_options
 from pymongo.uri_parser_shared import URI_OPTIONS
 
 from holdfast.errors import ConfigurationError
 
 DEFAULT_DATABASE = "holdfast"
+_ASK_MILLISECONDS = 500
 
 # What a URL may override. Write concern, read concern and read preference are the store's, and it may not.
 _DEFAULTS: Mapping[str, Any] = {
@@ -90,7 +91,7 @@ async def borrowed(url: str) -> AsyncIterator[AsyncMongoClient[dict[str, Any]]]:
 
 
 def _make(url: str) -> AsyncMongoClient[dict[str, Any]]:
-    _refuse_odd_hosts(url)
+    _refuse_oddhosts_of(url)
     given = _checked_options(url)
     defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
     try:
@@ -120,6 +121,34 @@ def user_name(url: str) -> str:
     return unquote_plus(user[1]) if user else ""
 
 
+async def wrong_set_name(url: str) -> str:
+    """What to say if the server of a URL is of another replica set than the URL says, else an empty text.
+
+    The driver drops such a server and goes on looking, so the server is asked here, without a password.
+    """
+    given = next((unquote_plus(value) for name, value in _pairs(url) if name.lower() == "replicaset"), None)
+    host = hosts_of(url).partition(",")[0]
+    if given is None or not url.startswith("mongodb://"):
+        return ""
+    tls = "&".join(f"{name}={value}" for name, value in _pairs(url) if name.lower().startswith(("tls", "ssl")))
+    client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(
+        f"mongodb://{host}/?{tls}",
+        directConnection=True,
+        serverSelectionTimeoutMS=_ASK_MILLISECONDS,
+        connectTimeoutMS=_ASK_MILLISECONDS,
+    )
+    try:
+        async with client:
+            found = (await client.admin.command("hello")).get("setName")
+    except (PyMongoError, OSError):
+        return ""
+    if found is None:
+        return f" The server at {host} belongs to no replica set: leave replicaSet={given} out of the URL."
+    if found != given:
+        return f" The replica set at {host} is called {found}, and the URL says replicaSet={given}."
+    return ""
+
+
 # --- looking a URL over
 
 
@@ -127,14 +156,18 @@ def _rest(url: str) -> str:
     return url.partition("://")[2]
 
 
+def hosts_of(url: str) -> str:
+    """The hosts of a URL, for messages: no user, no password, no options."""
+    return re.split(r"[/?]", _rest(url))[0].rpartition("@")[2]
+
+
 def _unusable(why: str) -> ConfigurationError:
     return ConfigurationError(f"this MongoDB URL cannot be used: {why}{'' if why.endswith('?') else '.'}")
 
 
-def _refuse_odd_hosts(url: str) -> None:
+def _refuse_oddhosts_of(url: str) -> None:
     """What the driver would quote as a host may be a user and a password without their "@"."""
-    hosts = re.split(r"[/?]", _rest(url))[0].rpartition("@")[2]
-    if any("%" in host for host in hosts.split(",") if not host.startswith("[") and not host.endswith(".sock")):
+    if any("%" in host for host in hosts_of(url).split(",") if not host.startswith("[") and not host.endswith(".sock")):
         raise _unusable("a host's name has no '%'; after a user name and password there is an '@' before the hosts")
 
 

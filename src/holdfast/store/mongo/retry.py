@@ -25,6 +25,7 @@ from pymongo.errors import (
     CursorNotFound,
     OperationFailure,
     PyMongoError,
+    ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
 
@@ -175,8 +176,17 @@ def _codes(error: PyMongoError) -> set[int | None]:
 
 
 class Retry:
+    """`explain` may know more about a server that is not to be found, once everything was tried."""
+
     def __init__(
-        self, policy: RetryPolicy, clock: Clock, rng: random.Random, observe: Observe, where: str, user: str = ""
+        self,
+        policy: RetryPolicy,
+        clock: Clock,
+        rng: random.Random,
+        observe: Observe,
+        where: str,
+        user: str = "",
+        explain: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self._policy = policy
         self._clock = clock
@@ -184,6 +194,7 @@ class Retry:
         self._observe = observe
         self._where = where
         self._user = f"the user '{user}'" if user else "this user"
+        self._explain = explain
 
     async def ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """The answer of `attempt`.
@@ -211,14 +222,16 @@ class Retry:
                     tries > policy.max_retries or elapsed + wait > policy.retry_max_time
                 ):
                     self._tell("gave_up", what=what, tries=tries, seconds=elapsed, why=text_of(error))
-                    raise self._unavailable(what, tries, elapsed, error) from error
+                    raise await self._unavailable(what, tries, elapsed, error) from error
                 self._tell("retry", **{"what": what, "try": tries, "delay": wait, "why": text_of(error)})
             await asyncio.sleep(wait)
             delay = min(delay * 2, policy.retry_max_delay)
 
-    def _unavailable(self, what: str, tries: int, elapsed: float, error: PyMongoError) -> StoreUnavailable:
+    async def _unavailable(self, what: str, tries: int, elapsed: float, error: PyMongoError) -> StoreUnavailable:
         advice = "" if is_missing_index(error) else " Is it running, and does this host reach it?"
         times = "once" if tries == 1 else f"{tries} times"
+        if self._explain is not None and isinstance(error, ServerSelectionTimeoutError):
+            advice = await self._explain() or advice
         return StoreUnavailable(
             f"MongoDB at {self._where} did not answer: {what} was tried {times} in {elapsed:.1f} s. "
             f"The last error: {text_of(error)}.{advice}"
