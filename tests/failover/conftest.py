@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.failover.budget import Spent
 from tests.failover.load import LOADS, Load
 from tests.mongod import ReplicaSet
+
+spent = Spent()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    spent.seconds += report.duration
+    spent.tortured |= "torture" in report.keywords
+
+
+@pytest.fixture(scope="package", autouse=True)
+def budget() -> Iterator[None]:
+    """Fails the last of the tests here if they were too slow together."""
+    yield
+    print(f"tests/failover took {spent.seconds:.0f} s")
+    if os.environ.get("CI") and (complaint := spent.complaint()):
+        pytest.fail(complaint)
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ class Late:
 
     def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(audit, "AUDIT_SECONDS", 0.3)
-        self.app = App(url, name="shop", retry_base_delay=0.01, poll_interval_seconds=0.1)
+        self.app = App(url, name="shop", retry_base_delay=0.01, poll_interval_seconds=0.5)
         self.gate = threading.Event()
         self.executed: list[int] = []
         self.task = self.app.task(name="work")(self._work)
