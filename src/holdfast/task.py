@@ -206,7 +206,7 @@ class Submittable(Generic[P, R]):
             due_at=now + options.delay_seconds if options.at is None else options.at,
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
         )
-        return registered(record, operation=ids.operation(), at=now)
+        return registered(record, operation=ids.operation(), at=now, key=options.key)
 
     def _limit_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """What the call has in common with those that share its limit, as one string."""

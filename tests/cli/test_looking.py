@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import App
 from holdfast.cli.output import Output
@@ -195,6 +196,58 @@ def test_an_unknown_id_is_one_clear_error(shop: Path, holdfast: Command, command
     holdfast("store", "prepare")
     answer = holdfast(command, UNKNOWN_ID, "--json")
     assert (answer.code, answer.json["error"]["type"]) == (4, "InvocationNotFound")
+
+
+@pytest.mark.parametrize("command", ["show", "history", "wake"])
+def test_the_beginning_of_an_id_will_do_if_it_means_one(shop: Path, app: App, holdfast: Command, command: str) -> None:
+    ids = [submit(holdfast, "add", "1", "--key", key, "--queue", key) for key in "abc"]  # such ids begin by chance
+    park(app, ids[1])
+    assert holdfast(command, ids[1][:6]).code == 0
+    for wrong in (ids[1][:5], "ABCDEF", "zzzzzz", "012345/", f"{ids[1]}0"):
+        answer = holdfast(command, wrong)
+        assert answer.code == 4
+        assert f"'{wrong}'" in answer.err
+
+
+def test_an_ambiguous_beginning_of_an_id_lists_what_it_may_be(shop: Path, app: App, holdfast: Command) -> None:
+    one = app.invocation(submit(holdfast, "add", "1")).record()
+    ids = [f"abcdef{n}".ljust(LENGTH, "0") for n in range(7)]
+    others = [replace(one, id=id) for id in ids]
+    assert all(with_store(app, lambda store: store.insert(others)))
+    answer = holdfast("show", "abcdef")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: 'abcdef' may be {ids[6]} (shop:add, registered), {ids[5]} (")
+    assert answer.err.endswith(f"{ids[2]} (shop:add, registered) and others; write more of it\n")
+    assert holdfast("show", "abcdef3", "--json").json["id"] == ids[3]
+
+
+def test_show_finds_what_was_set_aside_by_the_beginning_of_its_id(shop: Path, app: App, holdfast: Command) -> None:
+    id = submit(holdfast, "add", "1")
+    lane = app.invocation(id).record().lane
+    with sqlite3.connect("shop.db") as connection:
+        connection.execute("UPDATE holdfast_invocations SET history = 'nonsense,'")
+    connection.close()
+    claim = Claim(app=app.name, owner="runner/0", lanes=(lane,), limit=1, operation="c", at=app._clock.now() + 1)
+    assert with_store(app, lambda store: store.claim(claim)).records == ()
+    assert f"error: {id} was set aside at " in holdfast("show", id[:20]).err
+
+
+def test_a_key_makes_one_call_of_many_and_show_tells_it(shop: Path, holdfast: Command) -> None:
+    first = submit(holdfast, "add", "1", "--key", "order 8")
+    assert submit(holdfast, "add", "1", "--key", "order 8") == first
+    taken = holdfast("submit", "add", "2", "--key", "order 8")
+    assert (taken.code, "belongs to" in taken.err) == (2, True)
+    assert holdfast("submit", "add", "1", "--key", "").code == 2
+    assert len(holdfast("ps", "--json").json["invocations"]) == 1
+    assert "\nkey      order 8\n" in holdfast("show", first).out
+    assert holdfast("show", first, "--json").json["key"] == "order 8"
+    assert holdfast("show", submit(holdfast, "add", "1"), "--json").json["key"] is None
+
+
+def test_what_stands_for_a_value_is_not_quoted_as_if_it_were_one(shop: Path, holdfast: Command) -> None:
+    id = submit(holdfast, "add", "x" * 100_000, "-k", "b=<text>")
+    assert ", b='<text>')" in holdfast("show", id).out
+    assert "shop:add(<100,005 bytes stored apart, " in holdfast("show", id).out
 
 
 def test_history_tells_each_edge_with_time_and_delta(shop: Path, app: App, holdfast: Command) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from holdfast.app import App
 from holdfast.cli.choosing import looked_at
-from holdfast.cli.naming import stored_names
+from holdfast.cli.naming import find_id, stored_names
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
 from holdfast.cli.reach import codec_of, explained, time_of, with_store
@@ -71,6 +71,7 @@ def show(
             [
                 ("id", record.id),
                 ("call", call),
+                ("key", record.key or ""),
                 ("queue", f"{record.queue}, priority {record.priority}"),
                 ("tags", ", ".join(record.tags)),
                 ("parent", record.parent_id or ""),
@@ -108,12 +109,12 @@ def history(
 def _found(app: App, id: str) -> InvocationRecord:
     """The record, or why there is none: it may have been set aside because it could not be read."""
     try:
-        return app.invocation(id).record()
+        return app.invocation(find_id(app, id)).record()
     except InvocationNotFound:
         for bad in with_store(app, lambda store: store.quarantined(app.name)):
-            if bad.id == id:
+            if bad.id == id or (len(id) > 5 and bad.id.startswith(id)):
                 raise CorruptRecord(
-                    f"{id} was set aside at {moment(bad.at)} because it could not be read: {bad.why}. "
+                    f"{bad.id} was set aside at {moment(bad.at)} because it could not be read: {bad.why}. "
                     f"It is kept as it was: {bad.raw[:500]}"
                 ) from None
         raise
@@ -184,6 +185,7 @@ def _facts(record: InvocationRecord) -> dict[str, Any]:
         "attempt": record.attempt,
         "reason": record.reason,
         "parent_id": record.parent_id,
+        "key": record.key,
         "limit_key": record.limit_key,
         "slot": record.slot,
     }

@@ -1,4 +1,4 @@
-"""Tasks by the names that people type: whole ones, aliases, and short ones without the module."""
+"""Tasks and invocations by what people type: whole names and ids, and short forms that mean one thing only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.app import App
-from holdfast.errors import UnknownTask
+from holdfast.errors import InvocationNotFound, UnknownTask, UsageError
+from holdfast.ids import LENGTH, is_id
 from holdfast.task import Submittable
 
 _UNDECLARED = "Work of a task that the code no longer declares is listed with --url and --name."
@@ -41,6 +42,32 @@ def stored_names(app: App, names: Iterable[str]) -> list[str]:
     if not app.tasks:
         return list(names)
     return [each for name in names for each in find_task(app, name, _UNDECLARED).definition.names]
+
+
+_SHORTEST = 6  # characters of an id: they tell the time to a quarter of an hour
+_LISTED = 5
+
+
+def find_id(app: App, text: str) -> str:
+    """The id that is meant by its beginning; a whole one as it is, whether it is there or not.
+
+    Raises `InvocationNotFound`, or `UsageError` with those that begin so.
+    """
+    if is_id(text):
+        return text
+    if len(text) < _SHORTEST or not is_id(text[:LENGTH].ljust(LENGTH, "0")):
+        raise InvocationNotFound(
+            f"there is no invocation '{text}'; an id has {LENGTH} characters, and its first {_SHORTEST} or more will do"
+        )
+    found = app.invocations(before=f"{text}{{", limit=_LISTED + 1)  # newest first, and "{" comes after every letter
+    found = [record for record in found if record.id.startswith(text)]
+    if not found:
+        raise InvocationNotFound(f"the app '{app.name}' has no invocation whose id begins with '{text}'")
+    if len(found) > 1:
+        listed = ", ".join(f"{record.id} ({record.task}, {record.status})" for record in found[:_LISTED])
+        more = " and others" if len(found) > _LISTED else ""
+        raise UsageError(f"'{text}' may be {listed}{more}; write more of it")
+    return found[0].id
 
 
 def _short(name: str) -> str:

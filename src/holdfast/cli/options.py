@@ -17,4 +17,4 @@ AppOption = Annotated[
 ]
 UrlOption = Annotated[str | None, typer.Option("--url", help="The store, if there is no app at hand.")]
 NameOption = Annotated[str | None, typer.Option("--name", help="The app's name in that store.")]
-InvocationId = Annotated[str, typer.Argument(metavar="ID", help="The invocation.")]
+InvocationId = Annotated[str, typer.Argument(metavar="ID", help="The invocation, or the beginning of its id.")]

@@ -11,7 +11,7 @@ from holdfast.app import App
 from holdfast.cli.arguments import arguments as arguments_of
 from holdfast.cli.arguments import words
 from holdfast.cli.choosing import app_for_work, looked_at
-from holdfast.cli.naming import find_task
+from holdfast.cli.naming import find_id, find_task
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
 from holdfast.cli.reach import awaited
@@ -42,6 +42,9 @@ def submit(
     at: Annotated[str | None, typer.Option(metavar="TIME", help="Not before then: 2026-11-15T08:00:00Z.")] = None,
     priority: Annotated[int | None, typer.Option(help="From -100 to 100; higher goes first.")] = None,
     queue: Annotated[str | None, typer.Option(help="Another queue than the task's own.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="One key, one call: what was submitted with it before is not stored again.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print only the result.")] = False,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long to wait.")] = None,
     json: AsJson = False,
@@ -57,7 +60,7 @@ def submit(
         given = words(arguments or [], kwargs, keyword or [])
         with app_for_work(out, app, task) as chosen:
             wanted = find_task(chosen, task).options(
-                delay=delay, at=None if at is None else _moment(at), priority=priority, queue=queue
+                delay=delay, at=None if at is None else _moment(at), priority=priority, queue=queue, key=key
             )
             args, keywords = arguments_of(wanted.definition, given)
             invocation = wanted.submit(*args, **keywords)
@@ -76,6 +79,7 @@ def wake(
 ) -> None:
     """Give a parked invocation another try."""
     with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
+        id = find_id(chosen, id)
         chosen.invocation(id).wake()
         if json:
             out.document({"id": id, "woken": True})

@@ -144,6 +144,15 @@ class Spill:
         return Packed(b"".join((head, *items, body)), tuple(self._payloads))
 
 
+class Apart(str):
+    """A text that stands for a value which is not at hand; shown without quotes, since it is no value."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class Shelf:
     """The payloads of one decoding: what stands in their place is looked up here."""
 
@@ -163,5 +172,5 @@ class Shelf:
         if data is not None:
             return data
         if self.describe:
-            return f"<{size:,} bytes stored apart, {digest[:12]}…>"
+            return Apart(f"<{size:,} bytes stored apart, {digest[:12]}…>")
         raise NotDecodable(f"the payload {digest} of {size:,} bytes is not in the store")

@@ -73,6 +73,12 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     def version(self) -> int:
         return self.history[-1].version if self.history else 0
 
+    @property
+    def key(self) -> str | None:
+        """The idempotency key that it was submitted with: its id follows from it, and its first line tells it."""
+        first = self.history[0].why if self.history else ""
+        return first.removeprefix(_KEY) if first.startswith(_KEY) else None
+
 
 def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
     """What a runner must serve to take an invocation, as one string.
@@ -231,10 +237,21 @@ class HintChannel(Protocol):
     async def close(self) -> None: ...
 
 
+_KEY = "its key is "
+
+
 def registered(
-    record: InvocationRecord, *, operation: str, at: float, actor: str | None = None, why: str = ""
+    record: InvocationRecord,
+    *,
+    operation: str,
+    at: float,
+    actor: str | None = None,
+    why: str = "",
+    key: str | None = None,
 ) -> InvocationRecord:
     """The record as it enters the store: REGISTERED, with the first line of its history."""
+    if key is not None:
+        why = f"{_KEY}{key}"
     entry = HistoryEntry(version=1, status=Status.REGISTERED, at=at, operation=operation, why=why)
     return msgspec.structs.replace(
         record, status=Status.REGISTERED, owner=None, epoch=0, changed_at=at, history=(entry,)
