@@ -11,7 +11,7 @@ import pytest
 
 import holdfast.store
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import MissingExtra, UnknownStore
+from holdfast.errors import ConfigurationError, MissingExtra, UnknownStore
 from holdfast.store import open_store, schemes
 from holdfast.store.contract import Observe
 from holdfast.store.memory import MemoryStore
@@ -40,6 +40,16 @@ def test_a_misspelt_scheme_gets_a_suggestion() -> None:
 def test_an_unknown_scheme_may_be_a_plug_in_that_is_not_installed() -> None:
     with pytest.raises(UnknownStore, match=r"cassandra://; installed: .*A plug-in may provide it"):
         open_store("cassandra://host", clock=SystemClock())
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["bob:hunter2@host/db://", "mongo:bob:hunter2@host://x", "user=bob;pwd=hunter2://x", "sqlite:///s.db?key=hunter2"],
+)
+def test_no_message_quotes_what_may_be_a_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        open_store(url, clock=SystemClock())
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["shop.db", "", "/var/lib/shop.db", "sqlite:shop.db"])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.errors import CorruptRecord
+from holdfast.clock import SystemClock
+from holdfast.errors import CorruptRecord, StoreError
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import MISSING
 from holdfast.lifecycle.status import Status
+from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
 from holdfast.testing.samples import START, Stage, ids_of, invocation, owned, wish
 
@@ -169,3 +176,43 @@ def test_a_check_notices_a_missing_and_a_changed_index(stage: Stage, meddle: Med
         assert "CREATE INDEX holdfast_task ON" in bad["index holdfast_task"]
 
     stage.play(scenario)
+
+
+@pytest.fixture
+def left_open(tmp_path: Path) -> Path:
+    """A file as a crash leaves it, its last writes in the log beside it, and a page of it damaged since."""
+
+    async def write() -> None:
+        store = open_store(f"sqlite:///{tmp_path}/alive.db", clock=SystemClock())
+        await store.open()
+        await store.insert([invocation(f"first{n}") for n in range(300)])
+        with closing(sqlite3.connect(tmp_path / "alive.db")) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        await store.insert([invocation(f"last{n}") for n in range(20)])
+        for suffix in ("", "-wal"):
+            shutil.copy(tmp_path / f"alive.db{suffix}", tmp_path / f"shop.db{suffix}")
+        await store.close()
+
+    asyncio.run(write())
+    path = tmp_path / "shop.db"
+    image = bytearray(path.read_bytes())
+    for page in range(len(image) // 8192, len(image) // 4096):
+        image[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    path.write_bytes(image)
+    assert (tmp_path / "shop.db-wal").stat().st_size > 0
+    return path
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_damaged_file_is_refused_and_stays_as_it_was(left_open: Path, times: int) -> None:
+    """Log and all: what is in there may be all that is left of it."""
+    before = {path.name: path.read_bytes() for path in (left_open, left_open.with_name("shop.db-wal"))}
+
+    async def scenario() -> None:
+        store = open_store(f"sqlite:///{left_open}", clock=SystemClock())
+        with pytest.raises(StoreError, match="damaged"):
+            await store.open()
+
+    for _ in range(times):
+        asyncio.run(scenario())
+    assert {name: left_open.with_name(name).read_bytes() for name in before} == before

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from holdfast.clock import Clock
 from holdfast.errors import MissingExtra, UnknownStore
+from holdfast.masking import mask_url
 from holdfast.store.contract import Observe, Store, StoreOpener, ignore
 
 GROUP = "holdfast.stores"
@@ -52,7 +53,8 @@ def _unknown(scheme: str, known: list[str]) -> str:
         return f"a store URL needs a scheme, such as sqlite:///shop.db or memory://; installed: {forms}"
     near = difflib.get_close_matches(scheme, known, n=1)
     hint = f" Did you mean {near[0]}://?" if near else " A plug-in may provide it: is it installed here?"
-    return f"no store for URLs that begin with {scheme}://; installed: {forms}.{hint}"
+    shown = mask_url(f"{scheme}://")  # of a URL without a scheme, what stands there may be a password
+    return f"no store for URLs that begin with {shown}; installed: {forms}.{hint}"
 
 
 def _opener(scheme: str, target: str) -> StoreOpener:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from holdfast.clock import Clock
 from holdfast.errors import ConfigurationError, StoreUnavailable
+from holdfast.masking import mask_url
 from holdfast.store.contract import Observe
 from holdfast.store.sqlite.schema import OLDEST_SQLITE
 from holdfast.store.sqlite.store import SqliteStore
@@ -37,12 +38,12 @@ def path_of(url: str) -> Path:
     rest = url.removeprefix("sqlite://")
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(
-            f"{url!r} names no file. A relative path has three slashes (sqlite:///shop.db), "
+            f"{mask_url(url)!r} names no file. A relative path has three slashes (sqlite:///shop.db), "
             "an absolute one four (sqlite:////var/lib/shop.db)."
         )
     if "?" in rest:
         raise ConfigurationError(
-            f"{url!r}: a SQLite URL takes no parameters; "
+            f"{mask_url(url)!r}: a SQLite URL takes no parameters; "
             "use the settings sqlite_synchronous and sqlite_busy_timeout_seconds."
         )
     path = unquote(rest[1:])

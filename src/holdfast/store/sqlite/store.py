@@ -92,12 +92,16 @@ class SqliteStore:
             raise StoreUnavailable(
                 f"{folder}, where processes take turns, cannot be used: {error.strerror}."
             ) from error
-        first = self._be_present(folder)
+        try:
+            if self._be_present(folder) and _was_left_open(self.path):
+                # By a connection that cannot write: another one would write the log back, and empty it, on its way out.
+                await self._look(_quick_check)
+        except BaseException:
+            await self.close()
+            raise
         self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe)
         self._reader = ConnectionThread("holdfast-sqlite-read", self._connect)
         try:
-            if first and _was_left_open(self.path):
-                await self._read(_quick_check)
             await self._write(schema.prepare)
         except BaseException:
             await self.close()
@@ -322,9 +326,13 @@ class SqliteStore:
         if self._reader is not None:
             return await self._read(look)
         schema.refuse_network_file_system(self.path)
+        return await self._look(look)
+
+    async def _look(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """By a connection for this once, which cannot write."""
         reader = ConnectionThread("holdfast-sqlite-check", lambda: connect_to_look(self.path, self._busy_timeout))
         try:
-            return await _do(reader, look)
+            return await _do(reader, job)
         finally:
             reader.stop()
 
