@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cli.running import _Signals
+from holdfast.engine.account import Account
 
 if TYPE_CHECKING:
     from conftest import Command, Process
@@ -117,6 +119,24 @@ def test_run_refuses_what_it_cannot_do(shop: Path, holdfast: Command) -> None:
     assert holdfast("run", "nowhere:app").code == 1
     assert holdfast("run", "--queues", "a,,b").code == 2
     assert holdfast("run", "--tags", "two words").code == 2
+    for number in (-1, 1001):
+        answer = holdfast("run", "--workers", number)
+        assert (answer.code, "Invalid value for '--workers'" in answer.err) == (2, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = holdfast("run", "--health-port", taken.getsockname()[1])
+    assert (answer.code, "another program uses that port" in answer.err, answer.err.count("\n")) == (1, True, 1)
+
+
+def test_a_queue_that_no_task_is_declared_for_is_noted(
+    shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may submit to it, so it is no error; but mostly it is a misspelt one."""
+    monkeypatch.setattr("holdfast.cli.running._until_stopped", lambda runner: ("r", Account(), True))
+    answer = holdfast("run", "--queues", "default,mial")
+    assert answer.code == 0
+    assert answer.err == (
+        "note: no task is declared for the queue 'mial', only for: default; it gets what is submitted to it\n"
+    )
 
 
 @slow

@@ -408,6 +408,10 @@ def test_reload_starts_anew_with_the_new_code_once_it_is_python(shop: Shop, run:
     (shop.folder / "shop.py").write_text(SHOP.replace("VERSION = 1", "VERSION = 2"))
     runner.says("has changed; starting anew")
     assert shop.result(shop.submit("version")) == 2
+    (shop.folder / "shop.py").write_text("raise RuntimeError('half done')\n")
+    runner.says("'shop' cannot be imported: RuntimeError: half done")
+    (shop.folder / "shop.py").write_text(SHOP.replace("VERSION = 1", "VERSION = 3"))
+    assert shop.result(shop.submit("version")) == 3
     (entry,) = shop.roster()
     assert entry.pid == runner.pid
     runner.signal(signal.SIGTERM)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -35,7 +36,9 @@ class Health:
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
         except (OSError, OverflowError) as error:
-            raise ConfigurationError(f"health checks cannot be answered at {host}:{port}: {error}") from error
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            why = "another program uses that port; choose another, or 0 for a free one" if taken else str(error)
+            raise ConfigurationError(f"health checks cannot be answered at {host}:{port}: {why}.") from error
         self._server.daemon_threads = True
 
     @property

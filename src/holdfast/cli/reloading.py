@@ -2,7 +2,8 @@
 
 The modules that are loaded from this folder are looked at twice a second. When one has changed, the runner stops as it
 would on a signal, so nothing is lost, and the same command is executed again in the same process. A file that is no
-Python yet, because somebody is in the middle of a line, is waited for: the old code runs meanwhile.
+Python yet, because somebody is in the middle of a line, is waited for: the old code runs meanwhile. Code that cannot be
+imported is waited for, too, but with nothing that runs: only an import tells.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from holdfast.embedded import EmbeddedRunner
 
 _LOOK_SECONDS = 0.5
+_SKIPPED = frozenset({".venv", "venv", "site-packages", "node_modules", ".git", "__pycache__"})
 Seen = dict[Path, tuple[int, int]]
 
 
@@ -56,11 +59,20 @@ class Reload:
                 self._runner.request_stop()
                 return
 
-    def start_anew(self) -> None:
-        """Execute the same command again. Does not return."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])
+
+def start_anew() -> NoReturn:
+    """Execute the same command again."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])
+
+
+def start_anew_after_a_change() -> NoReturn:
+    """For code that cannot be imported: nobody can tell which files it would have loaded, so any of them counts."""
+    seen = _facts(_files())
+    while _facts(_files()) == seen:
+        time.sleep(_LOOK_SECONDS)
+    start_anew()
 
 
 def _wrong_with(path: Path, again: bool) -> str:
@@ -80,18 +92,24 @@ def _wrong_with(path: Path, again: bool) -> str:
 
 def _sources() -> Seen:
     """The source files of this folder that are loaded, with time and size of their last writing."""
-    here = Path.cwd()
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    paths = [Path(file) for file in files if file is not None and file.endswith(".py")]
+    return _facts(path for path in paths if Path.cwd() in path.parents and not _SKIPPED & set(path.parts))
+
+
+def _files() -> Iterator[Path]:
+    for folder, folders, names in os.walk(Path.cwd()):
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        yield from (Path(folder) / name for name in names if name.endswith(".py"))
+
+
+def _facts(paths: Iterable[Path]) -> Seen:
     found: Seen = {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file is None or not file.endswith(".py"):
-            continue
-        path = Path(file)
-        if here in path.parents and ".venv" not in path.parts and "site-packages" not in path.parts:
-            try:
-                facts = path.stat()
-            except OSError:  # an editor that writes a new file in its place has not done so yet
-                found[path] = (0, 0)
-            else:
-                found[path] = (facts.st_mtime_ns, facts.st_size)
+    for path in paths:
+        try:
+            facts = path.stat()
+        except OSError:  # an editor that writes a new file in its place has not done so yet
+            found[path] = (0, 0)
+        else:
+            found[path] = (facts.st_mtime_ns, facts.st_size)
     return found

@@ -20,6 +20,7 @@ from typing import Annotated, NoReturn
 import msgspec
 import typer
 
+from holdfast.app import App
 from holdfast.cli import logs
 from holdfast.cli.choosing import app_for_work
 from holdfast.cli.health import Health
@@ -27,8 +28,8 @@ from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.options import AppOption, AsJson
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import attach, runner_of
-from holdfast.cli.reloading import Reload
-from holdfast.cli.shown import counted, told
+from holdfast.cli.reloading import Reload, start_anew, start_anew_after_a_change
+from holdfast.cli.shown import counted, sentence, told
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.account import Account
@@ -77,9 +78,8 @@ def run(
         drain = None if drain_timeout is None else parse_duration(drain_timeout)
         if app and app_option and app != app_option:
             raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
-        with app_for_work(out, app or app_option) as chosen:
-            if not chosen.tasks:
-                out.note("this app declares no tasks, so there is nothing that this runner could do")
+        with _importable(out, app or app_option, reload) as chosen:
+            _note_what_is_idle(out, chosen, _names(queues or []))
             limit = None if memory_limit is None else _bytes(memory_limit)
             runner = runner_of(
                 chosen,
@@ -100,7 +100,7 @@ def run(
                 id, account, was_told = _until_stopped(runner)
         if watch is not None and watch.changed and not was_told:
             out.note(f"{watch.changed} has changed; starting anew")
-            watch.start_anew()
+            start_anew()
         if json:
             out.document({"runner": id, **msgspec.structs.asdict(account)})
         else:
@@ -134,6 +134,29 @@ def worker(
         _end_process()  # user code still runs, and this is how it ends
     chosen.close()
     _leave()
+
+
+def _importable(out: Output, reference: str | None, reload: bool) -> App:
+    """The app; with ``--reload``, after as many changes as it takes."""
+    try:
+        return app_for_work(out, reference)
+    except HoldfastError as error:
+        if not reload:
+            raise
+        out.note(f"{sentence(told(error))} Nothing runs until a file changes.")
+    start_anew_after_a_change()
+
+
+def _note_what_is_idle(out: Output, app: App, queues: list[str]) -> None:
+    """What a runner is asked to do and never will, as far as anybody can tell."""
+    if not app.tasks:
+        out.note("this app declares no tasks, so there is nothing that this runner could do")
+        return
+    declared = {task.definition.queue for task in app.tasks.values()}
+    for queue in queues:
+        if queue and queue not in declared:
+            known = ", ".join(sorted(declared))
+            out.note(f"no task is declared for the queue '{queue}', only for: {known}; it gets what is submitted to it")
 
 
 def _worker_command(reference: str | None, log_format: LogFormat, log_level: LogLevel) -> list[str]:
