@@ -600,3 +600,13 @@ def test_a_secret_option_never_shows(start: str, option: str, password: str, res
 def test_a_password_never_shows_in_an_app(password: str) -> None:
     app = App(f"mongodb://user:{password}@host/db")
     assert SECRET not in repr(app) + repr(app.settings) + str(app.settings.explain())
+
+
+def test_a_payload_limit_below_the_inline_limit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidSetting, match=r"^payload_limit = 2048 \(keyword\) is less than inline_limit = 65536 \(def"
+    ):
+        Settings.load({"payload_limit": 2048}, environ={}, folder=tmp_path)
+    with pytest.raises(InvalidSetting, match=r"payload_limit = 1024 .* inline_limit = 1025 \(environment HOLDFAST_IN"):
+        Settings.load({"payload_limit": 1024}, environ={"HOLDFAST_INLINE_LIMIT": "1025"}, folder=tmp_path)
+    assert Settings(payload_limit=4096, inline_limit=4096).payload_limit == 4096

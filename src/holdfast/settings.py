@@ -176,7 +176,12 @@ class Settings:
                 f"{heartbeat} is too long for {dead_after}: with fewer than four heartbeats in that time, a living "
                 f"runner could be declared dead. Use at most {format_duration(longest)}, or a longer dead-after."
             )
-
+        if self.payload_limit < self.inline_limit:
+            inline, payload = map(self._described, ("inline_limit", "payload_limit"))
+            raise InvalidSetting(
+                f"{payload} is less than {inline}, so nothing could be stored apart: it would be refused first. "
+                "Use a larger payload_limit, or a smaller inline_limit."
+            )
         if window_seconds(self.atomic_service_max_members, self.slots) <= 0:
             margin, interval, members = map(self._described, _SLOT_TRIO)
             raise InvalidSetting(
