@@ -18,14 +18,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.cli.processes import Command, Process, eventually, is_gone
+from tests.cli.processes import Command, Process, children, eventually, is_gone
 
 from holdfast.cli.discovery import import_module
 from holdfast.cli.reach import with_store
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 
 SHOP = """
-import asyncio, contextlib, ctypes, os, subprocess, time
+import asyncio, contextlib, ctypes, os, signal, subprocess, time
 from pathlib import Path
 from holdfast import App
 
@@ -58,6 +58,10 @@ async def on_stop():
 @app.task
 def who():
     return os.getpid()
+
+@app.task
+def deaf():
+    return [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
 
 @app.task
 def version():
@@ -310,8 +314,10 @@ def test_workers_whose_runner_is_killed_end_and_their_work_goes_on_elsewhere(
 
 
 def test_a_frozen_runner_finds_itself_declared_dead_ends_its_workers_and_begins_anew(
-    shop: Shop, run: Callable[..., Process]
+    shop: Shop, run: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Long enough that on a busy machine nobody but the frozen one is taken for dead.
+    monkeypatch.setenv("HOLDFAST_RUNNER_CONSIDERED_DEAD_AFTER_MINUTES", f"{3 * DEAD_AFTER_SECONDS}s")
     frozen = run("--workers", "1")
     (entry,) = shop.roster()
     id = shop.submit("hold", "z")
@@ -509,6 +515,22 @@ def test_a_stop_while_the_workers_start_is_heard_and_nothing_is_said_twice(
     assert (ended.code, shop.roster()) == (0, [])
     assert ended.out.endswith(": 0 started, 0 ended, 0 interrupted\n"), ended
     assert "Traceback" not in ended.err
+
+
+def test_an_interrupt_that_reaches_a_worker_while_it_starts_does_not_end_it(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    """Ctrl-C may come while a worker has not left its runner's process group yet."""
+    runner = run("--workers", "1", ready="has joined the roster")
+    eventually(lambda: children(runner.pid), "a worker is started")
+    (worker,) = children(runner.pid)
+    os.kill(worker, signal.SIGINT)
+    runner.says("/1 is ready")
+    assert shop.result(shop.submit("who")) == worker
+    os.kill(worker, signal.SIGINT)
+    assert shop.result(shop.submit("deaf")) == []
+    runner.signal(signal.SIGTERM)
+    assert runner.ends().out.endswith(": 2 started, 2 ended, 0 interrupted\n")
 
 
 def test_who_keeps_the_interpreter_is_not_dead_and_a_runner_obeys_the_roster(

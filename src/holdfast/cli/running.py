@@ -118,6 +118,7 @@ def worker(
     logs.configure(log_format, log_level)
     # Whoever interrupts means the runner. Not SIG_IGN: programs that tasks start would inherit that.
     signal.signal(signal.SIGINT, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its runner has blocked it for the start
     stream = socket.socket(fileno=fd)
     stream.set_inheritable(False)  # a program that outlives this worker must not keep the line open
     try:

@@ -38,6 +38,9 @@ class WorkerProcess:
     async def start(cls, command: Sequence[str], orders: Orders, started_at: float) -> WorkerProcess:
         """Start it and give it its orders. Raises `OSError`."""
         ours, theirs = socket.socketpair()
+        # For a moment it is in our process group yet, and a Ctrl-C would end it: it inherits that it is deaf to that,
+        # until it has a handler.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -51,6 +54,7 @@ class WorkerProcess:
             ours.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             theirs.close()
         crashpoint("worker.spawned")
         worker = cls(process, orders.owner, started_at, await asyncio.open_connection(sock=ours))
