@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0  # only a failure takes that long, or a machine with much else to do
 
 
 class Answer(NamedTuple):

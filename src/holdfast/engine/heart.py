@@ -30,6 +30,7 @@ log = logging.getLogger("holdfast.runner")
 _PERMITTED = 2 / 3  # of the dead-after time
 _MISSED = 2.5  # beats: after so long a pause, beats are not steady
 _REMIND_SECONDS = 60.0  # whoever reads the log that the runner is still not heard
+_FLUTTER_SECONDS = 30.0  # a store that comes and goes is not told of at each turn
 _SET = 1 / 2  # of the dead-after time: less cannot make a runner look dead that beats four times in it
 
 
@@ -60,6 +61,7 @@ class Heart:
         self._on_entry = on_entry
         self._on_death = on_death
         self._last = joined  # when the last beat was sent that was heard; joining is one
+        self._heard_at = self._last  # when its answer came, which may be much later
         self._steady_since = self._last
         self._ahead = store.now() - self._last  # of our own elapsed time: the store's, as far as we know it
         self._soon = asyncio.Event()
@@ -81,7 +83,7 @@ class Heart:
                 except TimeoutError:
                     pass
                 self._soon.clear()
-                if self._clock.monotonic() - self._last > self._every * _MISSED:
+                if self._clock.monotonic() - self._heard_at > self._every * _MISSED:
                     self._complain()
                 if len(under_way) * self._every < self._dead_after:
                     under_way.add(beat := asyncio.create_task(self._beat()))
@@ -109,14 +111,17 @@ class Heart:
         now = self._clock.monotonic()
         if now < self._next_complaint or self._is_dead:
             return
-        silence, still = format_duration(round(now - self._last, 1)), "still " if self._is_unheard else ""
+        silence, still = format_duration(round(now - self._heard_at, 1)), "still " if self._is_unheard else ""
         log.warning("runner %s is %snot heard by the store, for %s now%s", self._record.id, still, silence, self._why)
         self._next_complaint, self._is_unheard = now + _REMIND_SECONDS, True
 
-    def _calm_down(self, silence: float) -> None:
+    def _calm_down(self) -> None:
+        now = self._clock.monotonic()
         if self._is_unheard:
-            log.info("runner %s is heard again, after %s", self._record.id, format_duration(round(silence, 1)))
-        self._next_complaint, self._is_unheard, self._why = float("-inf"), False, ""
+            silence = format_duration(round(now - self._heard_at, 1))
+            log.info("runner %s is heard again, after %s", self._record.id, silence)
+            self._next_complaint = now + _FLUTTER_SECONDS
+        self._heard_at, self._is_unheard, self._why = now, False, ""
 
     def _heard(self, sent: float, entry: RunnerRecord | None) -> None:
         if self._is_dead:
@@ -126,7 +131,7 @@ class Heart:
             self._soon.set()
             self._on_death()
         elif sent > self._last:
-            self._calm_down(self._clock.monotonic() - self._last)
+            self._calm_down()
             if sent - self._last > self._every * _MISSED or self._was_set():
                 self._steady_since = sent
             self._ahead = self._store.now() - self._clock.monotonic()
