@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -114,7 +115,11 @@ def test_the_third_signal_ends_the_whole_family_at_once_even_without_the_store(
         return runner.is_over
 
     eventually(is_over, "it has heard three of them", seconds=10)
-    eventually(lambda: is_gone(worker), "so has its worker", seconds=5)
+    try:
+        eventually(lambda: is_gone(worker), "so has its worker", seconds=5)
+    finally:
+        if not is_gone(worker):
+            os.killpg(worker, signal.SIGKILL)
     assert runner.ends().code == -number
 
 
