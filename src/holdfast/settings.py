@@ -76,7 +76,7 @@ class Settings:
     """All settings of one app. Use `load`; a direct call takes keywords only and is checked just the same."""
 
     url: str = _setting("", "where the store is; empty for holdfast.db beside pyproject.toml, or here")
-    name: str = _setting("", "the app's name; empty to derive it")
+    name: str = _setting("", "the app's name; empty for 'default'")
     app: str = _setting("", "module:attribute of the app, for the command line")
     concurrency: int = _setting(10, "places of a runner, per worker", low=1, high=10_000)
     poll_interval_seconds: float = _setting(

@@ -86,10 +86,12 @@ class Submittable(Generic[P, R]):
         """
         if delay is not None and at is not None:
             raise UsageError("give either delay= or at=, not both")
+        before = self._options
+        kept = (before.delay_seconds, before.at) if delay is None and at is None else (0.0, None)
         changed = msgspec.structs.replace(
-            self._options,
-            delay_seconds=0.0 if delay is None else parse_duration(delay),
-            at=None if at is None else _moment(at),
+            before,
+            delay_seconds=kept[0] if delay is None else parse_duration(delay),
+            at=kept[1] if at is None else _moment(at),
             priority=self._options.priority if priority is None else valid_priority(priority),
             queue=self._options.queue if queue is None else valid_name("queue", queue),
             key=self._options.key if key is None else _valid_key(key),

@@ -383,6 +383,18 @@ def test_closing_an_app_leaves_the_others_of_the_process_alone() -> None:
         assert bank.invocations() == []  # it opens again
 
 
+def test_options_add_up_when_they_are_chained(app: App) -> None:
+    add = declare(app).add
+    later = add.options(delay="1h").options(priority=7)
+    due = [record.due_at - record.created_at for record in [later.submit(1, 2).record()]]
+    assert due == [pytest.approx(3600, abs=1)]
+    at = later.options(at=4_000_000_000.0).options(queue="slow")
+    record = at.submit(1, 2).record()
+    assert (record.due_at, record.priority, record.queue) == (4_000_000_000.0, 7, "slow")
+    again = at.options(delay=60).submit(1, 2).record()
+    assert again.due_at - again.created_at == pytest.approx(60, abs=1)
+
+
 def test_a_relative_path_means_the_folder_in_which_the_app_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

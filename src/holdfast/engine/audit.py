@@ -53,8 +53,7 @@ class Audit:
         found = await self._store.find(self._app, where, _AT_ONCE)
         known = self._known()
         if known is None:
-            self._suspects = set()
-            return
+            return  # and those of the last look are still to be looked at
         strange = [record for record in found if record.owner == self._owner and record.id not in known]
         left = [record for record in strange if (record.id, record.epoch) in self._suspects]
         self._suspects = {(record.id, record.epoch) for record in strange}

@@ -154,7 +154,8 @@ class Services:
         for execution, reason in reap(trail, {member.runner_id for member in active}, self._store.now()):
             at = self._store.now()
             if await self._store.end_execution(self._app, execution.id, ExecutionStatus.ABANDONED, at, reason):
-                log.warning("the services of runner %s were abandoned: %s", execution.runner_id, reason)
+                level = logging.INFO if execution.runner_id == self._runner_id else logging.WARNING
+                log.log(level, "the services of runner %s were abandoned: %s", execution.runner_id, reason)
         mine = Execution(
             id=self._ids.new(),
             service=SERVICE,

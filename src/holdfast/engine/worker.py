@@ -469,6 +469,9 @@ class Worker:
             await self._drained(lambda: graced)
         if not self._leaves_unfinished:
             left = [(record, self._settler.change_for(record, INTERRUPTED, None)) for record in self._running.values()]
+            if left:
+                why = "a thread cannot be ended, only its process can: it may go on here while it is run elsewhere"
+                log.warning("%s gives back %d invocations whose code has not ended: %s", self.owner, len(left), why)
             self._running.clear()
             self.account.interrupted += len(left)
             self._settler.settle(left)
