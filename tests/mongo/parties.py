@@ -29,7 +29,7 @@ class Party:
         self.app = App(url, name="shop", **{"poll_interval_seconds": LONG, "drain_timeout_seconds": 1} | settings)
         # Opened here, before anybody listens, so that nothing is reported to the log instead.
         engine = self.app._run(self.app._engine())
-        engine.store._observe = self.hints._observe = self.events  # type: ignore[attr-defined]
+        engine.store._observe = self.hints.observe = self.events  # type: ignore[attr-defined]
         self.gate = threading.Event()
         self.gate.set()
         self.started: list[float] = []

@@ -23,7 +23,7 @@ from holdfast.lifecycle.records import READY, Hint, Piece, StoredPayload
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
-from holdfast.store.mongo import hints
+from holdfast.store.mongo import hints, stream
 from holdfast.store.mongo.retry import READS, Retry, RetryPolicy, is_transient
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
@@ -220,8 +220,9 @@ def test_a_hint_is_given_up_and_counted_and_the_next_one_is_sent(
 def test_a_hint_and_the_opening_of_a_stream_wait_for_a_limited_time(
     url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_SEND_SECONDS", "_AWAIT_SECONDS", "_GRACE_SECONDS", "_FIRST_PAUSE_SECONDS"):
-        monkeypatch.setattr(hints, name, 0.1)
+    monkeypatch.setattr(hints, "_SEND_SECONDS", 0.1)
+    for name in ("_AWAIT_SECONDS", "_GRACE_SECONDS", "_FIRST_PAUSE_SECONDS"):
+        monkeypatch.setattr(stream, name, 0.1)
     events = Events()
 
     async def scenario(store: MongoStore) -> None:

@@ -9,7 +9,7 @@ from tests.mongo.parties import SOON, Party, settle_down
 from tests.mongo.tools import address_of, database_of, until, with_options
 from tests.proxy import Fate, Proxy, Rule
 
-from holdfast.store.mongo import hints as hints_module
+from holdfast.store.mongo import stream as stream_module
 
 pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
 
@@ -36,9 +36,9 @@ def test_polling_takes_over_at_once_while_no_server_is_to_be_found(mongo_url: st
 
 def test_a_connection_that_swallows_everything_is_found_out(mongo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is closed and nothing arrives: only the time tells."""
-    assert hints_module._AWAIT_SECONDS + hints_module._GRACE_SECONDS <= 10
-    monkeypatch.setattr(hints_module, "_AWAIT_SECONDS", 0.4)
-    monkeypatch.setattr(hints_module, "_GRACE_SECONDS", 0.4)
+    assert stream_module._AWAIT_SECONDS + stream_module._GRACE_SECONDS <= 10
+    monkeypatch.setattr(stream_module, "_AWAIT_SECONDS", 0.4)
+    monkeypatch.setattr(stream_module, "_GRACE_SECONDS", 0.4)
     with Proxy(address_of(mongo_url)) as proxy:
         runner, other = Party(behind(proxy, mongo_url)), Party(mongo_url)
         with runner.app, other.app, runner.app.runner():

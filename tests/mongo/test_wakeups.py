@@ -27,7 +27,7 @@ from tests.mongod import Mongod
 from holdfast.lifecycle.records import FINAL, READY, Hint
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Observe
-from holdfast.store.mongo import hints as hints_module
+from holdfast.store.mongo import stream as stream_module
 from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.store import MongoStore
 
@@ -217,7 +217,7 @@ def test_polling_takes_over_and_the_stream_is_taken_up_again(mongo_url: str, cli
 @pytest.mark.usefixtures("failpoints")
 def test_a_broken_stream_makes_everybody_look(mongo_url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was sent while it was broken may never arrive, and the next unasked look may be far away."""
-    monkeypatch.setattr(hints_module, "_FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(stream_module, "_FIRST_PAUSE_SECONDS", 0.05)
     url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
     runner, other = Party(url), Party(with_options(mongo_url, appname="somebody-else"), use_change_streams=False)
     with runner.app, other.app, runner.app.runner():
@@ -245,7 +245,7 @@ def test_a_stream_that_broke_often_in_its_life_is_taken_up_at_once_nevertheless(
     mongo_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pauses grow while it does not open, not with every break for ever."""
-    monkeypatch.setattr(hints_module, "_FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(stream_module, "_FIRST_PAUSE_SECONDS", 0.05)
     events = Events()
     url = with_options(mongo_url, appname=STREAMING, serverMonitoringMode="poll")
 
@@ -387,6 +387,33 @@ def test_an_event_that_cannot_be_read_does_not_end_the_hints(mongo_url: str, raw
     assert "InvalidBSON" in broken["why"]
 
 
+def test_those_of_one_process_who_listen_share_a_stream(mongo_url: str) -> None:
+    async def run() -> None:
+        events = Events()
+        async with opened(mongo_url, observe=events) as one, opened(mongo_url) as other, opened(mongo_url) as sender:
+            first, second, sending = one.hints(), other.hints(), sender.hints()
+            assert first is not None
+            assert second is not None
+            assert sending is not None
+            heard: list[tuple[str, Hint]] = []
+            first.listen(READY, lambda hint: heard.append(("first", hint)))
+            await auntil(lambda: first.trust)
+            second.listen(READY, lambda hint: heard.append(("second", hint)))
+            assert second.trust == first.trust > 0
+            assert ("second", Hint(READY, ())) in heard  # it looks, as it came late
+            assert first._stream is second._stream
+            sending.send([Hint(READY, ("lane",))])
+            await auntil(lambda: {who for who, hint in heard if hint.subjects} == {"first", "second"})
+            await other.close()
+            assert first.trust > 0
+            heard.clear()
+            sending.send([Hint(READY, ("lane",))])
+            await auntil(lambda: [who for who, _ in heard] == ["first"])
+        assert stream_module._streams == {}
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_nobody_follows_is_not_trusted(mongo_url: str) -> None:
     async def run() -> None:
         async with opened(mongo_url) as store:
@@ -394,9 +421,10 @@ def test_a_stream_that_nobody_follows_is_not_trusted(mongo_url: str) -> None:
             assert channel is not None
             channel.listen(READY, lambda hint: None)
             await auntil(lambda: channel.trust)
-            assert channel._listener is not None
-            channel._listener.cancel()
-            await asyncio.wait({channel._listener}, timeout=SOON)
+            assert channel._stream is not None
+            assert channel._stream._task is not None
+            channel._stream._task.cancel()
+            await asyncio.wait({channel._stream._task}, timeout=SOON)
             assert channel.trust == 0
 
     asyncio.run(run())
