@@ -22,11 +22,12 @@ from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery, core_app
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING, Runner, RunnerSettings
+from holdfast.engine.running import MakePlaces
 from holdfast.engine.services import Duty
 from holdfast.engine.submit import Submitter
 from holdfast.engine.suspects import PLACES_APART
 from holdfast.engine.watch import Watcher
-from holdfast.engine.worker import MakePlaces, Worker
+from holdfast.engine.worker import Worker
 from holdfast.execution.declared import refuse_while_importing
 from holdfast.execution.hooks import Hooks
 from holdfast.execution.loop import LoopThread

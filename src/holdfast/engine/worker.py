@@ -21,13 +21,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from holdfast.codec import MARK, Codec, Limits, references
+from holdfast.codec import Codec, Limits
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
 from holdfast.engine.audit import Audit
 from holdfast.engine.bell import Bell
 from holdfast.engine.claim import Claimer
-from holdfast.engine.definition import Place, TaskDefinition, limits_of
+from holdfast.engine.definition import TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
 from holdfast.engine.ending import end_all
 from holdfast.engine.limits import Limits as RunningLimits
@@ -37,11 +37,10 @@ from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.reserve import Reserve
+from holdfast.engine.running import Employer, Ended, MakePlaces, Running
 from holdfast.engine.settle import Settler
-from holdfast.engine.suspects import CROWDED_SECONDS, Suspects
-from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, Returned, Unfit
-from holdfast.execution.places import Deliver, Execution
+from holdfast.errors import StoreError
+from holdfast.execution.call import INTERRUPTED, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Change
@@ -52,8 +51,6 @@ from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.worker")
 
-MakePlaces = Callable[[Place, Deliver], Execution]
-_PARKED_AT_ONCE = 500
 MANY = 1 << 30
 DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
 _WITH_HINTS = 6  # times as seldom where hints are reliable
@@ -102,10 +99,6 @@ class Worker:
         self._store = store
         self._hub = hub
         self._ids = ids
-        self._codec = codec
-        self._limits = limits
-        self._depot = depot
-        self._fetching: set[asyncio.Task[None]] = set()
         self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
         self._serves = serves
         self._lanes = {lane for d in self._tasks.values() for lane in d.lanes if self._serves.accepts(lane)}
@@ -117,11 +110,9 @@ class Worker:
         self._claimer = Claimer(store, hub, ids, self._search, permit, app=app, owner=owner, limits=slots.known)
         self._patience = Patience(rng)
         self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery, slots)
-        self._make_places = make_places
-        self._places: dict[Place, Execution] = {}
-        self._suspects = Suspects(codec, max_crashes=recovery.max_crashes)
-        self._running: dict[str, InvocationRecord] = {}
-        self._began: dict[str, float] = {}
+        employer = Employer(self._ended, self._began, self._begin, self._hand_back, self._why_not)
+        needs = (codec, limits, depot, self._search, make_places, employer)
+        self._running = Running(self._tasks, *needs, max_crashes=recovery.max_crashes)
         self._reserve = Reserve(concurrency)
         self._ahead = bool(store.abilities & Ability.COSTLY_CLAIMS)
         self._prefetching: asyncio.Task[None] | None = None
@@ -148,9 +139,7 @@ class Worker:
                 await self._work(ready)
         finally:
             unsubscribe()
-            await end_all(*self._fetching)
-            for places in self._places.values():
-                places.close()
+            await self._running.close()
         return self.account
 
     async def _work(self, ready: Callable[[], None]) -> None:
@@ -195,9 +184,9 @@ class Worker:
 
     async def has_lost(self) -> bool:
         """Whether something that it runs belongs to somebody else by now, or to nobody."""
-        found = await self._store.get(self._app, list(self._running))
+        found = await self._store.get(self._app, list(self._running.records))
         taken = {record.id for record in found if record is not None and record.owner != self.owner}
-        return not taken.isdisjoint(self._running)
+        return not taken.isdisjoint(self._running.records)
 
     def fence(self) -> None:
         """All that it owned was taken from it: end user code where that is possible, and write no end any more. Only
@@ -206,8 +195,8 @@ class Worker:
         self._fenced = self._stopping = True
         self._search.give_up_in(0)
         self._patience.give_up_in(0)
-        self._interrupt()
-        self._running.clear()
+        self._running.interrupt()
+        self._running.records.clear()
         self._reserve.take(len(self._reserve))
         self._bell.ring()
 
@@ -263,7 +252,7 @@ class Worker:
         free = self._concurrency - len(self._running) - self._starting - self._settler.storing
         if self._max_tasks is None:
             return free
-        return min(free, self._max_tasks - self.account.started - self._starting - len(self._fetching))
+        return min(free, self._max_tasks - self.account.started - self._starting - self._running.fetching)
 
     def _stored(self) -> None:
         self._bell.ring()
@@ -339,108 +328,36 @@ class Worker:
     # --- running
 
     def _begin(self, records: Sequence[InvocationRecord]) -> None:
-        """Take a place for each of these, and call them; those with large arguments when these are here.
-
-        Their claim may have taken so long that they may not be begun any more.
-        """
+        """Call these. Their claim may have taken so long that they may not be begun any more."""
         if self._fenced or not self._permit.holds():
             self._hand_back(list(records), _UNHEARD)
-            return
-        here: list[InvocationRecord] = []
-        for record in records:
-            self._running[record.id] = record
-            if record.arguments[:1] == MARK:
-                task = asyncio.create_task(self._fetch_and_call(record))
-                self._fetching.add(task)
-                task.add_done_callback(self._fetching.discard)
-            else:
-                here.append(record)
-        self._call([(record, {}) for record in here])
+        else:
+            self._running.begin(records)
 
-    async def _fetch_and_call(self, record: InvocationRecord) -> None:
-        found: dict[str, bytes] | Unfit | None = None
+    def _why_not(self) -> str:
+        if self._stopping:
+            return "the runner stops"
+        return "" if self._permit.holds() else _UNHEARD
 
-        async def fetch(again: bool) -> dict[str, bytes] | Unfit:
-            try:
-                return await self._depot.fetch(references(record.arguments))
-            except (StoreUnavailable, StoreReadOnly):
-                raise  # it may pass
-            except Exception as error:
-                why = error if isinstance(error, PayloadLost) else f"{type(error).__name__}: {error}"
-                return Unfit(f"its arguments cannot be had: {why}")
-
-        try:
-            found = await self._search.until_answered(f"fetching the arguments of {record.id}", fetch)
-        except (StoreError, asyncio.CancelledError) as error:
-            log.debug("the arguments of %s were not fetched: %s", record.id, error)  # a stop
-        if isinstance(found, Unfit):
-            self._ended([(record.id, found)])
-        elif found is not None and not self._stopping and self._permit.holds():
-            self._call([(record, found)])
-        elif self._running.pop(record.id, None) is not None:
-            self._hand_back([record], "the runner stops" if self._stopping else _UNHEARD)
-            self._bell.ring()
-
-    def _stop_fetching(self) -> None:
-        for task in self._fetching:
-            task.cancel()
-
-    def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
-        batches: dict[Place, list[Call]] = {}
-        crowded: list[InvocationRecord] = []
-        now = self._loop_time()
-        for record, payloads in records:
-            task = self._tasks[record.task]
-            place = task.place if record.attempt < 2 else self._suspects.place_for(record, task)
-            if place is None:
-                crowded.append(self._running.pop(record.id))
-                continue
-            self._began[record.id] = now
-            call = Call(
-                record.id,
-                task.name,
-                task.function,
-                task.signature,
-                record.arguments,
-                self._codec,
-                self._limits,
-                payloads,
-            )
-            batches.setdefault(place, []).append(call)
-        self._hand_back(crowded, "as many as can run apart from others do so already", CROWDED_SECONDS)
-        self.account.started += len(records) - len(crowded)
+    def _began(self, count: int) -> None:
+        self.account.started += count
         if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
             log.info("%s has started its %d tasks and retires", self.owner, self._max_tasks)
             self.retire()
-        for place, calls in batches.items():
-            self._at(place).start(calls)
 
-    def _at(self, place: Place) -> Execution:
-        if place not in self._places:
-            self._places[place] = self._make_places(place, self._ended)
-        return self._places[place]
-
-    def _ended(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
+    def _ended(self, ended: Sequence[Ended]) -> None:
         """User code is done with these; called on the engine's loop."""
-        settled, large = [], {}
+        settled, large, interrupted = [], {}, 0
         now = self._loop_time()
-        for id, outcome in outcomes:
-            record = self._running.pop(id, None)
-            began = self._began.pop(id, now)
-            if record is None:
-                continue  # it was marked as killed already when the drain timeout was over
-            if record.attempt > 1 and self._suspects.come_home(id, outcome):
-                self.account.started -= 1
-                self._begin([record])
-                continue
+        for record, outcome, seconds in ended:
             if self._ahead:
-                self._reserve.learn(record.task, now - began, now)
+                self._reserve.learn(record.task, seconds, now)
             fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
             change = self._settler.change_for(record, outcome, fingerprint)
             settled.append((record, change))
+            interrupted += outcome is INTERRUPTED
             if isinstance(outcome, Returned | Raised) and outcome.payloads:
                 large[change.operation] = outcome.payloads
-        interrupted = sum([outcome is INTERRUPTED for _, outcome in outcomes])
         self.account.interrupted += interrupted
         self.account.ended += len(settled) - interrupted
         self._settler.settle(settled, large)
@@ -461,26 +378,25 @@ class Worker:
         if self._prefetching is not None:
             await self._prefetching
         self._hand_back(self._reserve.take(len(self._reserve)), "the runner stops")
-        self._stop_fetching()
+        self._running.stop_fetching()
         await self._drained(lambda: self._drains_until)
         if self._running:
-            self._interrupt()
+            self._running.interrupt()
             graced = self._loop_time() + _GRACE_SECONDS
             await self._drained(lambda: graced)
         if not self._leaves_unfinished:
-            left = [(record, self._settler.change_for(record, INTERRUPTED, None)) for record in self._running.values()]
+            left = [
+                (record, self._settler.change_for(record, INTERRUPTED, None))
+                for record in self._running.records.values()
+            ]
             if left:
                 why = "a thread cannot be ended, only its process can: it may go on here while it is run elsewhere"
                 log.warning("%s gives back %d invocations whose code has not ended: %s", self.owner, len(left), why)
-            self._running.clear()
+            self._running.records.clear()
             self.account.interrupted += len(left)
             self._settler.settle(left)
         await self._settler.finish()
         crashpoint("handback.after")
-
-    def _interrupt(self) -> None:
-        for places in self._places.values():
-            places.interrupt(list(self._running))
 
     async def _drained(self, until: Callable[[], float]) -> None:
         """Wait until nothing runs any more, or until that time, which somebody in a hurry may bring forward."""
@@ -490,7 +406,7 @@ class Worker:
     # --- duties
 
     def _known(self) -> set[str] | None:
-        return None if self._claiming else self._running.keys() | self._reserve.ids() | self._settler.busy
+        return None if self._claiming else self._running.records.keys() | self._reserve.ids() | self._settler.busy
 
 
 _WITHOUT_PERMIT_SECONDS = 1.0

@@ -1,0 +1,189 @@
+"""What runs in a worker: which invocations, since when, and at what places.
+
+Work is handed over as records that are RUNNING in the store; large arguments are fetched first. Outcomes come back with
+their records, on the engine's loop. Nothing is written here: what an outcome means, and whether work may begin at all,
+is for the worker to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.codec import MARK, Codec, Limits, references
+from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.depot import Depot
+from holdfast.engine.ending import end_all
+from holdfast.engine.patience import Patience
+from holdfast.engine.suspects import CROWDED_SECONDS, Suspects
+from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable
+from holdfast.execution.call import Call, Outcome, Unfit
+from holdfast.execution.places import Deliver, Execution
+from holdfast.lifecycle.records import InvocationRecord
+
+log = logging.getLogger("holdfast.worker")
+
+MakePlaces = Callable[[Place, Deliver], Execution]
+
+
+class Ended(NamedTuple):
+    """User code is done with it, after so many seconds."""
+
+    record: InvocationRecord
+    outcome: Outcome
+    seconds: float
+
+
+class Employer(NamedTuple):
+    """What the worker wants to be told and asked."""
+
+    ended: Callable[[Sequence[Ended]], None]
+    began: Callable[[int], None]  # so many; fewer than none if one begins anew
+    begin: Callable[[Sequence[InvocationRecord]], None]  # these once more, if they still may
+    hand_back: Callable[[list[InvocationRecord], str, float], None]  # not begun: why, and for how long at least
+    why_not: Callable[[], str]  # nothing may begin now; empty if it may
+
+
+class Running:
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskDefinition],
+        codec: Codec,
+        limits: Limits,
+        depot: Depot,
+        search: Patience,
+        make_places: MakePlaces,
+        employer: Employer,
+        *,
+        max_crashes: int,
+    ) -> None:
+        self._tasks = tasks
+        self._codec = codec
+        self._limits = limits
+        self._depot = depot
+        self._search = search
+        self._make_places = make_places
+        self._employer = employer
+        self._suspects = Suspects(codec, max_crashes=max_crashes)
+        self._places: dict[Place, Execution] = {}
+        self._fetching: set[asyncio.Task[None]] = set()
+        self._began: dict[str, float] = {}
+        self.records: dict[str, InvocationRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def fetching(self) -> int:
+        """How many wait for their arguments."""
+        return len(self._fetching)
+
+    # --- beginning
+
+    def begin(self, records: Sequence[InvocationRecord]) -> None:
+        """Take a place for each of these, and call them; those with large arguments when these are here."""
+        here: list[InvocationRecord] = []
+        for record in records:
+            self.records[record.id] = record
+            if record.arguments[:1] == MARK:
+                task = asyncio.create_task(self._fetch_and_call(record))
+                self._fetching.add(task)
+                task.add_done_callback(self._fetching.discard)
+            else:
+                here.append(record)
+        self._call([(record, {}) for record in here])
+
+    async def _fetch_and_call(self, record: InvocationRecord) -> None:
+        found: dict[str, bytes] | Unfit | None = None
+
+        async def fetch(again: bool) -> dict[str, bytes] | Unfit:
+            try:
+                return await self._depot.fetch(references(record.arguments))
+            except (StoreUnavailable, StoreReadOnly):
+                raise  # it may pass
+            except Exception as error:
+                why = error if isinstance(error, PayloadLost) else f"{type(error).__name__}: {error}"
+                return Unfit(f"its arguments cannot be had: {why}")
+
+        try:
+            found = await self._search.until_answered(f"fetching the arguments of {record.id}", fetch)
+        except (StoreError, asyncio.CancelledError) as error:
+            log.debug("the arguments of %s were not fetched: %s", record.id, error)  # a stop
+        why_not = self._employer.why_not()
+        if isinstance(found, Unfit):
+            self._deliver([(record.id, found)])
+        elif found is not None and not why_not:
+            self._call([(record, found)])
+        elif self.records.pop(record.id, None) is not None:
+            self._employer.hand_back([record], why_not, 0.0)
+
+    def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
+        batches: dict[Place, list[Call]] = {}
+        crowded: list[InvocationRecord] = []
+        now = _loop_time()
+        for record, payloads in records:
+            task = self._tasks[record.task]
+            place = task.place if record.attempt < 2 else self._suspects.place_for(record, task)
+            if place is None:
+                crowded.append(self.records.pop(record.id))
+                continue
+            self._began[record.id] = now
+            call = Call(
+                record.id,
+                task.name,
+                task.function,
+                task.signature,
+                record.arguments,
+                self._codec,
+                self._limits,
+                payloads,
+            )
+            batches.setdefault(place, []).append(call)
+        if crowded:
+            why = "as many as can run apart from others do so already"
+            self._employer.hand_back(crowded, why, CROWDED_SECONDS)
+        self._employer.began(len(records) - len(crowded))
+        for place, calls in batches.items():
+            self._at(place).start(calls)
+
+    def _at(self, place: Place) -> Execution:
+        if place not in self._places:
+            self._places[place] = self._make_places(place, self._deliver)
+        return self._places[place]
+
+    # --- ending
+
+    def _deliver(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
+        """User code is done with these; called on the engine's loop."""
+        ended, now = [], _loop_time()
+        for id, outcome in outcomes:
+            record = self.records.pop(id, None)
+            began = self._began.pop(id, now)
+            if record is None:
+                continue  # it was marked as killed already when the drain timeout was over
+            if record.attempt > 1 and self._suspects.come_home(id, outcome):
+                self._employer.began(-1)
+                self._employer.begin([record])
+                continue
+            ended.append(Ended(record, outcome, now - began))
+        self._employer.ended(ended)
+
+    def interrupt(self) -> None:
+        """Tell user code to end, where that is possible."""
+        for places in self._places.values():
+            places.interrupt(list(self.records))
+
+    def stop_fetching(self) -> None:
+        for task in self._fetching:
+            task.cancel()
+
+    async def close(self) -> None:
+        await end_all(*self._fetching)
+        for places in self._places.values():
+            places.close()
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
