@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def frozen(session: Session, process: Process, *, family: bool = True) -> Iterat
 
 def _signal(pids: list[int], number: int) -> None:
     for pid in pids:
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # one that has woken up may end the other
+            os.kill(pid, number)
 
 
 def everything_runs_again(session: Session, *tokens: str) -> None:
