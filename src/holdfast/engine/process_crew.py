@@ -7,7 +7,8 @@ cannot beat. A worker whose runner is gone sees the end of the stream, hands bac
 
 Ending: first all are told to stop. Who still runs user code after the drain timeout ends its process, threads and all,
 and the runner, which knows that the code is over, gives the work back; so it never runs in two places. A worker that
-retires (it has done its share of tasks, or has grown too large) takes its time, and its successor starts beside it.
+retires (it has done its share of tasks, or has grown too large) takes its time, and its successor starts beside it, as
+long as there are not twice as many processes as workers: else tasks that take long would fill the machine with them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
 # away and the ends of its work wait to be written.
 _GRACE_SECONDS, _HURRIED_GRACE_SECONDS = 15.0, 5.0
 _START_SECONDS = 60.0
+_PROCESSES_PER_WORKER = 2  # one that works, and one that has retired and is not done yet
 _MEMORY_SECONDS = 1.0
 
 
@@ -66,6 +68,7 @@ class ProcessCrew:
         self._numbers = 0
         self._alive: dict[str, WorkerProcess] = {}
         self._on_roster: set[str] = set()
+        self._room = asyncio.Semaphore(_PROCESSES_PER_WORKER * count)
         self._keepers: list[asyncio.Task[None]] = []
         self._retired: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -139,7 +142,7 @@ class ProcessCrew:
     async def _keep_one(self, first: asyncio.Event) -> None:
         """There is always one worker here, until it is time to stop."""
         pause = _FIRST_PAUSE_SECONDS
-        while not self._stopping.is_set():
+        while await self._may_start():
             try:
                 worker = await self._spawn()
                 died = await self._until_replaced(worker, first)
@@ -158,6 +161,14 @@ class ProcessCrew:
             except TimeoutError:
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
+    async def _may_start(self) -> bool:
+        """Wait for room for one more process; each gives it back with its end. False: it is time to stop."""
+        await self._room.acquire()
+        if self._stopping.is_set():
+            self._room.release()  # for the next who waits
+            return False
+        return True
+
     async def _spawn(self) -> WorkerProcess:
         self._numbers += 1
         owner = f"{self._runner_id}/{self._numbers}"
@@ -169,7 +180,11 @@ class ProcessCrew:
             drain_timeout_seconds=self._drain,
             max_tasks=self._max_tasks,
         )
-        worker = await WorkerProcess.start(self._command, orders, self._now())
+        try:
+            worker = await WorkerProcess.start(self._command, orders, self._now())
+        except BaseException:
+            self._room.release()
+            raise
         self._alive[owner] = worker
         self._changed()
         if self._fenced:
@@ -205,6 +220,7 @@ class ProcessCrew:
             await worker.close()
             self._alive.pop(worker.owner, None)
             self._on_roster.discard(worker.owner)
+            self._room.release()
             self._changed()
         await self._take_stock(worker)
 

@@ -1,0 +1,172 @@
+"""How many worker processes there are, and when they end: whatever user code does around and inside its tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.processes import Process, children, eventually, is_gone
+
+from holdfast.cli.discovery import import_module
+
+SHOP = """
+import asyncio, contextlib, ctypes, os, subprocess, time
+from pathlib import Path
+from holdfast import App
+
+app = App("sqlite:///shop.db", runner_heartbeat_seconds=0.2, poll_interval_seconds=0.2)
+HERE = Path(__file__).parent
+
+def tell(name):
+    with open(HERE / "told", "a") as told:
+        told.write(f"{name} {os.getpid()}\\n")
+
+@app.task
+def hold(name):
+    tell(name)
+    while not (HERE / f"{name}.go").exists():
+        time.sleep(0.01)
+    return os.getpid()
+
+@app.task
+def who():
+    return os.getpid()
+
+@app.task
+async def block_the_loop(name):
+    tell(name)
+    time.sleep(600)
+
+@app.task
+def keep_the_interpreter(name):
+    tell(name)
+    ctypes.PyDLL(None).sleep(600)  # a PyDLL keeps the lock
+
+@app.task
+def start_a_program(name):
+    with subprocess.Popen(["sleep", "600"]) as started:
+        (HERE / "program").write_text(str(started.pid))
+        tell(name)
+"""
+HOOKS = """
+@app.on_worker_start
+def hello():
+    tell("hello")
+
+@app.on_worker_stop
+def goodbye():
+    tell("goodbye")
+"""
+HANGING_START = """
+@app.on_worker_start
+async def never_ready():
+    tell("hello")
+    await asyncio.sleep(600)
+"""
+HANGING_STOP = """
+@app.on_worker_stop
+async def never_done():
+    tell("goodbye")
+    await asyncio.sleep(600)
+"""
+BLOCKING_STOP = HANGING_STOP.replace("await asyncio.sleep", "time.sleep")
+RAISING_STOP = """
+@app.lifespan
+@contextlib.contextmanager
+def pool():
+    yield
+    tell("closed")
+
+@app.on_worker_stop
+def no_goodbye():
+    raise RuntimeError("the pool does not close")
+"""
+
+pytestmark = pytest.mark.slow
+
+
+class Shop:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._module: Any = None
+        self._runners: list[Process] = []
+
+    def run(self, code: str, *arguments: str, ready: str = "is ready") -> Process:
+        (self.folder / "shop.py").write_text(SHOP + code)
+        self._module = self._module or import_module("shop", self.folder)
+        runner = Process(self.folder, "run", "shop:app", *arguments)
+        self._runners.append(runner)
+        runner.says(ready)
+        return runner
+
+    def submit(self, task: str, *arguments: object) -> Any:
+        return getattr(self._module, task).submit(*arguments)
+
+    def told(self, name: str) -> list[int]:
+        """The processes that have told this."""
+        told = self.folder / "told"
+        lines = [line.split() for line in told.read_text().splitlines()] if told.exists() else []
+        return [int(pid) for what, pid in lines if what == name]
+
+    def begun(self, name: str) -> int:
+        eventually(lambda: self.told(name), f"{name} has begun")
+        return self.told(name)[0]
+
+    def let_go(self, name: str) -> None:
+        (self.folder / f"{name}.go").touch()
+
+    def close(self) -> None:
+        for runner in self._runners:
+            workers = children(runner.pid)
+            runner.signal(signal.SIGKILL)
+            for pid in workers:
+                if not is_gone(pid):
+                    os.kill(pid, signal.SIGKILL)
+            runner.ends()
+            print(*runner.err, sep="", end="\n\n")
+        if self._module is not None:
+            self._module.app.close()
+
+
+@pytest.fixture
+def shop(folder: Path) -> Iterator[Shop]:
+    shop = Shop(folder)
+    yield shop
+    shop.close()
+
+
+# --- how many there are
+
+
+def test_workers_that_retire_are_no_more_than_those_that_work(shop: Shop) -> None:
+    runner = shop.run("", "--workers", "1", "--concurrency", "1", "--max-tasks-per-worker", "1", ready="/1 is ready")
+    calls = [shop.submit("hold", name) for name in "abcd"]
+    shop.begun("a")
+    shop.begun("b")  # by the successor, which retires too
+    watched_until = time.monotonic() + 2.0  # a third one takes half a second to come
+    while time.monotonic() < watched_until:
+        assert len(children(runner.pid)) <= 2
+    assert shop.told("c") == []
+    shop.let_go("b")
+    shop.begun("c")
+    for name in "acd":
+        shop.let_go(name)
+    assert len({call.result(timeout=30) for call in calls}) == 4
+    runner.signal(signal.SIGTERM)
+    assert runner.ends().out.endswith(": 4 started, 4 ended, 0 interrupted\n")
+
+
+def test_a_stop_is_heard_while_there_is_no_room_for_a_successor(shop: Shop) -> None:
+    options = ("--workers", "1", "--concurrency", "1", "--max-tasks-per-worker", "1", "--drain-timeout", "0.1s")
+    runner = shop.run("", *options, ready="/1 is ready")
+    for name in "abc":
+        shop.submit("hold", name)
+    shop.begun("a")
+    shop.begun("b")
+    runner.signal(signal.SIGTERM)
+    assert runner.ends().out.endswith(": 2 started, 0 ended, 2 interrupted\n")
