@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,10 +110,10 @@ class Shop:
         return getattr(self._module, task).submit(*arguments)
 
     def told(self, name: str) -> list[int]:
-        """The processes that have told this."""
+        """The processes that have told this, or anything."""
         told = self.folder / "told"
         lines = [line.split() for line in told.read_text().splitlines()] if told.exists() else []
-        return [int(pid) for what, pid in lines if what == name]
+        return [int(pid) for what, pid in lines if name in (what, "")]
 
     def begun(self, name: str) -> int:
         eventually(lambda: self.told(name), f"{name} has begun")
@@ -122,11 +124,11 @@ class Shop:
 
     def close(self) -> None:
         for runner in self._runners:
-            workers = children(runner.pid)
+            workers = set(children(runner.pid)) | set(self.told("")) - {runner.pid}
             runner.signal(signal.SIGKILL)
             for pid in workers:
-                if not is_gone(pid):
-                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
             runner.ends()
             print(*runner.err, sep="", end="\n\n")
         if self._module is not None:
@@ -170,3 +172,91 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_successor(shop: Shop) -> N
     shop.begun("b")
     runner.signal(signal.SIGTERM)
     assert runner.ends().out.endswith(": 2 started, 0 ended, 2 interrupted\n")
+
+
+# --- with their runner, whatever they do
+
+
+@pytest.mark.parametrize(
+    ("hooks", "task"),
+    [
+        (HOOKS, "block_the_loop"),
+        ("", "block_the_loop"),
+        ("", "keep_the_interpreter"),
+        ("", "start_a_program"),
+        (HANGING_START, ""),
+        (HANGING_STOP, "hold"),
+    ],
+    ids=["blocked loop, hooks", "blocked loop", "interpreter lock", "program", "hanging start", "hanging stop"],
+)
+def test_a_worker_does_not_outlive_its_runner(shop: Shop, hooks: str, task: str) -> None:
+    if "interpreter" in task and not sys.platform.startswith("linux"):
+        pytest.skip("no kernel here ends a process with its parent")
+    runner = shop.run(hooks, "--workers", "1", ready="has joined the roster")
+    if task:
+        shop.submit(task, "begun")
+    worker = shop.begun("begun" if task else "hello")
+    runner.signal(signal.SIGKILL)
+    eventually(lambda: is_gone(worker), "it ends", seconds=8)
+    if task == "start_a_program":
+        program = int((shop.folder / "program").read_text())
+        eventually(lambda: is_gone(program), "so does what it has started", seconds=5)
+
+
+def test_a_worker_whose_runner_dies_while_it_imports_ends(shop: Shop) -> None:
+    runner = shop.run(
+        "\nimport sys\nif 'worker' in sys.argv:\n    tell('importing')\n    ctypes.PyDLL(None).sleep(600)\n",
+        ready="has joined the roster",
+    )
+    worker = shop.begun("importing")
+    runner.signal(signal.SIGKILL)
+    eventually(lambda: is_gone(worker), "it ends", seconds=8)
+
+
+# --- hooks that hang or raise
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_stop_is_not_held_up_by_a_blocked_loop_with_hooks(shop: Shop, workers: str) -> None:
+    runner = shop.run(HOOKS, "--workers", workers, "--drain-timeout", "0.1s")
+    call = shop.submit("block_the_loop", "begun")
+    shop.begun("begun")
+    runner.signal(signal.SIGTERM)
+    eventually(lambda: runner.is_over, "it ends", seconds=10)
+    ended = runner.ends()
+    assert (ended.code, ended.out.count("1 started, 0 ended, 1 interrupted\n")) == (0, 1), ended
+    assert "the event loop is blocked" in ended.err
+    assert [entry.status.value for entry in call.record().history][-2:] == ["killed", "rerouted"]
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_stop_does_not_wait_for_a_start_hook_that_hangs(shop: Shop, workers: str) -> None:
+    runner = shop.run(HANGING_START, "--workers", workers, ready="has joined the roster")
+    shop.begun("hello")
+    runner.signal(signal.SIGTERM)
+    eventually(lambda: runner.is_over, "it ends", seconds=10)
+    ended = runner.ends()
+    assert (ended.code, ended.out.count(": 0 started, 0 ended, 0 interrupted\n")) == (0, 1), ended
+
+
+@pytest.mark.parametrize("hook", [HANGING_STOP, BLOCKING_STOP], ids=["waiting", "blocking"])
+def test_a_stop_hook_that_hangs_is_given_up_and_named(shop: Shop, hook: str) -> None:
+    runner = shop.run(hook, "--workers", "1", "--max-tasks-per-worker", "1", ready="/1 is ready")
+    worker = shop.submit("who").result(timeout=30)
+    runner.says("the stop hook never_done")
+    eventually(lambda: is_gone(worker), "it ends")
+    assert shop.submit("who").result(timeout=30) != worker
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_stop_hook_that_raises_is_named_and_changes_nothing_else(shop: Shop, workers: str) -> None:
+    runner = shop.run(RAISING_STOP, "--workers", workers, "--drain-timeout", "0.1s")
+    call = shop.submit("hold", "begun")
+    shop.begun("begun")
+    runner.signal(signal.SIGTERM)
+    ended = runner.ends()
+    assert (ended.code, ended.out.count(": 1 started, 0 ended, 1 interrupted\n")) == (0, 1), ended
+    assert "the stop hook no_goodbye failed" in ended.err
+    assert "the pool does not close" in ended.err
+    assert len(shop.told("closed")) == 1, "what comes after it is called"
+    assert [entry.status.value for entry in call.record().history][-2:] == ["killed", "rerouted"]

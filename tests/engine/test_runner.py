@@ -483,7 +483,7 @@ def test_a_runner_that_is_cut_off_stops_starting_work_and_starts_again_when_it_i
         assert begun[-1] > silent_since + DEAD_AFTER * 2 / 3 - 2
         assert not member.runner.is_heard
         await asyncio.sleep(0.43)
-        member.runner._crew._worker._bell.ring()  # type: ignore[union-attr]  # it looks at odd moments from now on
+        member.runner._crew._working.worker._bell.ring()  # type: ignore[union-attr]  # it looks at odd moments from now on
         quiet = False
         heard = fleet.clock.now()
         done = len(begun)
@@ -504,7 +504,7 @@ def test_reserved_work_is_not_started_without_a_permit() -> None:
     async def scenario(fleet: Fleet) -> None:
         member = await fleet.started(nap, concurrency=3)
         await asyncio.sleep(3)
-        worker = member.runner._crew._worker  # type: ignore[union-attr]
+        worker = member.runner._crew._working.worker  # type: ignore[union-attr]
         ids = [await fleet.submit("nap", 30.0) for _ in range(2)]
         for id in ids:
             await fleet.until_status(id, Status.RUNNING)

@@ -164,6 +164,8 @@ def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], obje
         attached = Attached(*await asyncio.open_connection(sock=stream), app._clock)
         loop = asyncio.get_running_loop()
         stops.append(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(attached.stop))
+        if was_told:
+            attached.stop()
         duties = app._duties
 
         def make_worker(orders: Orders, permit: Permit) -> Worker:
@@ -188,6 +190,12 @@ def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], obje
 
         return await attached.run(make_worker)
 
+    def stop() -> None:
+        was_told.append(True)
+        for each in stops:
+            each()
+
+    was_told: list[bool] = []
     stops: list[Callable[[], object]] = []
-    on_stop(lambda: [stop() for stop in stops])
+    on_stop(stop)
     return app._run(job())

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -33,7 +34,9 @@ from holdfast.cli.shown import counted, sentence, told
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.account import Account
+from holdfast.engine.worker_process import SIGNALS
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.execution.lifeline import end_group, end_with_runner
 
 log = logging.getLogger("holdfast.worker")
 
@@ -115,15 +118,20 @@ def worker(
     log_level: Annotated[LogLevel, typer.Option()] = LogLevel.INFO,
 ) -> None:
     """Work for the runner at the other end of a socket. Not for people: `holdfast run` starts it."""
-    logs.configure(log_format, log_level)
-    # Whoever interrupts means the runner. Not SIG_IGN: programs that tasks start would inherit that.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its runner has blocked it for the start
     stream = socket.socket(fileno=fd)
     stream.set_inheritable(False)  # a program that outlives this worker must not keep the line open
+    end_with_runner(stream)
+    told_early = _hear()
+
+    def on_stop(stop: Callable[[], object]) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: stop())
+        if told_early:
+            stop()
+
+    logs.configure(log_format, log_level)
     try:
         chosen = app_for_work(Output(json=False), app)
-        unfinished = attach(chosen, stream, lambda stop: signal.signal(signal.SIGTERM, lambda *_: stop()))
+        unfinished = attach(chosen, stream, on_stop)
     except HoldfastError as error:
         # It is one of many lines that the runner and its workers write, and has to look like one.
         log.error("this worker cannot work: %s", told(error))
@@ -131,8 +139,9 @@ def worker(
     except Exception:
         log.exception("this worker has ended by an error")
         raise typer.Exit(FAILED) from None
-    if unfinished:
-        _end_process()  # user code still runs, and this is how it ends
+    if unfinished:  # user code still runs, and this is how it ends
+        _flush()
+        end_group()
     chosen.close()
     _leave()
 
@@ -158,6 +167,19 @@ def _note_what_is_idle(out: Output, app: App, queues: list[str]) -> None:
         if queue and queue not in declared:
             known = ", ".join(sorted(declared))
             out.note(f"no task is declared for the queue '{queue}', only for: {known}; it gets what is submitted to it")
+
+
+def _hear() -> list[int]:
+    """From now on signals are heard, and do not end this process. What has been told so far.
+
+    Whoever interrupts means the runner. Not SIG_IGN: programs that tasks start would inherit that. The runner has
+    started us with both blocked, since there was nobody yet to hear them.
+    """
+    told: list[int] = []
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return told
 
 
 def _worker_command(reference: str | None, log_format: LogFormat, log_level: LogLevel) -> list[str]:
@@ -189,10 +211,14 @@ def _leave() -> None:
 
 def _end_process() -> NoReturn:
     """Without waiting for anything. What was printed is kept."""
+    _flush()
+    os._exit(0)
+
+
+def _flush() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
 
 
 def _names(given: list[str]) -> list[str]:

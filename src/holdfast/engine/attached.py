@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.crew import Working
 from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Retire, Stop, receive, send
 from holdfast.engine.permit import Permit
 from holdfast.engine.worker import Worker
@@ -34,29 +35,42 @@ class Attached:
         self._reader = reader
         self._writer = writer
         self._permit = Permit(clock)
-        self._worker: Worker | None = None
+        self._working: Working | None = None
+        self._was_told_to_stop = False
+        self._said_done = False
 
     async def run(self, make_worker: MakeWorker) -> bool:
         """Work until the end. True: user code still runs, and only the end of this process ends it."""
         orders = await receive(self._reader)
         if not isinstance(orders, Orders):
             return False
-        worker = self._worker = make_worker(orders, self._permit)
+        worker = make_worker(orders, self._permit)
+        self._working = Working(worker, lambda: send(self._writer, Ready()), self._say_done)
+        if self._was_told_to_stop:
+            self.stop()
         duties = [asyncio.create_task(work) for work in (self._listen(), self._tell(worker), self._mind(worker))]
         try:
-            account = await worker.run(lambda: send(self._writer, Ready()))
+            await self._working.ended()
         finally:
             for duty in duties:
                 duty.cancel()
-        send(self._writer, Done(account=account, unfinished=worker.running > 0))
+        self._say_done()
         if not self._writer.is_closing():
             with contextlib.suppress(OSError):  # nobody is there to hear it
                 await self._writer.drain()
         return worker.running > 0
 
     def stop(self, *, hurry: bool = False) -> None:
-        if self._worker is not None:
-            self._worker.stop(hurry=hurry)
+        self._was_told_to_stop = True
+        if self._working is not None:
+            self._working.stop(hurry=hurry)
+
+    def _say_done(self) -> None:
+        """Before the hooks: whatever these do, the work is done, or left to the runner."""
+        if self._working is not None and not self._said_done:
+            self._said_done = True
+            worker = self._working.worker
+            send(self._writer, Done(account=replace(worker.account), unfinished=worker.running > 0))
 
     async def _listen(self) -> None:
         while (message := await receive(self._reader)) is not None:
@@ -66,8 +80,8 @@ class Attached:
                     crashpoint("worker.permitted")
                 case Stop(hurry):
                     self.stop(hurry=hurry)
-                case Retire() if self._worker is not None:
-                    self._worker.retire()
+                case Retire() if self._working is not None:
+                    self._working.worker.retire()
         log.warning("the runner is gone; this worker hands back what it holds and ends")
         self.stop(hurry=True)
 

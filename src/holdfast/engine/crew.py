@@ -43,6 +43,29 @@ class Crew(Protocol):
         ...
 
 
+class Working:
+    """A worker that works, until it has ended. A stop does not wait for hooks that have yet to let it start."""
+
+    def __init__(self, worker: Worker, ready: Callable[[], None], over: Callable[[], None] = lambda: None) -> None:
+        self.worker = worker
+        self._tell_ready = ready
+        self._is_ready = False
+        self.task = asyncio.create_task(worker.run(self._ready, over))
+
+    def _ready(self) -> None:
+        self._is_ready = True
+        self._tell_ready()
+
+    def stop(self, *, hurry: bool) -> None:
+        self.worker.stop(hurry=hurry)
+        if not self._is_ready:
+            self.task.cancel()  # it has claimed nothing
+
+    async def ended(self) -> Account:
+        await asyncio.wait({self.task})
+        return self.worker.account if self.task.cancelled() else self.task.result()
+
+
 class LocalCrew:
     """One worker in this process."""
 
@@ -50,38 +73,36 @@ class LocalCrew:
         self._make_worker = make_worker
         self._now = now
         self._started_at = 0.0
-        self._worker: Worker | None = None
-        self._done: asyncio.Task[Account] | None = None
+        self._working: Working | None = None
 
     def on_change(self, tell: Callable[[], None]) -> None:
         pass
 
     async def start(self, runner_id: str, permit: Permit) -> None:
         self._started_at = self._now()
-        self._worker = self._make_worker(f"{runner_id}/0", permit)
         ready = asyncio.Event()
-        self._done = asyncio.create_task(self._worker.run(ready.set))
+        self._working = Working(self._make_worker(f"{runner_id}/0", permit), ready.set)
         waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({waiting, self._done}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({waiting, self._working.task}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        if self._done.done():
-            self._done.result()
+        if self._working.task.done():
+            await self._working.ended()
 
     def workers(self) -> Sequence[WorkerRecord]:
-        running = 0 if self._worker is None else self._worker.running
+        running = 0 if self._working is None else self._working.worker.running
         return [WorkerRecord(id="0", pid=os.getpid(), started_at=self._started_at, running=running)]
 
     async def wait(self) -> Account:
-        assert self._done is not None
-        return await self._done
+        assert self._working is not None
+        return await self._working.ended()
 
     def stop(self, *, hurry: bool = False) -> None:
-        if self._worker is not None:
-            self._worker.stop(hurry=hurry)
+        if self._working is not None:
+            self._working.stop(hurry=hurry)
 
     def fence(self) -> None:
-        if self._worker is not None:
-            self._worker.fence()
+        if self._working is not None:
+            self._working.worker.fence()
 
     def kill(self) -> None:
         pass

@@ -52,7 +52,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The worker's last message. `unfinished`: user code still runs and ends with the process."""
+    """The worker's work is over, and it is about to end. `unfinished`: user code still runs and ends with it."""
 
     account: Account
     unfinished: bool

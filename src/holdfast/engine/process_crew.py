@@ -34,6 +34,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
 # For a worker that was told to end: beyond it, it is killed. It ends by itself sooner than that, even if the store is
 # away and the ends of its work wait to be written.
 _GRACE_SECONDS, _HURRIED_GRACE_SECONDS = 15.0, 5.0
+_LEAVING_SECONDS = 15.0  # for one whose work is over: its hooks take less
 _START_SECONDS = 60.0
 _PROCESSES_PER_WORKER = 2  # one that works, and one that has retired and is not done yet
 _MEMORY_SECONDS = 1.0
@@ -225,16 +226,19 @@ class ProcessCrew:
         await self._take_stock(worker)
 
     async def _until_it_ends(self, worker: WorkerProcess) -> None:
+        """It drains, and leaves its hooks, by itself; the rest is for one that does not."""
         ended = asyncio.create_task(worker.ended())
-        stopping = asyncio.create_task(self._stopping.wait())
+        turns = [asyncio.create_task(event.wait()) for event in (self._stopping, worker.over)]
+        leaves_by = float("inf")
         try:
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            # It drains by itself; this is for one that does not.
-            while not ended.done() and self._clock.monotonic() < self._kill_at:
+            await asyncio.wait({ended, *turns}, return_when=asyncio.FIRST_COMPLETED)
+            while not ended.done() and (now := self._clock.monotonic()) < min(self._kill_at, leaves_by):
+                if worker.over.is_set():
+                    leaves_by = min(leaves_by, now + _LEAVING_SECONDS)
                 await asyncio.wait({ended}, timeout=0.1)
         finally:
-            stopping.cancel()
-            ended.cancel()
+            for task in (ended, *turns):
+                task.cancel()
 
     async def _take_stock(self, worker: WorkerProcess) -> None:
         """The process is over, so its code is: what it still holds goes back."""

@@ -130,13 +130,17 @@ class Worker:
 
     # --- life
 
-    async def run(self, ready: Callable[[], None] = lambda: None) -> Account:
-        """Work until `stop`. Returns what was done; `ready` is called once it looks for work."""
+    async def run(self, ready: Callable[[], None] = lambda: None, over: Callable[[], None] = lambda: None) -> Account:
+        """Work until `stop`. Returns what was done.
+
+        `ready` is called once it looks for work, `over` when that has ended; then hooks may still take their time.
+        """
         unsubscribe = self._hub.on_ready(self._hinted)
         self._permit.on_grant(self._bell.ring)
         try:
             async with self._around or contextlib.nullcontext():
                 await self._work(ready)
+                over()
         finally:
             unsubscribe()
             await self._running.close()

@@ -19,6 +19,9 @@ from holdfast.engine.account import Account
 from holdfast.engine.messages import Done, Grant, Message, News, Orders, Ready, Retire, Stop, receive, send
 from holdfast.lifecycle.records import WorkerRecord
 
+# A new process belongs to our group for a moment, and hears nothing before it has begun to. So these wait until then.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class WorkerProcess:
     def __init__(self, process: asyncio.subprocess.Process, owner: str, started_at: float, stream: Stream) -> None:
@@ -31,16 +34,15 @@ class WorkerProcess:
         self.account = Account()  # as far as it has told
         self.ready = asyncio.Event()
         self.retiring = asyncio.Event()
-        self.done: Done | None = None  # its last words
+        self.over = asyncio.Event()
+        self.done: Done | None = None  # what it says when its work is over
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
     async def start(cls, command: Sequence[str], orders: Orders, started_at: float) -> WorkerProcess:
         """Start it and give it its orders. Raises `OSError`."""
         ours, theirs = socket.socketpair()
-        # For a moment it is in our process group yet, and a Ctrl-C would end it: it inherits that it is deaf to that,
-        # until it has a handler.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -54,7 +56,7 @@ class WorkerProcess:
             ours.close()
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # not the mask of before: others start beside this one
             theirs.close()
         crashpoint("worker.spawned")
         worker = cls(process, orders.owner, started_at, await asyncio.open_connection(sock=ours))
@@ -92,6 +94,7 @@ class WorkerProcess:
                         self.retiring.set()
                 case Done():
                     self.done, self.account = message, message.account
+                    self.over.set()
 
     # --- its end
 

@@ -20,7 +20,7 @@ import time
 
 from holdfast.execution.call import Call, Outcome, Raised, Unfit, run, run_coroutine
 from holdfast.execution.declared import Address, Found, Program, Unreachable, find
-from holdfast.execution.hooks import Hooks
+from holdfast.execution.hooks import Ends, Hooks
 from holdfast.execution.wire import Answer, Channel, Hello, Question, answer_of
 
 _PR_SET_PDEATHSIG = 1
@@ -114,12 +114,12 @@ class _Worker:
         self._program = program
         self._found: dict[Address, tuple[Found, inspect.Signature]] = {}
         self._runner: asyncio.Runner | None = None
-        self._hooked: dict[Hooks, contextlib.AsyncExitStack] = {}
+        self._hooked: dict[Hooks, Ends] = {}
 
     def close(self) -> None:
-        for stack in self._hooked.values():
+        for ends in self._hooked.values():
             with contextlib.suppress(Exception):  # their task has its outcome
-                self._loop().run(stack.aclose())
+                self._loop().run(ends.leave())
         if self._runner is not None:
             self._runner.close()
 
@@ -148,15 +148,15 @@ class _Worker:
         """Have the app's hooks around the rest of this life, on the loop on which its coroutines run."""
         if not hooks or hooks in self._hooked:
             return
-        stack = contextlib.AsyncExitStack()
+        ends = Ends()
         try:
-            self._loop().run(hooks.enter(stack))
+            self._loop().run(hooks.enter(ends))
         except BaseException as error:
             with contextlib.suppress(BaseException):
-                self._loop().run(stack.aclose())
+                self._loop().run(ends.leave())
             why = f"the hooks of its app failed in a process apart: {type(error).__name__}: {error}"
             raise Unreachable(why) from error
-        self._hooked[hooks] = stack
+        self._hooked[hooks] = ends
 
     def _loop(self) -> asyncio.Runner:
         if self._runner is None:

@@ -1,7 +1,11 @@
 """What users want done around the life of a worker: open pools before its first task, close them after its last.
 
-All of it runs on the loop of user coroutines, where pools made there can be used; plain functions block it for a
-moment, and nothing else runs there yet, or any more.
+All of it runs on the loop of user coroutines, where pools made there can be used, and in one task from the first to the
+last, since what spans a life (a task group, say) has to be left where it was entered. Plain functions block that loop
+for a moment; nothing else runs there yet, or any more.
+
+It is user code, so it may raise, hang, or find its loop blocked by a task that never ends. What goes wrong at the start
+ends the worker. What goes wrong at the end is logged, and the worker ends all the same: its work is done and written.
 """
 
 from __future__ import annotations
@@ -9,10 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from holdfast.execution.loop import LoopThread
+
+log = logging.getLogger("holdfast.worker")
+
+ENTER_SECONDS = 300.0  # for all of the start: it may load a large model
+LEAVE_ONE_SECONDS, LEAVE_SECONDS = 5.0, 10.0  # for one at the end, and for all of them
+TURN_SECONDS = 2.0  # a loop that does not turn for so long at the end is blocked by a task
 
 
 class Hooks:
@@ -28,29 +41,114 @@ class Hooks:
 
     @contextlib.asynccontextmanager
     async def around(self, thread: LoopThread) -> AsyncIterator[None]:
-        """Enter in the order of declaration, leave in the reverse order. What a start raises, this raises."""
-        stack = contextlib.AsyncExitStack()
+        """Enter in the order of declaration, leave in the reverse order.
+
+        What a start raises, this raises; `TimeoutError` if it takes too long.
+        """
+        life = _Life(self, thread.loop)
         try:
-            await _on(thread, self.enter(stack))
+            await life.enter()
             yield
         finally:
             try:
-                await _on(thread, stack.aclose())
+                await life.leave()
             finally:
                 thread.end(wait=False)
 
-    async def enter(self, stack: contextlib.AsyncExitStack) -> None:
+    async def enter(self, ends: Ends) -> None:
         """On the present loop."""
         for span in self.spans:
+            ends.at = name = f"the lifespan {_name(span)}"
             context = span()
             if hasattr(context, "__aenter__"):
-                await stack.enter_async_context(context)
+                await context.__aenter__()
+                ends.add(name, partial(context.__aexit__, None, None, None))
             else:
-                stack.enter_context(context)
+                context.__enter__()
+                ends.add(name, partial(_left, context))
         for stop in self.stops:
-            stack.push_async_callback(_call, stop)
+            ends.add(f"the stop hook {_name(stop)}", partial(_call, stop))
         for start in self.starts:
+            ends.at = f"the start hook {_name(start)}"
             await _call(start)
+
+
+class Ends:
+    """What is to be called at the end, because of what was entered. `at` is what is being called now."""
+
+    def __init__(self) -> None:
+        self.at = "the start"
+        self._ends: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
+
+    def add(self, name: str, leave: Callable[[], Awaitable[Any]]) -> None:
+        self._ends.append((name, leave))
+
+    async def leave(self) -> None:
+        """Call them all, in the reverse order, whatever becomes of one."""
+        while self._ends:
+            self.at, leave = self._ends.pop()
+            limit = asyncio.timeout(LEAVE_ONE_SECONDS)
+            try:
+                async with limit:
+                    await leave()
+            except BaseException as error:
+                if limit.expired():
+                    log.error("%s was not done after %g s and was given up", self.at, LEAVE_ONE_SECONDS)
+                else:
+                    log.error("%s failed at the end of the worker", self.at, exc_info=error)
+
+
+class _Life:
+    """One task on the loop of user coroutines, and its handle for the engine's loop, which never waits for ever."""
+
+    def __init__(self, hooks: Hooks, loop: asyncio.AbstractEventLoop) -> None:
+        self._hooks = hooks
+        self._loop = loop
+        self._entered, self._leaving, self._ended = Future[None](), Future[None](), Future[None]()
+        self._over = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._ends = Ends()
+
+    # --- on the engine's loop
+
+    async def enter(self) -> None:
+        self._loop.call_soon_threadsafe(self._begin)
+        if not await _done(self._entered, ENTER_SECONDS):
+            raise TimeoutError(f"{self._ends.at} was not done after {ENTER_SECONDS:g} s")
+        self._entered.result()
+
+    async def leave(self) -> None:
+        self._loop.call_soon_threadsafe(self._let_go)
+        if not await _done(self._leaving, TURN_SECONDS):
+            log.error("%s: the event loop is blocked, so nothing more is called there at the end", self._ends.at)
+        elif not await _done(self._ended, LEAVE_SECONDS):
+            log.error("%s is not done after %g s; the worker ends without it", self._ends.at, LEAVE_SECONDS)
+
+    # --- on the loop of user coroutines
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._live())
+
+    def _let_go(self) -> None:
+        self._over.set()
+        if self._task is not None and not self._entered.done():
+            self._loop.call_soon(self._task.cancel)  # a stop does not wait for a start; only, let it have begun
+
+    async def _live(self) -> None:
+        try:
+            await self._hooks.enter(self._ends)
+            self._entered.set_result(None)
+            self._ends.at = "a task"
+            await self._over.wait()
+        except BaseException as error:
+            if not self._entered.done() and not self._over.is_set():  # else nobody waits for it any more
+                self._entered.set_exception(error)
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise
+        finally:
+            self._leaving.set_result(None)
+            await self._ends.leave()
+            self._ended.set_result(None)
 
 
 async def _call(function: Callable[[], Any]) -> None:
@@ -59,5 +157,14 @@ async def _call(function: Callable[[], Any]) -> None:
         await answer
 
 
-async def _on(thread: LoopThread, work: Any) -> None:
-    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, thread.loop))
+async def _left(context: contextlib.AbstractContextManager[Any]) -> None:
+    context.__exit__(None, None, None)
+
+
+def _name(function: Callable[[], Any]) -> str:
+    return str(getattr(function, "__qualname__", function))
+
+
+async def _done(future: Future[None], seconds: float) -> bool:
+    done, _ = await asyncio.wait({asyncio.wrap_future(future)}, timeout=seconds)
+    return bool(done)
