@@ -260,3 +260,28 @@ def test_a_stop_hook_that_raises_is_named_and_changes_nothing_else(shop: Shop, w
     assert "the pool does not close" in ended.err
     assert len(shop.told("closed")) == 1, "what comes after it is called"
     assert [entry.status.value for entry in call.record().history][-2:] == ["killed", "rerouted"]
+
+
+# --- signals while it starts
+
+SLOW_IMPORT = """
+import sys
+if "worker" in sys.argv and not (HERE / "go").exists():
+    tell("importing")
+    while not (HERE / "go").exists():
+        time.sleep(0.01)
+"""
+
+
+def test_a_worker_that_is_told_to_stop_while_it_starts_does_so_and_has_not_died(shop: Shop) -> None:
+    """A process manager tells every process; a terminal tells a whole group, to which a new process still belongs."""
+    runner = shop.run(SLOW_IMPORT, "--workers", "1", ready="has joined the roster")
+    worker = shop.begun("importing")
+    os.kill(worker, signal.SIGINT)
+    os.kill(worker, signal.SIGTERM)
+    (shop.folder / "go").touch()
+    eventually(lambda: is_gone(worker), "it obeys")
+    runner.says("/2 is ready")
+    runner.signal(signal.SIGTERM)
+    ended = runner.ends()
+    assert (ended.code, "died" in ended.out + ended.err) == (0, False), ended

@@ -19,7 +19,7 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING
 from holdfast.errors import StoreUnavailable, WorkerLost
 from holdfast.lifecycle.changes import Claim
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, lane_of, registered
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, WorkerRecord, lane_of, registered
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
@@ -297,6 +297,40 @@ def test_nothing_is_taken_from_the_living() -> None:
         ran = [r for r in fleet.store._of(CORE_APP) if r.task == RECOVER_RUNNING and r.status is S.SUCCESS]
         assert len(ran) >= 6  # it was looked for
         assert len(await fleet.roster()) == len(members)
+
+    virtually(scenario)
+
+
+def test_what_a_worker_held_that_its_living_runner_has_forgotten_is_taken_back_in_time() -> None:
+    """Its runner sees to that at once, so nobody else does for half a minute."""
+
+    async def scenario(fleet: Fleet) -> None:
+        worker = WorkerRecord(id="2", pid=2, started_at=0.0, running=1)
+        now = fleet.clock.now()
+        entry = RunnerRecord(
+            id="r",
+            app=APP,
+            host="here",
+            pid=1,
+            version="test",
+            started_at=now,
+            heartbeat_at=now,
+            concurrency=1,
+            queues=None,
+            tags=(),
+            tasks=("add",),
+            workers=(worker,),
+        )
+        await fleet.store.enrol(entry)
+        lost, kept, core = [await held(fleet, owner=f"r/{worker}") for worker in ("1", "2", "core")]
+        recovery = recovery_of(fleet)
+        await asyncio.sleep(29.0)
+        assert await recovery.running() == 0
+        await asyncio.sleep(2.0)
+        assert await recovery.running() == 1
+        record = await fleet.record(lost)
+        assert (record.status, record.history[-1].why) == (S.REROUTED, "its worker r/1 is dead")
+        assert [(await fleet.record(id)).status for id in (kept, core)] == [S.RUNNING] * 2
 
     virtually(scenario)
 
