@@ -150,7 +150,9 @@ class Fleet:
         ids = Ids(self.clock, rng)
         return Engine(app=APP, store=store, clock=self.clock, ids=ids, rng=rng, poll_interval_seconds=POLL)
 
-    def member(self, *functions: Callable[..., Any], concurrency: int = 4, drain: float = 30.0) -> Member:
+    def member(
+        self, *functions: Callable[..., Any] | TaskDefinition, concurrency: int = 4, drain: float = 30.0
+    ) -> Member:
         line = Line(self.store)
         engine = self.engine(cast(Store, line))
 
@@ -169,7 +171,7 @@ class Fleet:
         self.members.append(member)
         return member
 
-    async def started(self, *functions: Callable[..., Any], **options: Any) -> Member:
+    async def started(self, *functions: Callable[..., Any] | TaskDefinition, **options: Any) -> Member:
         return await self.member(*functions, **options).start()
 
     def new(self, task: str, *args: Any, **facts: Any) -> InvocationRecord:
@@ -239,7 +241,9 @@ class Fleet:
                 await member.stop(hurry=True)
 
 
-def definition(function: Callable[..., Any]) -> TaskDefinition:
+def definition(function: Callable[..., Any] | TaskDefinition) -> TaskDefinition:
+    if isinstance(function, TaskDefinition):
+        return function
     place = Place.LOOP if inspect.iscoroutinefunction(function) else Place.THREAD
     return TaskDefinition(name=function.__name__, function=function, signature=inspect.signature(function), place=place)
 
@@ -251,8 +255,10 @@ def virtually(
 
     async def main(clock: VirtualClock) -> None:
         fleet = Fleet(clock, store(clock))
-        await scenario(fleet)
-        await fleet.stop()
+        try:
+            await scenario(fleet)
+        finally:
+            await fleet.stop()
 
     run_virtual(main)
 
