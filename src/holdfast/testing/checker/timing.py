@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, runner_of
 from holdfast.lifecycle.status import FINAL, Status
-from holdfast.testing.checker.case import Case, covers
+from holdfast.testing.checker.case import Case, Tenure, covers
 from holdfast.testing.checker.evidence import Fault, FaultKind, Violation
 from holdfast.testing.checker.spans import Spans, length, union, without
 from holdfast.testing.witness import Event, What
@@ -32,9 +32,15 @@ def leases_of(case: Case) -> dict[str, list[Lease]]:
     found: dict[str, list[Lease]] = defaultdict(list)
     for start, _, over in case.joined(What.LEASE_ENTER, What.LEASE_EXIT):
         tenure = case.tenure_of(start)
-        until = over if tenure is None else max(start.at, min(over, tenure.until))
+        until = over if tenure is None else max(start.at, min(over, _lost_at(case, tenure)))
         found[start.key or ""].append(Lease(start.at, until, start))
     return found
+
+
+def _lost_at(case: Case, tenure: Tenure) -> float:
+    """When an owner had its slot no longer, for sure: if somebody else says so, by a clock that may differ."""
+    taken = tenure.release is not None and tenure.release.status in (Status.RUNNING_RECOVERY, Status.PENDING_RECOVERY)
+    return tenure.until - (case.slack if taken else 0.0)
 
 
 def limits_hold(case: Case) -> Iterator[Violation]:
@@ -61,7 +67,7 @@ def slots_are_filled(case: Case) -> Iterator[Violation]:
     for key, leases in leases_of(case).items():
         limit = max(lease.event.limit or 0 for lease in leases)
         waits = _waits(case, asked[key], leases)
-        free = _free_and_wanted(limit, leases, waits, case.last)
+        free = free_and_wanted(limit, [(lease.since, lease.until) for lease in leases], waits, case.last)
         for since, until in _cut_at(free, [lease.since for lease in leases]):
             for piece in without((since, until), disturbed):
                 if length([piece]) > case.bounds.slot_seconds + case.slack:
@@ -100,9 +106,9 @@ def _waits(case: Case, asked: dict[str, float], leases: list[Lease]) -> Spans:
     return [(since, until) for since, until in waits if until > since]
 
 
-def _free_and_wanted(limit: int, leases: list[Lease], waits: Spans, last: float) -> Spans:
+def free_and_wanted(limit: int, leases: Spans, waits: Spans, last: float) -> Spans:
     """When fewer than `limit` leases were held while something waited."""
-    steps = [(lease.since, 1, 0) for lease in leases] + [(lease.until, -1, 0) for lease in leases]
+    steps = [(since, 1, 0) for since, _ in leases] + [(until, -1, 0) for _, until in leases]
     steps += [(since, 0, 1) for since, _ in waits] + [(until, 0, -1) for _, until in waits]
     held = waiting = 0
     spans: Spans = []

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from math import inf
 
-from holdfast.lifecycle.records import HistoryEntry
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.testing import checker
 from holdfast.testing.checker import Bounds, Fault, FaultKind, Faults, Violation
+from holdfast.testing.checker.case import Case
+from holdfast.testing.checker.spans import Span, length, without
+from holdfast.testing.checker.timing import free_and_wanted
 from holdfast.testing.simulation.plan import Plan
 from holdfast.testing.simulation.world import (
     CYCLE_SECONDS,
@@ -18,6 +22,7 @@ from holdfast.testing.simulation.world import (
 )
 from holdfast.testing.witness import Ledgers, What
 
+SLOT_SECONDS, ROUGH_SLOT_SECONDS = 2.5, 12.0  # how long a slot may stay empty; the latter if messages get lost
 _BY_HISTORY = ("I2", "I3", "I4", "I6")
 
 
@@ -34,6 +39,7 @@ def judged(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
     for violation in checker.check(evidence.core, Ledgers(), Faults(), _bounds()):
         if violation.invariant in _BY_HISTORY:
             yield violation
+    yield from _starved(plan, evidence)
     if plan.weather.is_fair:
         yield from _died_of_nothing(evidence)
 
@@ -44,6 +50,7 @@ def _bounds() -> Bounds:
         recovery_seconds=25.0,
         dead_after_seconds=DEAD_AFTER_SECONDS,
         crash_cap=MOST_CRASHES,
+        slot_seconds=None,  # places may be few; see `_starved`
         service_seconds={"core": CYCLE_SECONDS},
     )
 
@@ -53,6 +60,30 @@ def _was_audited(violation: Violation, evidence: Evidence) -> bool:
     last = violation.witness[-1:]
     told = isinstance(last[0], HistoryEntry) and last[0].status is Status.RUNNING_RECOVERY if last else False
     return violation.invariant == "I20" and told and violation.id in evidence.came_late
+
+
+def _starved(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
+    """I8: by the histories, nobody waits for a slot that is free. A fault, and what it leaves to heal, is an excuse."""
+    case = Case(evidence.dump, evidence.ledgers, evidence.faults, _bounds())
+    disturbed = evidence.faults.windows(aftermath=case.bounds.recovery_seconds)
+    most = SLOT_SECONDS if plan.weather.is_fair else ROUGH_SLOT_SECONDS
+    for key in sorted({record.limit_key for record in evidence.dump.records if record.limit_key}):
+        records = [record for record in evidence.dump.records if record.limit_key == key]
+        held = [(tenure.since, tenure.until) for record in records for tenure in case.tenures[record.id]]
+        held += [span for record in records for span in _spent(case, record, Status.REROUTED)]  # on their way to it
+        waits = [span for record in records for span in _spent(case, record, Status.CONCURRENCY_CONTROLLED)]
+        for piece in free_and_wanted(plan.limit, held, waits, case.last):
+            for free in without(piece, disturbed):
+                if length([free]) > most:
+                    told = f"a slot of '{key}' was free from {free[0]:.1f} to {free[1]:.1f}, and somebody waited for it"
+                    yield Violation("I8", None, told)
+
+
+def _spent(case: Case, record: InvocationRecord, status: Status) -> Iterator[Span]:
+    """When it had this status."""
+    for entry, after in zip_longest(record.history, record.history[1:]):
+        if entry.status is status:
+            yield case.time_of(entry), inf if after is None else case.time_of(after)
 
 
 def _died_of_nothing(evidence: Evidence) -> Iterator[Violation]:

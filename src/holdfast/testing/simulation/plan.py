@@ -32,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     at_most_once: bool = False
     times: int = 1  # how many clients submit it, with one key
+    limit_key: str | None = None
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 3
     disorder: float = 1.0
     costly_claims: bool = False
+    limit: int = 1  # how many jobs with one limit key may run at once
     skew: float = 0.0  # how far the clocks of nodes are from the server's, at most
     chaos_seconds: float = 30.0
     weather: Weather = Weather()
@@ -79,6 +81,7 @@ def plan_of(seed: int) -> Plan:
     rng = random.Random(f"plan {seed}")
     chaos = rng.choice((20.0, 30.0))
     nodes = rng.choice((1, 2, 2, 3, 3, 4))
+    limits = random.Random(f"limits {seed}")
     return Plan(
         seed=seed,
         nodes=nodes,
@@ -88,7 +91,8 @@ def plan_of(seed: int) -> Plan:
         skew=rng.choice((0.0, 0.0, 0.15)),
         chaos_seconds=chaos,
         weather=_weather(rng),
-        jobs=_jobs(rng, chaos),
+        jobs=_limited(limits, _jobs(rng, chaos)),
+        limit=limits.choice((1, 1, 2, 3)),
         strikes=_strikes(rng, nodes, chaos),
     )
 
@@ -126,6 +130,14 @@ def _jobs(rng: random.Random, chaos: float) -> tuple[Job, ...]:
             )
         )
     return tuple(sorted(jobs, key=lambda job: job.at))
+
+
+def _limited(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In half of the plans, most jobs are under one of two limits; others come between them."""
+    if rng.random() < 0.5:
+        return jobs
+    keys = ("one", "one", "other", None)
+    return tuple(replace(job, limit_key=rng.choice(keys)) for job in jobs)
 
 
 def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]:

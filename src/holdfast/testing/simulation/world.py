@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.codec import Codec
+from holdfast.engine.concurrency import Concurrency, RunningConcurrency
 from holdfast.engine.core import Duties, Engine
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.recovery import core_app
@@ -21,6 +22,7 @@ from holdfast.errors import InvocationNotFound, StoreError
 from holdfast.execution.call import Call
 from holdfast.execution.places import Deliver, InlinePlaces
 from holdfast.ids import Ids, derived_id
+from holdfast.lifecycle.limits import Limit, limit_key
 from holdfast.lifecycle.records import InvocationRecord, registered
 from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.slots import SlotSettings
@@ -150,6 +152,17 @@ class World:
 
     # --- user code
 
+    def task(self) -> TaskDefinition:
+        limit = Concurrency(mode=RunningConcurrency.KEYS, key_arguments=("token",), limit=Limit(self.plan.limit))
+        is_limited = any(job.limit_key for job in self.plan.jobs)
+        return TaskDefinition(
+            name=TASK,
+            function=self.work,
+            signature=inspect.signature(self.work),
+            place=Place.LOOP,
+            concurrency=limit if is_limited else Concurrency(),
+        )
+
     async def work(self, token: str) -> str:
         """The task that all jobs are calls of."""
         job, process = self.jobs[token], PROCESS.get()
@@ -158,7 +171,8 @@ class World:
         facts = {"token": token, "id": id, "span": span, "epoch": self.lines[process.pid].epochs.get(id)}
         self.ledger.write(What.EXEC_START, process.pid, **facts)
         try:
-            await asyncio.sleep(job.seconds)
+            with self._lease(job, process.pid, facts):
+                await asyncio.sleep(job.seconds)
             if self._crashed.get(token, 0) < job.crashes:
                 self._crashed[token] = self._crashed.get(token, 0) + 1
                 process.kill()
@@ -171,6 +185,19 @@ class World:
         result = f"{token} {span}"
         self.ledger.write(What.EXEC_END, process.pid, **facts, digest=digest_of(result, self.codec))
         return result
+
+    @contextmanager
+    def _lease(self, job: Job, pid: int, facts: dict[str, Any]) -> Iterator[None]:
+        """What a limited job does under its limit."""
+        if job.limit_key is None:
+            yield
+            return
+        lease = {**facts, "span": self.ledger.span(), "key": limit_key(TASK, job.limit_key), "limit": self.plan.limit}
+        self.ledger.write(What.LEASE_ENTER, pid, **lease)
+        try:
+            yield
+        finally:
+            self.ledger.write(What.LEASE_EXIT, pid, **lease)
 
     def starts(self, process: Process, calls: list[Call]) -> None:
         """A worker is about to begin these: it may, if the store has heard its runner lately."""
@@ -304,7 +331,7 @@ class Node:
 
     async def _live(self, process: Process, engine: Engine) -> None:
         world = self._world
-        task = TaskDefinition(name=TASK, function=world.work, signature=inspect.signature(world.work), place=Place.LOOP)
+        task = world.task()
 
         def places(place: Place, deliver: Deliver) -> InlinePlaces:
             return _Watched(world, process, deliver)
@@ -383,6 +410,7 @@ class Client:
             due_at=now + job.delay,
             priority=job.priority,
             at_most_once=job.at_most_once,
+            limit_key=job.limit_key and limit_key(TASK, job.limit_key),
         )
         record = registered(record, operation=self._engine.ids.operation(), at=now)
         facts = {"token": job.token, "span": ledger.span()}
