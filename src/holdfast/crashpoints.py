@@ -30,6 +30,8 @@ POINTS: Mapping[str, str] = {
     "result.kept": "the large result is stored, the end is not written",
     "settle.before": "a group of ends is about to be written",
     "settle.after": "the ends are written, and nobody was told",
+    "slot.freed": "a slot of a limit is given back, and who waits for it was not told",
+    "sweep.found": "a sweep has found a free slot that somebody waits for, and nobody goes on yet",
     "handback.before": "a worker that was told to end still holds its work",
     "handback.after": "a worker that was told to end has given back what it could, and has not ended",
     "takeback.before": "a runner has seen its worker end, and has not taken back what that one held",

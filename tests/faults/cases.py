@@ -92,7 +92,24 @@ def handing_back(session: Session, point: str) -> None:
     _heal(session)
 
 
+def limiting(session: Session, point: str) -> None:
+    """It has ended a limited call, and dies before it tells those who wait for the slot: its runner's sweep does."""
+    session.submit("one", "two", "three", task="limited", seconds=0.1)
+    session.start_runner("--workers", "1", "--concurrency", "4", **_armed(WORKER, point))
+    session.struck(point)
+    session.verdict()
+
+
 # --- runners
+
+
+def leaving_slots(session: Session, point: str) -> None:
+    """As above, and nobody is left who could sweep."""
+    session.submit("one", "two", "three", task="limited", seconds=0.1)
+    victim = session.start_runner("--workers", "0", "--concurrency", "4", **_armed(RUNNER, point))
+    session.struck(point)
+    _dies(session, victim)
+    _heal(session)
 
 
 def coming(session: Session, point: str) -> None:
@@ -114,6 +131,7 @@ def leaving(session: Session, point: str) -> None:
 
 def supervising(session: Session, point: str) -> None:
     session.submit("one", seconds=0.3)
+    session.submit("first", "second", task="limited", seconds=0.2)
     victim = session.start_runner("--workers", "1", **_armed(RUNNER, point))
     session.struck(point)
     _dies(session, victim)
@@ -160,6 +178,16 @@ def running_core_tasks(session: Session, point: str) -> None:
     _heal(session)
 
 
+def sweeping(session: Session, point: str) -> None:
+    """Two deaths: one who gave back a slot without a word, and the one who noticed."""
+    session.submit("one", "two", "three", task="limited", seconds=0.1)
+    _dies(session, session.start_runner("--workers", "0", "--concurrency", "4", **_armed(RUNNER, "slot.freed")))
+    session.strike_another()
+    _dies(session, session.start_runner("--workers", "0", "--concurrency", "4", **_armed(SERVICE, point)))
+    session.struck(point)
+    _heal(session)
+
+
 STORIES: dict[str, dict[str, Story]] = {
     "submit.before": {SUBMITTER: submitting, SERVICE: running_core_tasks},
     "submit.kept": {SUBMITTER: submitting, SERVICE: running_core_tasks},
@@ -171,6 +199,8 @@ STORIES: dict[str, dict[str, Story]] = {
     "result.kept": {WORKER: working},
     "settle.before": {WORKER: working, SERVICE: running_core_tasks},
     "settle.after": {SERVICE: running_core_tasks, WORKER: working},
+    "slot.freed": {WORKER: limiting, RUNNER: leaving_slots},
+    "sweep.found": {SERVICE: sweeping},
     "handback.before": {WORKER: handing_back},
     "handback.after": {WORKER: handing_back},
     "takeback.before": {RUNNER: taking_back},

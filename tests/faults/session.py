@@ -122,8 +122,7 @@ class Session:
         self.url = url
         self.name = f"faults-{secrets.token_hex(4)}"
         self.app = App(url, name=self.name, **SETTINGS)
-        for function in tasks.ALL:
-            self.app.task(name=function.__name__)(function)
+        tasks.declare(self.app)
         self.witness = Witness.in_folder(self.ledgers_folder, "test")
         self._reader = Reader(self.ledgers_folder)
         self._reading = threading.Lock()
@@ -151,6 +150,10 @@ class Session:
             process = self.start_runner("--workers", "0", "--concurrency", "4")
             self.until(lambda: len(self.runners()) > before, "a healthy runner joins")
         return process
+
+    def strike_another(self) -> None:
+        """The next process that is armed will be struck too."""
+        (self.ledgers_folder / "chosen").unlink()
 
     def stop(self, *processes: Process) -> None:
         """Ask them to end, and wait for it."""
@@ -322,6 +325,7 @@ class Session:
             final_seconds=None if bounds.final_seconds is None else bounds.final_seconds * factor,
             recovery_seconds=bounds.recovery_seconds * factor,
             worker_recovery_seconds=bounds.worker_recovery_seconds * factor,
+            slot_seconds=None if bounds.slot_seconds is None else bounds.slot_seconds * factor,
             service_seconds={name: period * factor for name, period in bounds.service_seconds.items()},
         )
 

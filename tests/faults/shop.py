@@ -35,8 +35,7 @@ _PULSE_SECONDS = 0.1
 folder = Path(os.environ[tasks.LEDGERS])
 witness = tasks.witness()
 app = App()
-for function in tasks.ALL:
-    app.task(name=function.__name__)(function)
+tasks.declare(app)
 
 
 # --- crash points

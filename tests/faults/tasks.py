@@ -11,7 +11,9 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from holdfast import App
 from holdfast.testing.witness import What, Witness
 
 LEDGERS = "HOLDFAST_TEST_LEDGERS"
@@ -60,6 +62,13 @@ async def await_release(token: str) -> str:
         return execution.returns(f"{token} {execution.stamp}")
 
 
+def limited(token: str, seconds: float = 0.0) -> str:
+    """One at a time, on all runners together."""
+    with witness().execution(token) as execution, witness().lease("limited", 1, token=token):
+        time.sleep(seconds)
+        return execution.returns(f"{token} {execution.stamp}")
+
+
 # --- poison
 
 
@@ -93,4 +102,10 @@ def _last_words(token: str) -> None:
         pass
 
 
-ALL = (work, hold, await_release, exits, segfaults, devours)
+ALL = (work, hold, await_release, limited, exits, segfaults, devours)
+
+
+def declare(app: App) -> None:
+    for function in ALL:
+        limit: dict[str, Any] = {"running_concurrency": "task"} if function is limited else {}
+        app.task(name=function.__name__, **limit)(function)

@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError
 from holdfast.ids import Ids
 from holdfast.lifecycle.limits import Limit, Release, task_of
@@ -76,6 +77,7 @@ class Limits:
             freed, self._freed = self._freed, Counter()
             wishes = [Release(limit_key=key, count=count, most=self._most(key)) for key, count in freed.items()]
             try:
+                crashpoint("slot.freed")
                 await self._release(wishes)
             except StoreError as error:
                 log.info("who waits for a slot of %s has to wait for the sweep: %s", ", ".join(freed), error)
@@ -113,7 +115,10 @@ class Limits:
             for key, most in free.items()
             for waiting, unserved in [await self._on_their_way(key)]
         ]
-        gone = await self._release([wish for wish in wishes if wish.count > 0])
+        wishes = [wish for wish in wishes if wish.count > 0]
+        if wishes:
+            crashpoint("sweep.found")
+        gone = await self._release(wishes)
         for record in gone:
             self._sent.setdefault(record.limit_key or "", {})[record.id] = record.lane
         if gone:
