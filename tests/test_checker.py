@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -28,12 +29,13 @@ from holdfast import App, Invocation
 from holdfast.clock import SystemClock
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import APPLIED, MISSING, Change, Claim, Lost, Verdict, apply_to
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Piece, StoredPayload
 from holdfast.lifecycle.status import TABLE, Rescuer, Rule, Status
 from holdfast.store import open_store
+from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import FakeClock, checker, witness
-from holdfast.testing.checker import Dump, Fault, FaultKind, Faults, Ledgers, Violation, check, dead_ends, rest
+from holdfast.testing.checker import Bounds, Dump, Fault, FaultKind, Faults, Ledgers, Violation, check, dead_ends, rest
 from holdfast.testing.checker.case import Case
 from holdfast.testing.checker.spans import union, without
 from holdfast.testing.samples import BY_NAME, LANE, START, invocation, runner, wish
@@ -351,3 +353,43 @@ def test_what_is_left_outside_of_windows(span: tuple[float, float], windows: lis
         in_window = any(a < middle < b for a, b in windows)
         assert any(a < middle < b for a, b in joined) is in_window
         assert any(a < middle < b for a, b in kept) is (span[0] < middle < span[1] and not in_window)
+
+
+# --- what lies beside the records, on every store
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", pytest.param("mongo", marks=pytest.mark.xdist_group("mongo"))])
+def test_what_nobody_wants_any_more_is_found_until_it_is_collected(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if kind == "mongo":
+        url = str(request.getfixturevalue("mongo_url"))
+    else:
+        url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/shop.db"
+
+    async def left_over(store: Store, bounds: Bounds) -> list[str]:
+        found = check(await checker.dump(store, "shop"), Ledgers(), bounds=bounds)
+        return [each.sentence for each in found if each.invariant == "I18"]
+
+    async def scenario(app: App, store: Store) -> None:
+        await app.get_task("ship").asubmit(os.urandom(3 * 2**20))
+        await store.put_payloads("shop", [StoredPayload(digest="ab" * 32, size=1, pieces=1, first=Piece(b"x"))])
+        await store.put_piece("shop", "cd" * 32, 1, Piece(b"x"))
+        found = await checker.dump(store, "shop")
+        assert found.stock is not None
+        assert sorted(kept.pieces for kept in found.stock.payloads) == [1, 3]
+        assert sorted(piece.number for piece in found.stock.pieces) == [1, 1, 2]
+        assert await left_over(store, Bounds()) == [], "their time is not over"
+        payload, piece = await left_over(store, Bounds(unwanted_seconds=0.0))
+        assert "ab" * 32 in payload
+        assert "cd" * 32 in piece
+        await store.collect_payloads("shop", store.now() + 1, 100)
+        assert await left_over(store, Bounds(unwanted_seconds=-9.0)) == []
+
+    with App(url, name="shop", chunk_threshold=2**20) as app:
+        app.task(name="ship")(len)
+
+        async def main() -> None:
+            await scenario(app, (await app._engine()).store)
+
+        app._run(main())

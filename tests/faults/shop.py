@@ -35,7 +35,8 @@ _PULSE_SECONDS = 0.1
 folder = Path(os.environ[tasks.LEDGERS])
 witness = tasks.witness()
 app = App()
-tasks.declare(app)
+for function in tasks.ALL:
+    app.task(name=function.__name__, **tasks.OPTIONS.get(function.__name__, {}))(function)
 
 
 # --- crash points

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast import App
 from holdfast.testing.witness import What, Witness
 
 LEDGERS = "HOLDFAST_TEST_LEDGERS"
@@ -103,9 +102,4 @@ def _last_words(token: str) -> None:
 
 
 ALL = (work, hold, await_release, limited, exits, segfaults, devours)
-
-
-def declare(app: App) -> None:
-    for function in ALL:
-        limit: dict[str, Any] = {"running_concurrency": "task"} if function is limited else {}
-        app.task(name=function.__name__, **limit)(function)
+OPTIONS: dict[str, dict[str, Any]] = {"limited": {"running_concurrency": "task"}}

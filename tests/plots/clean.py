@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from tests.plots.material import (
+    DIGEST,
+    LARGE,
     ONE,
     R1,
     R2,
@@ -11,6 +14,7 @@ from tests.plots.material import (
     Plot,
     S,
     accepted,
+    at_service,
     claim,
     crashes,
     done,
@@ -29,6 +33,7 @@ from tests.plots.material import (
 )
 
 from holdfast.testing.checker import Bounds, Fault, FaultKind
+from holdfast.testing.checker.stock import Kept, KeptPiece, Stock
 from holdfast.testing.samples import ERROR, START, runner
 from holdfast.testing.witness import What, digest_of_error
 
@@ -339,6 +344,24 @@ CLEAN = [
         left(runners=(runner("r1", pid=7),)),
         life("r2", 0, 5, pid=8),
         [Fault(kind=FaultKind.FREEZE, at=2, until=3, pid=7)],
+    ),
+    Plot(
+        "payloads that are wanted, or not old, and a service that goes on",
+        "I18",
+        left(
+            replace(done(), arguments=LARGE),
+            stock=Stock((Kept(DIGEST, 0.0, 2), Kept("young", 99_999.0)), (KeptPiece(DIGEST, 1, 0.0),)),
+            at=100_000.0,
+            runners=(runner("r1", pid=1),),
+            executions=(at_service("r1"),),
+        ),
+        life("r2", 0, 50, pid=2),
+    ),
+    Plot(
+        "a service of somebody who has gone, and nobody was there to end it",
+        "I18",
+        left(executions=(at_service("r1"),)),
+        [*life("r1", 0, 5), *life("r2", 0, 8, pid=2)],
     ),
     Plot(
         "a recovery in time, by its runner's silence",

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from holdfast.codec import Codec, Limits
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Change, apply_to, claimed
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, WorkerRecord
+from holdfast.lifecycle.slots import Execution
 from holdfast.lifecycle.status import Status
 from holdfast.testing.checker import Bounds, Dump, Fault, FaultKind, Faults, Ledgers, Violation, check
 from holdfast.testing.checker.case import Case
@@ -122,11 +124,19 @@ def life(owner: str, since: float, until: float | None, beats: Sequence[float] =
     return events if until is None else [*events, saw(What.RUNNER_END, until, **facts)]
 
 
+def at_service(runner_id: str, window_ends: float = 10.0) -> Execution:
+    """An execution that was not ended."""
+    facts = {"id": "e", "service": "core", "runner_id": runner_id}
+    return Execution(**facts, started_at=START, window_ends_at=START + window_ends)
+
+
 def kill(at: float, **who: Any) -> Fault:
     return Fault(kind=FaultKind.KILL, at=at, **who)
 
 
 ONE = digest_of(1)
+PACKED = Codec().pack_call((b"x" * 100,), {}, ["data"], Limits(inline=10, most=1000))
+LARGE, DIGEST = PACKED.data, PACKED.payloads[0].digest  # arguments that refer to a payload
 R1, R2 = {"pid": 1, "epoch": 1, "id": "a"}, {"pid": 2, "epoch": 2, "id": "a"}
 WORKERS = replace(
     runner("r1", pid=7), workers=tuple(WorkerRecord(id=f"w{n}", pid=70 + n, started_at=START) for n in (1, 2))

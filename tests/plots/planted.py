@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from tests.plots.material import (
+    DIGEST,
+    LARGE,
     ONE,
     R1,
     R2,
@@ -12,6 +14,7 @@ from tests.plots.material import (
     S,
     accepted,
     and_line,
+    at_service,
     claim,
     crashes,
     done,
@@ -34,6 +37,7 @@ from tests.plots.material import (
 
 from holdfast.lifecycle.records import Quarantined
 from holdfast.testing.checker import Bounds, Fault, FaultKind
+from holdfast.testing.checker.stock import Kept, KeptPiece, Stock
 from holdfast.testing.samples import ERROR, invocation, runner
 from holdfast.testing.witness import What, digest_of, digest_of_error
 
@@ -403,6 +407,20 @@ PLANTED = [
     ),
     Plot("a dead runner that is still there", "I18", left(runners=(runner("r1", pid=7),)), faults=[kill(1, pid=7)]),
     Plot("a quarantined record", "I18", left(quarantined=(Quarantined(id="a", app="shop", at=0.0, why="?", raw=""),))),
+    Plot("a payload that nobody wants", "I18", left(done(), stock=Stock((Kept("d", 0.0),)), at=100_000.0)),
+    Plot("a piece without its payload", "I18", left(done(), stock=Stock((), (KeptPiece("d", 1, 0.0),)), at=100_000.0)),
+    Plot("a payload that is gone", "I18", left(replace(done(), arguments=LARGE), stock=Stock())),
+    Plot(
+        "a payload that lacks a piece",
+        "I18",
+        left(replace(done(), arguments=LARGE), stock=Stock((Kept(DIGEST, 0.0, 3),), (KeptPiece(DIGEST, 1, 0.0),))),
+    ),
+    Plot(
+        "a service of somebody who has gone",
+        "I18",
+        left(executions=(at_service("r1"),)),
+        [*life("r1", 0, 5), *life("r2", 0, 50, pid=2)],
+    ),
     # --- I20
     Plot(
         "a recovery that took too long",

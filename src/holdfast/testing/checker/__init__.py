@@ -67,6 +67,8 @@ CHECKS: tuple[Callable[[Case], Iterator[Violation]], ...] = (
     rest.table_has_no_dead_end,
     rest.conserved,
     rest.nothing_left_over,
+    rest.stock_is_wanted,
+    rest.services_are_over,
     timing.recovery_is_prompt,
     timing.only_the_dead_are_recovered,
 )

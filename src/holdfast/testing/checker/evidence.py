@@ -15,17 +15,21 @@ import msgspec
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec, references
-from holdfast.engine.depot import Depot
+from holdfast.engine.depot import UNWANTED_SECONDS, Depot
+from holdfast.engine.services import SERVICE
 from holdfast.errors import CodecError, PayloadLost
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Quarantined, RunnerRecord
+from holdfast.lifecycle.slots import Execution
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter, Store
 from holdfast.testing.checker.spans import Spans, union
+from holdfast.testing.checker.stock import Stock, stock
 from holdfast.testing.witness import Event, Ledgers, What, digest_of, digest_of_error
 
 TokenOf = Callable[[InvocationRecord], str | None]
 
 _PAGE = 500
+_TRAIL = 1000
 _NEVER_CHUNKED = 1 << 40  # only matters to a depot that puts
 
 
@@ -38,6 +42,9 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: tuple[Quarantined, ...] = ()
     tokens: Mapping[str, str] = {}  # by id
     digests: Mapping[str, str] = {}  # of results and errors, by id; missing where they could not be read
+    stock: Stock | None = None  # payloads and pieces; None: not looked at
+    executions: tuple[Execution, ...] = ()  # of services, latest first
+    at: float = 0.0  # by the store's time
     offset: float = 0.0  # store time minus elapsed time
 
 
@@ -72,6 +79,9 @@ async def dump(
         quarantined=tuple(await store.quarantined(app)),
         tokens={id: token for id, token in tokens if token is not None},
         digests={id: digest for id, digest in digests if digest is not None},
+        stock=await stock(store, app),
+        executions=tuple(await store.executions(app, SERVICE, _TRAIL)),
+        at=store.now(),
         offset=offset,
     )
 
@@ -169,6 +179,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     retries: Mapping[str, int] = {}  # I14: by task; none where it is not named
     crash_cap: int | None = 3  # I14: crashes in a row after which work is run again
     service_seconds: Mapping[str, float] = {}  # I16: the period of each service
+    unwanted_seconds: float = UNWANTED_SECONDS + 7200.0  # I18: until what nobody refers to is collected, once an hour
     tolerance_seconds: float = 0.5  # how much a history's times may be off
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from holdfast.lifecycle.records import digests_in, runner_of
+from holdfast.lifecycle.slots import ExecutionStatus
 from holdfast.lifecycle.status import OWNED, TABLE, Rescuer, Rule, Status
 from holdfast.testing.checker.case import Case, covers
 from holdfast.testing.checker.evidence import FaultKind, Violation
@@ -105,3 +107,42 @@ def nothing_left_over(case: Case) -> Iterator[Violation]:
             done = "left" if left else "was killed"
             sentence = f"the runner {runner.id} {done}, and is still on the roster"
             yield Violation("I18", None, sentence, (*left[:1], *dead[:1]))
+
+
+def stock_is_wanted(case: Case) -> Iterator[Violation]:
+    """I18: what records refer to is there whole, and what nobody refers to is collected in time."""
+    stock, old = case.dump.stock, case.dump.at - case.bounds.unwanted_seconds
+    if stock is None:
+        return
+    there, pieces = {kept.digest: kept for kept in stock.payloads}, {(p.digest, p.number) for p in stock.pieces}
+    wanted: set[str] = set()
+    for record in case.dump.records:
+        wanted.update(digests := digests_in(record.arguments, record.result, record.error))
+        for digest in digests:
+            needed = {(digest, number) for number in range(1, there[digest].pieces)} if digest in there else set()
+            if digest not in there or not needed <= pieces:
+                sentence = f"it refers to the payload {digest}, which is not there, or not whole"
+                yield Violation("I18", record.id, sentence, record.history[-1:])
+    for kept in stock.payloads:
+        if kept.digest not in wanted and kept.wanted_at < old and not case.dump.quarantined:
+            yield Violation("I18", None, f"nobody refers to the payload {kept.digest}, and it is still there")
+    for piece in stock.pieces:
+        if piece.digest not in there and piece.put_at < old:
+            sentence = f"the piece {piece.number} of the payload {piece.digest} is there, and the payload is not"
+            yield Violation("I18", None, sentence)
+
+
+def services_are_over(case: Case) -> Iterator[Violation]:
+    """I18: nobody who has gone is at a service still, if there was somebody else who had the time to end that."""
+    there = {runner.id for runner in case.dump.runners}
+    lives = [(start, min(over, case.last)) for start, _, over in case.joined(What.RUNNER_START, What.RUNNER_END)]
+    for execution in case.dump.executions:
+        if execution.status is not ExecutionStatus.RUNNING or execution.runner_id in there:
+            continue
+        over = execution.window_ends_at - case.dump.offset
+        others = [
+            (start, until) for start, until in lives if start.owner and runner_of(start.owner) != execution.runner_id
+        ]
+        if any(until - max(start.at, over) > case.bounds.recovery_seconds for start, until in others):
+            sentence = f"the runner {execution.runner_id} has gone, and is still at the service '{execution.service}'"
+            yield Violation("I18", None, sentence)
