@@ -184,6 +184,13 @@ CLEAN = [
         [Fault(kind=FaultKind.FREEZE, at=2, until=19.5, owner="r1")],
     ),
     Plot(
+        "a lease that was taken from a zombie by somebody whose clock is ahead",
+        "I8",
+        left(RERUN, made(claim("r2/0", 17.7), ends(18), id="b")),
+        [*lease(1.1, 25, id="a", epoch=1, pid=1), *lease(17.8, 17.9, id="b", epoch=1, pid=2)],
+        [Fault(kind=FaultKind.FREEZE, at=2, until=19.5, owner="r1")],
+    ),
+    Plot(
         "a lease that was taken from a zombie whose epoch nobody told",
         "I8",
         left(RERUN),

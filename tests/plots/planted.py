@@ -237,6 +237,13 @@ PLANTED = [
         left(done("a"), invocation("b")),
         [*lease(1.1, 1.8, id="a"), *accepted("t", "b", key="k"), saw(What.SUBMIT_INVOKE, 30, token="later")],
     ),
+    Plot(
+        "a lease that was given away before it was taken from its owner",
+        "I8",
+        left(RERUN, made(claim("r2/0", 16.7), ends(17), id="b")),
+        [*lease(1.1, 25, id="a", epoch=1, pid=1), *lease(16.8, 16.9, id="b", epoch=1, pid=2)],
+        [Fault(kind=FaultKind.FREEZE, at=2, until=19.5, owner="r1")],
+    ),
     # --- I14
     Plot(
         "a retry too many",
