@@ -371,6 +371,21 @@ CLEAN = [
         [*life("r1", 0, 5), *life("r2", 0, 8, pid=2)],
     ),
     Plot(
+        "a recovery in time, of work that then had to wait for a slot",
+        "I20",
+        left(
+            made(
+                claim("r1/0", 1),
+                crashes(18),
+                walks(S.CONCURRENCY_CONTROLLED, at=19),
+                walks(S.REROUTED, at=50),
+                claim("r2/0", 50),
+                ends(51),
+            )
+        ),
+        faults=[kill(2, owner="r1")],
+    ),
+    Plot(
         "a recovery in time, by its runner's silence",
         "I20",
         left(RERUN),

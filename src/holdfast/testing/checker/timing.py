@@ -237,8 +237,9 @@ def _struck(case: Case, fault: Fault) -> set[str]:
 
 
 def _back(case: Case, record: InvocationRecord, fault: Fault) -> float:
-    """When it ran again or had ended."""
-    entries = [entry for entry in record.history if entry.status is Status.RUNNING or entry.status in FINAL]
+    """When it ran again, had ended, or had its turn and found no slot: for that it may have to wait long."""
+    enough = FINAL | {Status.RUNNING, Status.CONCURRENCY_CONTROLLED}
+    entries = [entry for entry in record.history if entry.status in enough]
     moments = [case.time_of(entry) for entry in entries]
     moments += [execution.start.at for execution in case.executions.get(record.id, ())]
     return min((moment for moment in moments if moment > fault.at), default=inf)
