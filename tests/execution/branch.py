@@ -6,3 +6,4 @@ from tests.execution import library
 from tests.execution.crew import app
 
 triple = app.task(executor="process", name="triple")(library.triple)
+quadruple = library.declare(app)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast import App, Task
+
 
 def triple(x: int) -> int:
     return x * 3
@@ -9,3 +11,12 @@ def triple(x: int) -> int:
 
 def forgotten() -> None:
     pass
+
+
+def quadruple(x: int) -> int:
+    return x * 4
+
+
+def declare(app: App) -> Task[[int], int]:
+    """On behalf of whoever calls it."""
+    return app.task(executor="process", name="quadruple")(quadruple)

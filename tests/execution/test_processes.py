@@ -345,6 +345,7 @@ def test_tasks_are_found_however_they_were_declared(rig: Rig) -> None:
     assert rig.value(crew.app.get_task("wrapped-after"), 1) == 1
     assert rig.value(crew.task_of_plain, 1) == -1
     assert rig.value(branch.triple, 2) == 6
+    assert rig.value(branch.quadruple, 2) == 8
     assert vars(crew)["replaced"] is None
     assert rig.value(crew.replaced_task, 1) == 2
 

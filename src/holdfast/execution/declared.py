@@ -79,7 +79,7 @@ _importing: list[str] = []  # modules that a child is importing for its parent
 
 
 def remember(app: str, task: str, function: Callable[..., Any], codec: Codec, hooks: Hooks) -> None:
-    """Note that this app declares this task. The module that does so is the first caller that is not ours."""
+    """Note that this app declares this task, and which module does so."""
     with contextlib.suppress(TypeError):  # no weak reference to it, nor a name to find it by
         references = weakref.ref(function), weakref.ref(codec), weakref.ref(hooks)
         entry = _Entry(app, *references, _caller() or _module_of(function))
@@ -87,10 +87,19 @@ def remember(app: str, task: str, function: Callable[..., Any], codec: Codec, ho
 
 
 def _caller() -> str:
+    """The module whose import declares: a function of another one may do it on its behalf. If none is under way, the
+    one of the first caller that is not ours.
+    """
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "holdfast":
+    first = ""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] != "holdfast":
+            first = first or name
+            if frame.f_code.co_name == "<module>" and getattr(frame.f_globals.get("__spec__"), "_initializing", False):
+                return _normal(name)
         frame = frame.f_back
-    return "" if frame is None else _normal(str(frame.f_globals.get("__name__", "")))
+    return _normal(first)
 
 
 def why_unreachable(function: Callable[..., Any]) -> str | None:

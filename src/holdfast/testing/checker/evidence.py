@@ -174,6 +174,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     final_seconds: float | None = 60.0  # I1: from the submit, the due time or the last fault to the end
     slot_seconds: float | None = 2.0  # I8: until a free slot is filled while work waits for it
     recovery_seconds: float = 20.0  # I20: until a dead runner's work runs again
+    may_be_full: bool = False  # I20: there may be no place for it, so that it counts when it is back in the queue
     worker_recovery_seconds: float = 2.0  # I20: the same for a worker whose runner lives
     dead_after_seconds: float = 15.0  # I20: a runner that is silent for less is alive
     retries: Mapping[str, int] = {}  # I14: by task; none where it is not named

@@ -237,8 +237,11 @@ def _struck(case: Case, fault: Fault) -> set[str]:
 
 
 def _back(case: Case, record: InvocationRecord, fault: Fault) -> float:
-    """When it ran again, had ended, or had its turn and found no slot: for that it may have to wait long."""
+    """When it ran again, had ended, or had its turn and found no slot: for that it may have to wait long. Where there
+    may be no place for it either, when it was back in the queue.
+    """
     enough = FINAL | {Status.RUNNING, Status.CONCURRENCY_CONTROLLED}
+    enough |= {Status.REROUTED} if case.bounds.may_be_full else frozenset()
     entries = [entry for entry in record.history if entry.status in enough]
     moments = [case.time_of(entry) for entry in entries]
     moments += [execution.start.at for execution in case.executions.get(record.id, ())]

@@ -48,6 +48,7 @@ def _bounds() -> Bounds:
     return Bounds(
         final_seconds=60.0,
         recovery_seconds=25.0,
+        may_be_full=True,
         dead_after_seconds=DEAD_AFTER_SECONDS,
         crash_cap=MOST_CRASHES,
         slot_seconds=None,  # places may be few; see `_starved`
