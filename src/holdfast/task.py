@@ -7,9 +7,10 @@ that they can be stored.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
@@ -19,7 +20,7 @@ from holdfast.codec import Payload, Seen
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.engine.depot import whole
-from holdfast.errors import KeyTaken, StoreError, UsageError
+from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, UsageError
 from holdfast.execution.call import bind
 from holdfast.ids import derived_id
 from holdfast.invocation import Invocation, InvocationGroup
@@ -101,10 +102,14 @@ class Submittable(Generic[P, R]):
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """Store a call of this task. Once this returns, the work survives the loss of every process."""
-        return self._store(self._app._ready(), [(args, kwargs)])[0]
+        with self._opening():
+            engine = self._app._ready()
+        return self._store(engine, [(args, kwargs)])[0]
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
-        return (await self._astore(await self._app._aready(), [(args, kwargs)]))[0]
+        with self._opening():
+            engine = await self._app._aready()
+        return (await self._astore(engine, [(args, kwargs)]))[0]
 
     def map(self, calls: Iterable[Any]) -> InvocationGroup[R]:
         """Store a call for each item, all in one go.
@@ -112,10 +117,27 @@ class Submittable(Generic[P, R]):
         A tuple is positional arguments, a dict keyword arguments, anything else the only argument. If one of them
         cannot be stored, none is.
         """
-        return self._store(self._app._ready(), (_spread(call) for call in calls))
+        with self._opening():
+            engine = self._app._ready()
+        return self._store(engine, (_spread(call) for call in calls))
 
     async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
-        return await self._astore(await self._app._aready(), (_spread(call) for call in calls))
+        with self._opening():
+            engine = await self._app._aready()
+        return await self._astore(engine, (_spread(call) for call in calls))
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        """A store that has to be made needs a lock, which the user's own transaction may hold."""
+        try:
+            yield
+        except StoreUnavailable as error:
+            if self._options.session is None:
+                raise
+            raise StoreUnavailable(
+                f"{error} Your own transaction is open, and may be what is in the way: use the app once before it "
+                "begins (app.invocations(limit=1)), or run `holdfast store prepare` once."
+            ) from error
 
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 

@@ -59,6 +59,24 @@ def test_only_the_guilty_one_is_charged(session: Session) -> None:
     assert len({last[token] for token in twice}) == len(twice), "they did not run in processes of their own"
 
 
+@on("sqlite")
+def test_several_pills_do_not_cost_a_bystander_its_life(session: Session) -> None:
+    """Once it runs apart, it ends with its worker, but is not charged for that."""
+    (innocent,) = session.submit("bystander", task="hold")
+    session.start_runner("--workers", "1", "--concurrency", "4")
+    session.began("bystander")
+    for name in ("first pill", "second pill"):
+        (pill,) = session.submit(name, task="exits")
+        session.until(lambda: session.record(pill).status in FINAL, f"the {name} ends")  # noqa: B023
+    session.release()
+    session.until(lambda: session.record(innocent).status in FINAL, "the bystander ends")
+    record = session.record(innocent)
+    assert record.status is Status.SUCCESS, session.told()
+    assert _crashes(record) == 2
+    assert any(entry.why.endswith("it ran apart, so that is not its doing") for entry in record.history)
+    session.stop()
+
+
 @on("mongodb")
 def test_whatever_kills_the_process_is_ended_and_other_work_goes_on(session: Session) -> None:
     runner = session.start_runner("--workers", "1", "--concurrency", "4")

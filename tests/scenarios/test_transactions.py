@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from holdfast import App, KeyTaken, UsageError
-from holdfast.errors import InvocationNotFound
+from holdfast.errors import InvocationNotFound, StoreUnavailable
 from holdfast.store.mongo import schema
 
 mongo = pytest.mark.xdist_group("mongo")
@@ -341,6 +342,30 @@ def test_on_sqlite_only_a_transaction_on_the_same_file_can_be_joined(
 def test_in_memory_there_are_no_transactions() -> None:
     with shop("memory://") as app, pytest.raises(UsageError, match="no transactions"):
         app.get_task("ship").options(session=object()).submit(1)
+
+
+def test_the_first_use_of_an_app_may_be_inside_a_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with shop(f"sqlite:///{path}") as app:
+        assert app.invocations() == []
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        with shop(f"sqlite:///{path}", sqlite_busy_timeout_seconds=0.5) as app, connection:
+            connection.execute("CREATE TABLE orders (id INTEGER)")
+            connection.execute("INSERT INTO orders VALUES (1)")
+            app.get_task("ship").options(session=connection).submit(1)
+        with shop(f"sqlite:///{path}") as app, app.runner(concurrency=1):
+            assert app.invocations()[0].id
+            assert app.invocation(app.invocations()[0].id).result(20) == 1
+
+
+def test_a_store_that_is_not_there_yet_cannot_be_made_inside_a_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        with shop(f"sqlite:///{path}", sqlite_busy_timeout_seconds=0.2) as app:
+            connection.execute("CREATE TABLE orders (id INTEGER)")
+            connection.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match="Your own transaction is open, and may be what is in the way"):
+                app.get_task("ship").options(session=connection).submit(1)
 
 
 # --- keys without a transaction

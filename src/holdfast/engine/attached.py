@@ -38,6 +38,7 @@ class Attached:
         self._working: Working | None = None
         self._was_told_to_stop = False
         self._said_done = False
+        self._news: News | None = None
 
     async def run(self, make_worker: MakeWorker) -> bool:
         """Work until the end. True: user code still runs, and only the end of this process ends it."""
@@ -97,10 +98,18 @@ class Attached:
                     worker.fence()
 
     async def _tell(self, worker: Worker) -> None:
-        told: News | None = None
+        worker.on_apart = lambda: self._say_news(worker)
         while True:
-            news = News(running=worker.running, account=replace(worker.account), retiring=worker.is_stopping)
-            if news != told:
-                send(self._writer, news)
-            told = news
+            self._say_news(worker)
             await asyncio.sleep(_NEWS_SECONDS)
+
+    def _say_news(self, worker: Worker) -> None:
+        news = News(
+            running=worker.running,
+            account=replace(worker.account),
+            retiring=worker.is_stopping,
+            apart=worker.apart,
+        )
+        if news != self._news:
+            self._news = news
+            send(self._writer, news)

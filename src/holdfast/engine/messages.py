@@ -44,11 +44,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
-    """What the worker is doing and has done. `retiring`: it takes no more work."""
+    """What the worker is doing and has done. `retiring`: it takes no more work. `apart` are the invocations that run in
+    processes of their own: these end with the worker, and cannot be the cause of its death.
+    """
 
     running: int
     account: Account
     retiring: bool = False
+    apart: tuple[str, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

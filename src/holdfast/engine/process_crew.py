@@ -254,7 +254,7 @@ class ProcessCrew:
         while True:
             try:
                 crashpoint("takeback.before")
-                taken = await self._recovery.of_owner(worker.owner, why, ended=asked)
+                taken = await self._recovery.of_owner(worker.owner, why, ended=asked, apart=worker.apart)
                 crashpoint("takeback.after")
                 self._account.interrupted += taken if asked else 0
                 return

@@ -12,7 +12,7 @@ store was away is nobody's silence: nothing here counts time in which this proce
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -64,13 +64,14 @@ class Recovery:
     def ended(self, record: InvocationRecord, why: str) -> Change:
         """What becomes of work that its own runner ended before it was done."""
         final = record.at_most_once and record.status is not Status.PENDING
-        lost = WorkerLost(f"{why}; it is to be run at most once", invocation_id=record.id)
+        if final:
+            why = f"{why}; it is to be run at most once"
         return changes.killed(
             record,
             operation=self._ids.operation(),
             at=self._store.now(),
             why=why,
-            error=self._codec.encode_error(lost) if final else None,
+            error=self._codec.encode_error(WorkerLost(why, invocation_id=record.id)) if final else None,
         )
 
     def rescue(self, record: InvocationRecord) -> Change:
@@ -99,7 +100,8 @@ class Recovery:
         done = [each for each, verdict in zip(wanted, verdicts, strict=True) if isinstance(verdict, Applied)]
         for record, change in done:
             facts = {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}
-            log.warning("%s %s → %s: %s", record.task, record.status, change.target, change.why, extra=facts)
+            level = logging.ERROR if change.target is Status.FAILED else logging.WARNING
+            log.log(level, "%s %s → %s: %s", record.task, record.status, change.target, change.why, extra=facts)
         ready = [record.lane for record, change in done if change.target in AVAILABLE]
         ended = [record.id for record, change in done if change.target not in AVAILABLE]
         hints = [
@@ -109,15 +111,21 @@ class Recovery:
         await self._limits.released(record for record, change in done if change.frees)
         return len(done)
 
-    async def of_owner(self, owner: str, why: str, *, ended: bool = False, before: float = float("inf")) -> int:
-        """Everything that this owner holds, and has held since `before`: it died, or (`ended`) its runner ended it."""
+    async def of_owner(
+        self, owner: str, why: str, *, ended: bool = False, apart: Collection[str] = (), before: float = float("inf")
+    ) -> int:
+        """Everything that this owner holds, and has held since `before`: it died, or (`ended`) its runner ended it.
+        Those that ran `apart` from it ended with it, and are not charged.
+        """
         count = 0
         where = Filter(runner=runner_of(owner), statuses=OWNED)
         while True:
             found = await self._store.find(self.app, where, _AT_ONCE)
             mine = [record for record in found if record.owner == owner and record.changed_at < before]
             crashpoint("recovery.found")
-            count += await (self.end if ended else self.recover)(mine, why)
+            spared = [record for record in mine if ended or record.id in apart]
+            count += await self.end(spared, why if ended else f"{why}; it ran apart, so that is not its doing")
+            count += await self.recover([record for record in mine if record not in spared], why)
             crashpoint("recovery.written")
             if len(found) < _AT_ONCE:
                 return count

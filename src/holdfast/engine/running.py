@@ -80,6 +80,11 @@ class Running:
         """How many wait for their arguments."""
         return len(self._fetching)
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Those that were moved into processes of their own."""
+        return self._suspects.apart
+
     # --- beginning
 
     def begin(self, records: Sequence[InvocationRecord]) -> None:

@@ -27,7 +27,7 @@ from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
 from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord
-from holdfast.lifecycle.status import AVAILABLE
+from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
@@ -294,11 +294,12 @@ _LOUD: dict[str, Callable[..., None]] = {
 
 
 def _log_end(record: InvocationRecord, change: Change) -> None:
-    write = _LOUD.get(change.name)
+    write = log.error if change.target is Status.FAILED else _LOUD.get(change.name)
     if write is not None:
         traceback = change.error.traceback if isinstance(change.error, ErrorRecord) else ""
         extra = fields(record) | ({"remote_traceback": traceback} if traceback else {})
-        write("%s %s: %s", record.task, change.name, change.why, extra=extra)
+        became = "failed" if change.target is Status.FAILED else change.name
+        write("%s %s: %s", record.task, became, change.why, extra=extra)
     elif log.isEnabledFor(logging.DEBUG):
         log.debug("%s %s", record.task, change.name, extra=fields(record))
 

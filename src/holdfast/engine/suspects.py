@@ -35,6 +35,11 @@ class Suspects:
         self._elsewhere: set[str] = set()
         self._at_home: set[str] = set()
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The invocations that run in processes of their own now."""
+        return tuple(sorted(self._elsewhere))
+
     def place_for(self, record: InvocationRecord, task: TaskDefinition) -> Place | None:
         """Where to run it this time; None: apart, where there is no room now."""
         if task.place is Place.PROCESS or crashes_in_a_row(record.history) < self._crashes:

@@ -96,6 +96,7 @@ class Worker:
         self._leaves_unfinished = leaves_unfinished
         self._recovery = recovery
         self.account = Account()
+        self.on_apart: Callable[[], None] = lambda: None
         self._store = store
         self._hub = hub
         self._ids = ids
@@ -343,8 +344,15 @@ class Worker:
             return "the runner stops"
         return "" if self._permit.holds() else _UNHEARD
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The invocations that were moved into processes of their own."""
+        return self._running.apart
+
     def _began(self, count: int) -> None:
         self.account.started += count
+        if self.apart:
+            self.on_apart()  # before they can do any harm
         if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
             log.info("%s has started its %d tasks and retires", self.owner, self._max_tasks)
             self.retire()

@@ -30,6 +30,7 @@ class WorkerProcess:
         self._started_at = started_at
         self._reader, self._writer = stream
         self._running = 0
+        self.apart: tuple[str, ...] = ()
         self._was_killed = False
         self.account = Account()  # as far as it has told
         self.ready = asyncio.Event()
@@ -89,7 +90,7 @@ class WorkerProcess:
                 case Ready():
                     self.ready.set()
                 case News():
-                    self._running, self.account = message.running, message.account
+                    self._running, self.account, self.apart = message.running, message.account, message.apart
                     if message.retiring:
                         self.retiring.set()
                 case Done():

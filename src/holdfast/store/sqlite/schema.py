@@ -190,6 +190,12 @@ def prepare(connection: sqlite3.Connection) -> None:
         connection.executemany("INSERT OR REPLACE INTO holdfast_meta (key, value) VALUES (?, ?)", rows)
 
 
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Whether there is nothing to prepare, and nothing to refuse."""
+    found = stored_version(connection)
+    return found is not None and found[0] >= SCHEMA_VERSION >= found[1]
+
+
 def stored_version(connection: sqlite3.Connection) -> tuple[int, int] | None:
     """(schema version, lowest reader) of the file, or None where Holdfast has never been."""
     if not _has_table(connection, "holdfast_meta"):

@@ -102,7 +102,8 @@ class SqliteStore:
         self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe)
         self._reader = ConnectionThread("holdfast-sqlite-read", self._connect)
         try:
-            await self._write(schema.prepare)
+            if not await self._read(schema.is_current):  # to look needs no lock, which somebody may hold for long
+                await self._write(schema.prepare)
         except BaseException:
             await self.close()
             raise
