@@ -129,7 +129,7 @@ def test_services_tell_the_slots_and_why_who_does_not_run(
     app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no runners; start one with: holdfast run\n" in holdfast("services").out
-    enrol(app, "old", "middle", "young", "youngest")
+    enrol(app, "old", "middle", "young", "youngest", heartbeat_at=NOW + 30)
     set_time(monkeypatch, 21)
     facts = holdfast("services", "--json").json
     assert facts["cycle"] == {"starts_at": "2027-01-15T08:00:00.000Z", "ends_at": "2027-01-15T08:01:00.000Z"}
@@ -178,6 +178,22 @@ def test_services_tell_who_shares_no_cycle_and_why(
     assert in_grace == ("scheduled_runner_in_grace", "whose turn it is has joined too recently")
 
 
+def test_who_is_silent_is_said_to_be(app: App, holdfast: Command) -> None:
+    enrol(app, "fit")
+    enrol(app, "gone", started_at=NOW - 7200, heartbeat_at=NOW - 60)
+    assert decisions(holdfast)["gone"][0] == "silent"
+    assert "counts as dead" in decisions(holdfast)["gone"][1]
+
+
+def test_who_is_at_it_goes_on_though_it_is_about_to_stop(app: App, holdfast: Command) -> None:
+    enrol(app, "leaving", draining=True)
+    at_it = Execution(id="e", service="core", runner_id="leaving", started_at=NOW - 5, window_ends_at=NOW + 30)
+    with_store(app, methodcaller("put_execution", app.name, at_it))
+    decision, why = decisions(holdfast)["leaving"]
+    assert decision == "run"
+    assert why.startswith("it has been at it for 5s")
+
+
 def test_services_say_when_nobody_is_able_to(app: App, holdfast: Command) -> None:
     enrol(app, "hung", can_run_atomic_service=False)
     assert decisions(holdfast) == {
@@ -190,7 +206,7 @@ def test_services_tell_what_was_performed_and_who_is_at_it(
     app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "the services have not been performed yet" in holdfast("services").out
-    enrol(app, "a", "b")
+    enrol(app, "a", "b", heartbeat_at=NOW + 30)
     ends = [
         ("a", ExecutionStatus.COMPLETED, ""),
         ("b", ExecutionStatus.ABANDONED, "owner gone"),

@@ -203,7 +203,9 @@ def test_the_beginning_of_an_id_will_do_if_it_means_one(shop: Path, app: App, ho
     ids = [submit(holdfast, "add", "1", "--key", key, "--queue", key) for key in "abc"]  # such ids begin by chance
     park(app, ids[1])
     assert holdfast(command, ids[1][:6]).code == 0
-    for wrong in (ids[1][:5], "ABCDEF", "zzzzzz", "012345/", f"{ids[1]}0"):
+    answer = holdfast(command, ids[1][:5])
+    assert (answer.code, "too short" in answer.err) == (2, True)
+    for wrong in ("ABCDEF", "zzzzzz", "012345/", f"{ids[1]}0"):
         answer = holdfast(command, wrong)
         assert answer.code == 4
         assert f"'{wrong}'" in answer.err

@@ -193,6 +193,8 @@ class _View:
         self._trail = trail[:limit]
         self._at_it = next((one for one in trail if one.status is ExecutionStatus.RUNNING), None)
         self._members = members_of(self._roster)
+        alive = living(self._roster, self.now, app.settings.runner_considered_dead_after_minutes * 60)
+        self._silent = {runner.id for runner in self._roster} - {runner.id for runner in alive}
         self._windows = windows(self._members, self.now, self._settings)
         self._claims = {
             member.runner_id: decide_atomic_service_claim(member.runner_id, self._members, self.now, self._settings)
@@ -213,7 +215,7 @@ class _View:
             ]
             out.table(("slot", "runner", "from", "to", ""), rows, empty="no runner has a slot")
             out.line()
-            decisions = [(id, claim.reason or "run", self._why(id)) for id, claim in self._claims.items()]
+            decisions = [(id, self._decision(id), self._why(id)) for id in self._claims]
             out.table(("runner", "decision", "why"), decisions)
         out.line()
         titles = ("started", "runner", "status", "for", "reason")
@@ -239,7 +241,7 @@ class _View:
             "runners": [
                 {
                     "id": id,
-                    "decision": claim.reason or "run",
+                    "decision": self._decision(id),
                     "until": None if claim.window is None else moment(claim.window.ends_at),
                     "why": self._why(id),
                 }
@@ -261,10 +263,19 @@ class _View:
 
     # --- why
 
+    def _decision(self, id: str) -> str:
+        """What it does now: one that is at it goes on to the end of its slot, whatever would be decided now."""
+        if id in self._silent:
+            return "silent"
+        busy = self._at_it is not None and self._at_it.runner_id == id
+        return "run" if busy else self._claims[id].reason or "run"
+
     def _why(self, id: str) -> str:
         """What the decision means, in words."""
         claim = self._claims[id]
         busy = self._at_it
+        if id in self._silent:
+            return "its heartbeat is overdue: it counts as dead, and its turn goes to others once that is declared"
         if busy is not None and busy.runner_id == id:
             return f"it has been at it for {length(self.now - busy.started_at)}, until {moment(busy.window_ends_at)}"
         if claim.window is not None:

@@ -55,10 +55,12 @@ def find_id(app: App, text: str) -> str:
     """
     if is_id(text):
         return text
-    if len(text) < _SHORTEST or not is_id(text[:LENGTH].ljust(LENGTH, "0")):
+    if not is_id(text[:LENGTH].ljust(LENGTH, "0")):
         raise InvocationNotFound(
             f"there is no invocation '{text}'; an id has {LENGTH} characters, and its first {_SHORTEST} or more will do"
         )
+    if len(text) < _SHORTEST:
+        raise UsageError(f"'{text}' is too short for the beginning of an id: write {_SHORTEST} characters or more")
     found = app.invocations(before=f"{text}{{", limit=_LISTED + 1)  # newest first, and "{" comes after every letter
     found = [record for record in found if record.id.startswith(text)]
     if not found:
