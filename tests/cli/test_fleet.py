@@ -235,7 +235,7 @@ def test_services_tell_what_was_performed_and_who_is_at_it(
         ("b", "abandoned", 11.0, "owner gone"),
         ("a", "completed", 10.0, ""),
     ]
-    assert decisions(holdfast)["a"] == ("late_start", "it has been at it for 28s, until 2027-01-15T08:00:29.000Z")
+    assert decisions(holdfast)["a"] == ("run", "it has been at it for 28s, until 2027-01-15T08:00:29.000Z")
     set_time(monkeypatch, 31)
     assert decisions(holdfast)["b"] == (
         "run",
