@@ -4,8 +4,8 @@ The inside of Holdfast is asynchronous and runs on one loop in one thread per pr
 share a client and its connections. A blocking call sends a coroutine there and waits; an awaited call on somebody
 else's loop sends it there and awaits; so no method is written twice. User code never runs on this loop.
 
-Each task on the loop knows the bridge over which it, or the task that made it, came. An app that is closed cancels its
-own and leaves the others alone; the thread ends with the last of them.
+An app that is closed frees those who wait for it, ends its engine, and leaves the others alone: what runs on the loop
+is not only ours, since apps share a client, and that has tasks of its own. The thread ends with the last app.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Callable, Coroutine, Generator
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from holdfast.errors import BlockingCall, UsageError
@@ -24,16 +23,13 @@ from holdfast.execution.loop import LoopThread
 T = TypeVar("T")
 
 
-_CLEAN_UP_SECONDS = 1.0
-
-
 class Bridge:
     """Two ways to the loop, for one app."""
 
     def __init__(self) -> None:
         self._thread = _acquire()
         self._closed = False
-        self._sending = threading.Lock()  # nothing is sent once it is closed
+        self._sending = threading.RLock()  # nothing is sent once it is closed; a signal handler may close it
         self._sent: set[concurrent.futures.Future[Any]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -63,17 +59,21 @@ class Bridge:
             raise
 
     def _send(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        token = _via.set(self)  # the task that is made there inherits it, and so do those that it makes
-        try:
-            with self._sending:
+        with self._sending:
+            try:
                 if not self._closed:
                     self._sent.add(future := asyncio.run_coroutine_threadsafe(work, self._thread.loop))
                     future.add_done_callback(self._sent.discard)
+                    self._cancel_if_closed(future)
                     return future
-        finally:
-            _via.reset(token)
+            except RuntimeError:  # and the loop with it
+                pass
         work.close()
         raise _closed_meanwhile()
+
+    def _cancel_if_closed(self, future: concurrent.futures.Future[Any]) -> None:
+        if self._closed:  # by a signal handler, in between
+            future.cancel()
 
     def call(self, function: Callable[[], None]) -> None:
         """Do it there soon, and do not wait: safe from signal handlers."""
@@ -81,7 +81,7 @@ class Bridge:
 
     def close(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """First free those who still wait: they get an error, and not what they would find in a house that is being
-        torn down. Then do `end` there, and cancel whatever it has left over.
+        torn down. Then do `end` there.
         """
         with self._sending:
             if self._closed:
@@ -96,26 +96,15 @@ class Bridge:
         finally:
             _release()
 
-    async def _end(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await asyncio.sleep(0)  # what was handed over a moment ago gets its task, so that it can be cancelled too
-        try:
-            await end()
-        finally:
-            await self._cancel_own()
-
-    async def _cancel_own(self) -> None:
-        left = {task for task in asyncio.all_tasks() if getattr(task, "holdfast_via", None) is self}
-        left.discard(asyncio.current_task())
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=_CLEAN_UP_SECONDS)
+    @staticmethod
+    async def _end(end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await asyncio.sleep(0)  # what was handed over a moment ago gets its task, so that it can be cancelled first
+        await end()
 
 
 # --- the thread that all bridges of a process lead to
 
-_via: ContextVar[Bridge | None] = ContextVar("holdfast_via", default=None)
-_lock = threading.Lock()
+_lock = threading.RLock()
 _thread: LoopThread | None = None
 _users = 0
 _of_parents: list[LoopThread] = []
@@ -126,7 +115,6 @@ def _acquire() -> LoopThread:
     with _lock:
         if _thread is None:
             _thread = LoopThread("holdfast-engine")
-            _thread.loop.set_task_factory(_task)
         _users += 1
         return _thread
 
@@ -142,14 +130,6 @@ def _release() -> None:
         ended.end()
 
 
-def _task(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T] | Generator[Any, None, T], **more: Any
-) -> asyncio.Task[T]:
-    task = asyncio.Task(work, loop=loop, **more)
-    task.holdfast_via = _via.get()  # type: ignore[attr-defined]
-    return task
-
-
 def _forget() -> None:
     """A forked child has none of its parent's threads. What it has of their loop it must neither use nor let go of:
     that would close connections that are the parent's.
@@ -157,7 +137,7 @@ def _forget() -> None:
     global _lock, _thread, _users
     if _thread is not None:
         _of_parents.append(_thread)
-    _lock, _thread, _users = threading.Lock(), None, 0
+    _lock, _thread, _users = threading.RLock(), None, 0
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import difflib
 import inspect
+import logging
 import os
 import random
 import threading
@@ -58,6 +59,7 @@ Executor = Literal["thread", "loop", "process"]
 RunningConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
 
 DEFAULT_NAME = "default"
+log = logging.getLogger("holdfast.engine")
 
 
 class App:
@@ -348,10 +350,12 @@ class App:
         """
         inside = self._inside
         if inside is not None and inside.pid == os.getpid():
-            for runner in list(self._runners):
-                runner.end()
-            self._inside = None
-            inside.close()
+            try:
+                for runner in list(self._runners):
+                    runner.end()
+            finally:
+                self._inside = None
+                inside.close()
 
     def __enter__(self) -> Self:
         return self
@@ -391,6 +395,8 @@ class App:
             return inside
         with self._opening:
             if self._inside is None or self._inside.pid != os.getpid():
+                if self._inside is not None:
+                    self._runners = set()  # of the parent, which has them
                 fresh = Inside(self._engine_maker())
                 weakref.finalize(self, fresh.abandon).atexit = False
                 if self._inside is not None and self._inside.pid == os.getpid():
@@ -458,7 +464,10 @@ if hasattr(os, "register_at_fork"):
 def _close_all() -> None:
     """What still runs goes back to the queue, and a store that is closed needs no check at the next start."""
     for app in list(_APPS):
-        app.close()
+        try:
+            app.close()
+        except Exception:
+            log.exception("while closing %r at the end of the program", app)
 
 
 class _Decorator(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -58,6 +59,7 @@ class EmbeddedRunner:
         self._make_crew = make_crew
         self._runner: Runner | None = None
         self._done: asyncio.Task[Account] | None = None
+        self._pid = os.getpid()  # a forked child has a copy of it, but none of what it consists of
 
     @property
     def id(self) -> str | None:
@@ -82,7 +84,7 @@ class EmbeddedRunner:
         return self
 
     async def _start(self) -> None:
-        if self._done is not None:
+        if self._done is not None and self._pid == os.getpid():
             raise UsageError("this runner is running already; app.runner() makes another one")
         engine = await self._app._engine()
         self._runner = engine.runner(
@@ -98,6 +100,7 @@ class EmbeddedRunner:
             hooks=self._app._hooks,
         )
         ready = asyncio.Event()
+        self._pid = os.getpid()
         self._app._runners.add(self)
         self._done = asyncio.create_task(self._runner.run(ready.set))
         waiting = asyncio.create_task(ready.wait())
@@ -110,7 +113,7 @@ class EmbeddedRunner:
 
     def request_stop(self, *, hurry: bool = False) -> None:
         """Ask it to stop, from any thread or signal handler, without waiting."""
-        if self._runner is not None:
+        if self._runner is not None and self._pid == os.getpid():
             runner = self._runner
             self._app._opened().bridge.call(lambda: runner.stop(hurry=hurry))
 
@@ -133,12 +136,12 @@ class EmbeddedRunner:
         return self._app._run(self._wait())
 
     async def _stop(self) -> Account:
-        if self._runner is not None:
+        if self._runner is not None and self._pid == os.getpid():
             self._runner.stop()
         return await self._wait()
 
     async def _wait(self) -> Account:
-        if self._done is None:
+        if self._done is None or self._pid != os.getpid():
             return Account()
         try:
             return await asyncio.shield(self._done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pymongo import MongoClient
 from pymongo.database import Database
+from pymongo.errors import AutoReconnect
 from tests.mongo.tools import Events, database_of, make_store, opened, play, with_options
 from tests.mongod import Mongod, fresh_database, with_database
 
@@ -94,6 +96,32 @@ def test_apps_of_a_process_share_a_client(mongo_url: str) -> None:
         assert shop.invocations() == []
         assert connection._clients
     assert connection._clients == {}
+
+
+@pytest.mark.parametrize("how", ["close", "forget"])
+def test_the_client_outlives_the_app_that_used_it_first(
+    mongo_url: str, client: MongoClient[dict[str, Any]], how: str
+) -> None:
+    """Its monitors and the change stream began on behalf of that app, and go on for the others."""
+    first = App(mongo_url, name="first")
+    first.task(name="work")(abs).submit(-1)
+    with App(mongo_url, name="second", poll_interval_seconds=20) as second:
+        work = second.task(name="work")(abs)
+        with second.runner():
+            with first.runner():
+                assert work.submit(-1).result(timeout=20) == 1
+            if how == "close":
+                first.close()
+            else:
+                thread = threading.Thread(target=first._inside.close)  # type: ignore[union-attr]
+                thread.start()
+                thread.join()
+            stream = second._ready().store.hints()._stream  # type: ignore[attr-defined,union-attr]
+            assert not stream._task.done()
+            with contextlib.suppress(AutoReconnect):
+                client.admin.command("replSetStepDown", 1, force=True)
+            assert work.submit(-2).result(timeout=25) == 2
+            assert not stream._task.done()
 
 
 def test_each_loop_has_its_own(mongo_url: str) -> None:

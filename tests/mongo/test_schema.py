@@ -252,6 +252,26 @@ async def _checked(store: MongoStore, deep: bool) -> Sequence[Finding]:
     return await store.check(deep=deep)
 
 
+def test_a_signal_index_that_removes_nothing_is_told(new_url: str, fresh: Raw) -> None:
+    play(new_url, lambda store: store.counts("shop"))
+    signals = fresh[schema.SIGNALS]
+    signals.drop_index("at")
+    signals.create_index([("at", 1)], name="at")
+    finding = looked_at(new_url)["index holdfast_signals.at"]
+    assert finding.detail == "removes nothing; signal_retention_seconds is 3600 here"
+
+
+def test_an_index_that_is_in_the_way_is_named(new_url: str, fresh: Raw) -> None:
+    play(new_url, lambda store: store.counts("shop"))
+    runners = fresh[schema.RUNNERS]
+    runners.drop_index("roster")
+    runners.create_index([("app", 1), ("started_at", 1), ("id", 1)], name="mine")
+    with pytest.raises(
+        SchemaMismatch, match=r"holdfast_runners has an index that is in the way of one of ours: .*mine"
+    ):
+        play(new_url, lambda store: store.counts("shop"))
+
+
 def test_a_store_is_looked_at_as_it_is(new_url: str, fresh: Raw) -> None:
     """Opening it would make the missing index first, and nobody would ever hear of it."""
     play(new_url, lambda store: store.counts("shop"))

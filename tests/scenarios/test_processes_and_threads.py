@@ -165,3 +165,44 @@ with app.runner():
         del os.environ["HOLDFAST_RUNNER_HEARTBEAT_SECONDS"]
         process.kill()
         process.communicate()
+
+
+CLOSING = """
+app = App("memory://")
+echo = app.task(name="echo")(echo.definition.function)
+echo.submit(0)
+
+def close(*_):
+    app.close()
+    os._exit(7)
+
+signal.signal(signal.SIGALRM, close)
+signal.setitimer(signal.ITIMER_REAL, {seconds})
+while True:
+    echo.submit(1)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.02 + 0.003 * number for number in range(8)])
+def test_an_app_may_be_closed_by_a_signal_handler(tmp_path: Path, seconds: float) -> None:
+    running = program(tmp_path, CLOSING.format(seconds=seconds))
+    _, err = finish(running)
+    assert (running.returncode, err) == (7, "")
+
+
+INHERITED = """
+with app.runner():
+    assert echo.submit(1).result(20) == 1
+    pid = os.fork()
+    if pid == 0:
+        echo.submit(2)
+        sys.exit(0)  # and at the end apps are closed
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_leaves_its_parents_runner_alone(tmp_path: Path) -> None:
+    running = program(tmp_path, INHERITED)
+    _, err = finish(running)
+    assert (running.returncode, "Error" in err) == (0, False), err

@@ -73,6 +73,7 @@ class Engine:
         self.hub.connect(self.store.hints())
 
     async def close(self) -> None:
+        await self.submitter.close()
         self.hub.connect(None)
         await self.store.close()
 

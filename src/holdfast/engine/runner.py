@@ -12,7 +12,6 @@ new name.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -44,6 +43,9 @@ log = logging.getLogger("holdfast.runner")
 
 RECOVER_RUNNING = "holdfast:recover_running_invocations"
 RECOVER_PENDING = "holdfast:recover_pending_invocations"
+
+
+_LEAVING_SECONDS = 5.0  # for a store that does not answer
 
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,10 +217,15 @@ class Runner:
 
     async def _leave(self, record: RunnerRecord) -> None:
         crashpoint("roster.leaving")
-        with contextlib.suppress(StoreError):
-            await self._patience.until_answered(
-                "leaving the roster", lambda again: self._store.leave(record.app, record.id)
-            )
+        leaving = asyncio.create_task(
+            self._patience.until_answered("leaving the roster", lambda again: self._store.leave(record.app, record.id))
+        )
+        await asyncio.wait({leaving}, timeout=_LEAVING_SECONDS)
+        if not leaving.done():
+            log.warning("runner %s could not say that it leaves; the others will find out", record.id)
+            leaving.cancel()
+        elif not isinstance(error := leaving.exception(), StoreError | None):
+            raise error
         crashpoint("roster.left")
 
     @property

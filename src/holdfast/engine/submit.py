@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from holdfast.codec import Payload
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.depot import UNWANTED_SECONDS, Depot
+from holdfast.engine.ending import end_all
 from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 from holdfast.store.contract import Store, Transaction
 from holdfast.wakeup.hub import Hub
@@ -57,6 +58,10 @@ class Submitter:
         """Send the hint for records in a user's own transaction once that is over, however it ended."""
         self._waiting.add(task := asyncio.create_task(self._hint_after(transaction, records)))
         task.add_done_callback(self._waiting.discard)
+
+    async def close(self) -> None:
+        """Those whose transactions are not over are not waited for."""
+        await end_all(*self._waiting)
 
     async def _hint_after(self, transaction: Transaction, records: Sequence[InvocationRecord]) -> None:
         for _ in range(int(_LONGEST_TRANSACTION_SECONDS / _LOOK_SECONDS)):

@@ -180,6 +180,9 @@ class MongoBase:
         try:
             names = ", ".join(await schema.missing(database))
             await schema.put_right(database, self._signal_seconds)
+            self._mark = await schema.prepare(
+                database, self._signal_seconds
+            )  # the whole database may have been dropped
         except OperationFailure as error:
             if is_transient(error):
                 raise

@@ -100,8 +100,9 @@ def _compared(there: dict[tuple[str, str], Any], ours: Sequence[schema.Index]) -
             )
         elif _differing(index, facts) == ["expireAfterSeconds"]:
             wrong += 1
-            kept, said = facts["expireAfterSeconds"], index.options["expireAfterSeconds"]
-            detail = f"keeps what it serves for {kept} s; signal_retention_seconds is {said} here"
+            kept, said = facts.get("expireAfterSeconds"), index.options["expireAfterSeconds"]
+            now = "removes nothing" if kept is None else f"keeps what it serves for {kept} s"
+            detail = f"{now}; signal_retention_seconds is {said} here"
             yield Finding(subject=subject, ok=False, detail=detail, advice="holdfast store prepare")
         elif _differing(index, facts):
             wrong += 1

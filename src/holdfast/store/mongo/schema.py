@@ -37,6 +37,9 @@ COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXEC
 SIGNAL_SECONDS = 3600  # the default of `signal_retention_seconds`
 
 
+_IN_THE_WAY = frozenset({85, 86})  # the same keys under another name, the same name with other keys
+
+
 class Index(NamedTuple):
     collection: str
     name: str
@@ -220,8 +223,16 @@ async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str, ours: S
     """
     there = await database[name].index_information() if ours else {}
     missing = [index.model for index in ours if index.name not in there]
-    if missing:
-        await database[name].create_indexes(missing)
+    try:
+        if missing:
+            await database[name].create_indexes(missing)
+    except OperationFailure as error:
+        if error.code not in _IN_THE_WAY:
+            raise
+        raise SchemaMismatch(
+            f"{name} has an index that is in the way of one of ours: {(error.details or {}).get('errmsg', error)}. "
+            "Drop it (holdfast store check names those that are not ours), then run: holdfast store prepare"
+        ) from error
     for index in ours:
         seconds = index.options.get("expireAfterSeconds")
         if seconds is not None and index.name in there and there[index.name].get("expireAfterSeconds") != seconds:

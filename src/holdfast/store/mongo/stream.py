@@ -58,7 +58,7 @@ class Stream:
 
     def join(self, listener: Listener) -> None:
         self._listeners.append(listener)
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._listen())
         elif self.trust:
             self._observe("change_stream_open", {}, [listener])

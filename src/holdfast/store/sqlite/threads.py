@@ -12,6 +12,7 @@ same happens, and each caller learns what became of its own write.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -93,6 +94,43 @@ class ConnectionThread:
                 job.error = _translated(error)
 
 
+class _Forks:
+    """A fork waits until no transaction is open in this process.
+
+    SQLite remembers in memory which locks the process holds. A child that was forked in the middle of a transaction
+    would take its parent's lock for one of its own, and wait for it for ever.
+    """
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self._news = threading.Condition()
+        self._open = 0
+
+    def __enter__(self) -> None:
+        with self._news:
+            self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._news:
+            self._open -= 1
+            self._news.notify_all()
+
+    def before(self) -> None:
+        self._news.acquire()  # kept until the fork is over, so that none begins
+        self._news.wait_for(lambda: not self._open, timeout=_FORK_SECONDS)
+
+    def after(self) -> None:
+        self._news.release()
+
+
+_FORK_SECONDS = 5.0
+_forks = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after, after_in_child=_forks.begin_anew)
+
+
 class WriterThread(ConnectionThread):
     """The only thread of this process that writes; every group is one transaction."""
 
@@ -123,7 +161,7 @@ class WriterThread(ConnectionThread):
         return error
 
     def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
-        with self._turn:
+        with self._turn, _forks:
             connection.execute("BEGIN IMMEDIATE")
             self._turn.sign()
             before = connection.total_changes
