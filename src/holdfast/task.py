@@ -7,10 +7,9 @@ that they can be stored.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import functools
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
@@ -102,14 +101,10 @@ class Submittable(Generic[P, R]):
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """Store a call of this task. Once this returns, the work survives the loss of every process."""
-        with self._opening():
-            engine = self._app._ready()
-        return self._store(engine, [(args, kwargs)])[0]
+        return self._store(self._engine(), [(args, kwargs)])[0]
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
-        with self._opening():
-            engine = await self._app._aready()
-        return (await self._astore(engine, [(args, kwargs)]))[0]
+        return (await self._astore(await self._aengine(), [(args, kwargs)]))[0]
 
     def map(self, calls: Iterable[Any]) -> InvocationGroup[R]:
         """Store a call for each item, all in one go.
@@ -117,27 +112,26 @@ class Submittable(Generic[P, R]):
         A tuple is positional arguments, a dict keyword arguments, anything else the only argument. If one of them
         cannot be stored, none is.
         """
-        with self._opening():
-            engine = self._app._ready()
-        return self._store(engine, (_spread(call) for call in calls))
+        return self._store(self._engine(), (_spread(call) for call in calls))
 
     async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
-        with self._opening():
-            engine = await self._app._aready()
-        return await self._astore(engine, (_spread(call) for call in calls))
+        return await self._astore(await self._aengine(), (_spread(call) for call in calls))
 
-    @contextlib.contextmanager
-    def _opening(self) -> Iterator[None]:
-        """A store that has to be made needs a lock, which the user's own transaction may hold."""
+    def _engine(self) -> Engine:
         try:
-            yield
+            return self._app._ready()
         except StoreUnavailable as error:
             if self._options.session is None:
                 raise
-            raise StoreUnavailable(
-                f"{error} Your own transaction is open, and may be what is in the way: use the app once before it "
-                "begins (app.invocations(limit=1)), or run `holdfast store prepare` once."
-            ) from error
+            raise _locked_out(error) from error
+
+    async def _aengine(self) -> Engine:
+        try:
+            return await self._app._aready()
+        except StoreUnavailable as error:
+            if self._options.session is None:
+                raise
+            raise _locked_out(error) from error
 
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 
@@ -257,6 +251,14 @@ class AsyncTask(Submittable[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the coroutine function itself. Nothing is stored."""
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _locked_out(error: StoreUnavailable) -> StoreUnavailable:
+    """A store that has to be made needs a lock, which the user's own transaction may hold."""
+    return StoreUnavailable(
+        f"{error} Your own transaction is open, and may be what is in the way: use the app once before it begins "
+        "(app.invocations(limit=1)), or run `holdfast store prepare` once."
+    )
 
 
 def _spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -41,6 +41,7 @@ class Employer(NamedTuple):
 
     ended: Callable[[Sequence[Ended]], None]
     began: Callable[[int], None]  # so many; fewer than none if one begins anew
+    apart: Callable[[], None]  # some are about to begin in processes of their own
     begin: Callable[[Sequence[InvocationRecord]], None]  # these once more, if they still may
     hand_back: Callable[[list[InvocationRecord], str, float], None]  # not begun: why, and for how long at least
     why_not: Callable[[], str]  # nothing may begin now; empty if it may
@@ -150,6 +151,8 @@ class Running:
             why = "as many as can run apart from others do so already"
             self._employer.hand_back(crowded, why, CROWDED_SECONDS)
         self._employer.began(len(records) - len(crowded))
+        if Place.APART in batches:
+            self._employer.apart()  # before they can do any harm
         for place, calls in batches.items():
             self._at(place).start(calls)
 

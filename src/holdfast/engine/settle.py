@@ -294,11 +294,12 @@ _LOUD: dict[str, Callable[..., None]] = {
 
 
 def _log_end(record: InvocationRecord, change: Change) -> None:
-    write = log.error if change.target is Status.FAILED else _LOUD.get(change.name)
+    has_failed = change.path[-1] is Status.FAILED
+    write = log.error if has_failed else _LOUD.get(change.name)
     if write is not None:
         traceback = change.error.traceback if isinstance(change.error, ErrorRecord) else ""
         extra = fields(record) | ({"remote_traceback": traceback} if traceback else {})
-        became = "failed" if change.target is Status.FAILED else change.name
+        became = "failed" if has_failed else change.name
         write("%s %s: %s", record.task, became, change.why, extra=extra)
     elif log.isEnabledFor(logging.DEBUG):
         log.debug("%s %s", record.task, change.name, extra=fields(record))

@@ -111,7 +111,8 @@ class Worker:
         self._claimer = Claimer(store, hub, ids, self._search, permit, app=app, owner=owner, limits=slots.known)
         self._patience = Patience(rng)
         self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery, slots)
-        employer = Employer(self._ended, self._began, self._begin, self._hand_back, self._why_not)
+        told = (self._ended, self._began, lambda: self.on_apart())
+        employer = Employer(*told, self._begin, self._hand_back, self._why_not)
         needs = (codec, limits, depot, self._search, make_places, employer)
         self._running = Running(self._tasks, *needs, max_crashes=recovery.max_crashes)
         self._reserve = Reserve(concurrency)
@@ -351,8 +352,6 @@ class Worker:
 
     def _began(self, count: int) -> None:
         self.account.started += count
-        if self.apart:
-            self.on_apart()  # before they can do any harm
         if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
             log.info("%s has started its %d tasks and retires", self.owner, self._max_tasks)
             self.retire()

@@ -15,6 +15,7 @@ import asyncio
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -105,26 +106,30 @@ class _Forks:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        self._news = threading.Condition()
+        self._lock = threading.Lock()
         self._open = 0
 
     def __enter__(self) -> None:
-        with self._news:
+        with self._lock:
             self._open += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._news:
+        with self._lock:
             self._open -= 1
-            self._news.notify_all()
 
     def before(self) -> None:
-        self._news.acquire()  # kept until the fork is over, so that none begins
-        self._news.wait_for(lambda: not self._open, timeout=_FORK_SECONDS)
+        deadline = time.monotonic() + _FORK_SECONDS
+        self._lock.acquire()  # kept until the fork is over, so that none begins
+        while self._open and time.monotonic() < deadline:
+            self._lock.release()
+            time.sleep(_LOOK_SECONDS)
+            self._lock.acquire()
 
     def after(self) -> None:
-        self._news.release()
+        self._lock.release()
 
 
+_LOOK_SECONDS = 0.001
 _FORK_SECONDS = 5.0
 _forks = _Forks()
 if hasattr(os, "register_at_fork"):
