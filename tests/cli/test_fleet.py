@@ -166,12 +166,14 @@ def test_services_tell_who_shares_no_cycle_and_why(
     enrol(app, "leaving", draining=True)
     enrol(app, "hung", can_run_atomic_service=False)
     enrol(app, "lazy", sits_out_until=NOW + 120)
+    enrol(app, "outdated", schema=-1)
     found = decisions(holdfast)
     assert found["fit"][0] == "run"
     assert {id: why for id, (_, why) in found.items() if id != "fit"} == {
         "leaving": "it is about to stop",
         "hung": "its service loop does not move",
         "lazy": "it left its slot unused, and sits out for another 2m",
+        "outdated": "its code is older than the store's schema, which a newer runner has brought",
     }
     monkeypatch.setenv("HOLDFAST_ATOMIC_SERVICE_MEMBERSHIP_STABILIZATION_MINUTES", "1d")
     in_grace = decisions(holdfast, "--url", "sqlite:///shop.db")["fit"]

@@ -105,6 +105,21 @@ def test_duties_run_once_per_check_interval_or_as_often_as_they_ask() -> None:
     virtually(scenario)
 
 
+def test_where_a_newer_version_has_joined_the_older_ones_leave_the_services_to_it() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        looks: Looks = []
+        await probed(fleet, 2, looks)
+        await settled(fleet)
+        fleet.store.schema_version = 7
+        newer = await probe(fleet, looks)
+        await asyncio.sleep(70)  # a cycle, and the rest of a turn
+        looks.clear()
+        await asyncio.sleep(130)
+        assert {member.id for _, member in looks} == {newer.id}
+
+    virtually(scenario)
+
+
 def test_a_duty_that_has_more_to_do_is_due_again_at_the_next_check() -> None:
     async def scenario(fleet: Fleet) -> None:
         left, member = [True, True, True, False, True], fleet.member(add)

@@ -308,6 +308,8 @@ class _View:
             return "it is about to stop"
         if not runner.can_run_atomic_service:
             return "its service loop does not move"
+        if runner.schema < max(each.schema for each in self._roster):
+            return "its code is older than the store's schema, which a newer runner has brought"
         if member.sits_out_until is not None and self.now < member.sits_out_until:
             left = length(member.sits_out_until - self.now)
             return f"it left its slot unused, and sits out for another {left}"

@@ -164,15 +164,8 @@ class Engine:
         known = list(definitions)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
         core = CoreTaskRegistry(self.store, self.submitter, self.hub, self.ids, app=core_app(self.app))
-        template = RunnerRecord(
-            dead_after_seconds=duties.runner.dead_after_seconds,
-            id="",
-            app=self.app,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=version,
-            started_at=0.0,
-            heartbeat_at=0.0,
+        template = msgspec.structs.replace(
+            self._entry(version, duties),
             concurrency=concurrency,
             queues=None if queues is None else tuple(sorted(queues)),
             tags=tuple(sorted(tags)),
@@ -215,6 +208,22 @@ class Engine:
         core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)
         core.add(RECOVER_PENDING, runner.recover_pending, duties.recover_pending_cron)
         return runner
+
+    def _entry(self, version: str, duties: Duties) -> RunnerRecord:
+        """What a runner of this process has on the roster, whatever it serves."""
+        return RunnerRecord(
+            id="",
+            app=self.app,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version,
+            schema=self.store.schema_version,
+            dead_after_seconds=duties.runner.dead_after_seconds,
+            started_at=0.0,
+            heartbeat_at=0.0,
+            concurrency=0,
+            tasks=(),
+        )
 
     def _duties(self, definitions: Iterable[TaskDefinition]) -> tuple[Duty, ...]:
         """What services do for the tasks and the store."""

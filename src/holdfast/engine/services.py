@@ -59,11 +59,15 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def members_of(roster: Sequence[RunnerRecord]) -> list[Member]:
+    """Who may take turns. Where a newer version has joined, those that do not know its schema leave it to the others:
+    what they would tidy up may not be what they take it for.
+    """
+    newest = max((runner.schema for runner in roster), default=0)
     return [
         Member(
             runner_id=runner.id,
             joined_at=runner.started_at,
-            can_run_atomic_service=runner.can_run_atomic_service and not runner.draining,
+            can_run_atomic_service=runner.can_run_atomic_service and not runner.draining and runner.schema == newest,
             sits_out_until=runner.sits_out_until,
         )
         for runner in roster

@@ -133,6 +133,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerRecord, ...] = ()
     wish: str = ""  # what somebody asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
+    schema: int = 0  # the version of the store's schema that its code knows
     dead_after_seconds: float = 0.0  # by its own settings: it promises to be heard that often
     sits_out_until: float | None = None  # it left its slot unused: others do its share until then
 

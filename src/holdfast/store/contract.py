@@ -83,6 +83,8 @@ class Store(Protocol):
     """Where invocations live."""
 
     abilities: Ability
+    schema_version: int
+    """Of the schema that this code knows and makes."""
 
     def now(self) -> float:
         """The store's time, seconds since the epoch: what due times are compared with."""

@@ -58,6 +58,7 @@ class MemoryStore:
     """See `holdfast.store.contract.Store`."""
 
     abilities = Ability.NONE
+    schema_version = 0
 
     def __init__(self, clock: Clock, observe: Observe = ignore) -> None:
         self._clock = clock

@@ -63,6 +63,7 @@ class MongoStore(MongoBeside):
     """See `holdfast.store.contract.Store`."""
 
     abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS | Ability.TRANSACTIONS
+    schema_version = schema.SCHEMA_VERSION
 
     # --- insert
 

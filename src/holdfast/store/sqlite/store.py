@@ -54,6 +54,7 @@ class SqliteStore:
     """See `holdfast.store.contract.Store`."""
 
     abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.TRANSACTIONS
+    schema_version = schema.SCHEMA_VERSION
 
     def __init__(
         self, path: Path, *, clock: Clock, observe: Observe, synchronous: str, busy_timeout_seconds: float

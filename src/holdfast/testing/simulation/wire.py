@@ -175,6 +175,7 @@ class Line:
         self._hints = hints
         self._skew = skew
         self.abilities = abilities
+        self.schema_version = 0
         self.cuts = 0  # that last
         self.epochs: dict[str, int] = {}  # of what it claimed
         self.came_late: set[str] = set()  # invocations that were given to it when it had given up its claim
