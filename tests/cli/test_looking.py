@@ -177,7 +177,8 @@ def test_show_says_why_arguments_cannot_be_read(shop: Path, app: App, holdfast: 
     assert "its 1 byte of arguments cannot be read here" in holdfast("show", id).out
 
 
-def test_show_says_that_a_record_was_quarantined(shop: Path, app: App, holdfast: Command) -> None:
+def set_aside(app: App, holdfast: Command) -> str:
+    """The id of an invocation that could not be read."""
     id = submit(holdfast, "add", "1")
     lane = app.invocation(id).record().lane
     with sqlite3.connect("shop.db") as connection:
@@ -185,6 +186,11 @@ def test_show_says_that_a_record_was_quarantined(shop: Path, app: App, holdfast:
     connection.close()
     claim = Claim(app=app.name, owner="runner/0", lanes=(lane,), limit=1, operation="c", at=app._clock.now() + 1)
     assert with_store(app, lambda store: store.claim(claim)).records == ()
+    return id
+
+
+def test_show_says_that_a_record_was_quarantined(shop: Path, app: App, holdfast: Command) -> None:
+    id = set_aside(app, holdfast)
     answer = holdfast("show", id)
     assert answer.code == 1
     assert f"error: {id} was set aside at " in answer.err
@@ -224,13 +230,7 @@ def test_an_ambiguous_beginning_of_an_id_lists_what_it_may_be(shop: Path, app: A
 
 
 def test_show_finds_what_was_set_aside_by_the_beginning_of_its_id(shop: Path, app: App, holdfast: Command) -> None:
-    id = submit(holdfast, "add", "1")
-    lane = app.invocation(id).record().lane
-    with sqlite3.connect("shop.db") as connection:
-        connection.execute("UPDATE holdfast_invocations SET history = 'nonsense,'")
-    connection.close()
-    claim = Claim(app=app.name, owner="runner/0", lanes=(lane,), limit=1, operation="c", at=app._clock.now() + 1)
-    assert with_store(app, lambda store: store.claim(claim)).records == ()
+    id = set_aside(app, holdfast)
     assert f"error: {id} was set aside at " in holdfast("show", id[:20]).err
 
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, Fleet, Line, Member, add, nap, virtually
+from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, NEVER, Fleet, Line, Member, add, nap, virtually
 
-from holdfast.engine.core_tasks import CoreTaskRegistry
+from holdfast.engine.core_tasks import LONGEST_SECONDS, CoreTaskRegistry
 from holdfast.engine.permit import Unlimited
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING
 from holdfast.engine.services import SERVICE, Duty
@@ -19,6 +19,7 @@ from holdfast.errors import StoreUnavailable
 from holdfast.lifecycle.schedule import cron, ticks_between
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Filter
 
 Looks = list[tuple[float, Member]]
 CYCLE = 60.0
@@ -116,6 +117,61 @@ def test_where_a_newer_version_has_joined_the_older_ones_leave_the_services_to_i
         looks.clear()
         await asyncio.sleep(130)
         assert {member.id for _, member in looks} == {newer.id}
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("how", ["crash", "stop"])
+def test_when_a_member_is_gone_the_others_look_at_once(how: str) -> None:
+    """Each has a store of its own, so that only a hint can tell them; here the hub of each is told by hand."""
+
+    async def scenario(fleet: Fleet) -> None:
+        members = [await fleet.started(add) for _ in range(3)]
+        await settled(fleet)
+        told: list[str] = []
+        for member in members:
+            member.engine.hub.on_roster(lambda id=member.id: told.append(id))  # type: ignore[misc]
+        gone = members[0]
+        name = gone.id
+        if how == "stop":
+            await gone.stop()
+            assert told == [name]  # it says so itself, to all who listen on its channel
+            return
+        gone.crash()
+        await fleet.gone(name)
+        (declarer,) = [member for member in members[1:] if member.line.count("declare_dead")]
+        looked = declarer.line.count("roster")
+        await asyncio.sleep(0.2)
+        assert told == [declarer.id]
+        assert declarer.line.count("roster") > looked
+
+    virtually(scenario)
+
+
+def test_of_a_core_task_one_runs_at_a_time_and_none_for_ever() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        began: list[float] = []
+
+        async def hang() -> None:
+            began.append(fleet.clock.now())
+            await asyncio.Event().wait()
+
+        members = [fleet.member(add) for _ in range(2)]
+        for member in members:
+            core = member.runner._core
+            core.add(RECOVER_RUNNING, hang, NEVER)
+            core.add(RECOVER_PENDING, hang, NEVER)
+            await member.start()
+        for member in members:
+            await member.runner._core.fire(RECOVER_RUNNING, f"asked for by {member.id}")
+            await asyncio.sleep(1)
+        assert len(began) == 1
+        await asyncio.sleep(LONGEST_SECONDS - 5)
+        assert len(began) == 1
+        await asyncio.sleep(15)  # the first was ended, and the sweep lets the second go on
+        assert len(began) == 2
+        found = await fleet.store.find(CORE_APP, Filter(tasks=frozenset({RECOVER_RUNNING})), 9)
+        assert sorted(record.status for record in found) == [Status.FAILED, Status.RUNNING]
 
     virtually(scenario)
 
