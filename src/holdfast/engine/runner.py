@@ -272,7 +272,6 @@ class Runner:
         """Whoever declares a death sees to the work. The dead one's core tasks come first: recovery cannot wait for
         itself.
         """
-        services.look_soon()
         if services.takes_turns(dead.id):
             self._hub.send(Hint(ROSTER, (dead.id,)))
         why = f"its runner {dead.id} on {dead.host} is dead"

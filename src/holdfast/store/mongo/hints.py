@@ -23,7 +23,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.records import Hint
 from holdfast.store.contract import Observe
-from holdfast.store.mongo.stream import ASK_AGAIN_SECONDS, LAST_WORDS_SECONDS, Stream, stream_of, text_of, within
+from holdfast.store.mongo.retry import text_of
+from holdfast.store.mongo.stream import ASK_AGAIN_SECONDS, LAST_WORDS_SECONDS, Stream, stream_of, within
 
 _QUICK_SECONDS, _GATHER_SECONDS = 0.002, 0.02
 _SEND_SECONDS = 5.0

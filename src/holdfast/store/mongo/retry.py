@@ -278,7 +278,7 @@ def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
     return StoreError, ""
 
 
-def text_of(error: PyMongoError) -> str:
+def text_of(error: Exception) -> str:
     """The error in one line, without the driver's description of the whole topology."""
     text = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
     if isinstance(error, BulkWriteError) and (details := (error.details or {}).get("writeErrors")):

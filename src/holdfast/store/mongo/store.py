@@ -53,9 +53,8 @@ from holdfast.store.mongo.documents import (
     to_document,
 )
 from holdfast.store.mongo.inspection import inspect
-from holdfast.store.mongo.retry import is_transient
+from holdfast.store.mongo.retry import DUPLICATE, is_transient
 
-_DUPLICATE = 11000
 _MOST_BYTES = 14 * 2**20
 
 
@@ -86,7 +85,7 @@ class MongoStore(MongoBeside):
             return [True] * len(records)
         except BulkWriteError as error:
             errors = error.details.get("writeErrors", [])
-            if error.details.get("writeConcernErrors") or any(item["code"] != _DUPLICATE for item in errors):
+            if error.details.get("writeConcernErrors") or any(item["code"] != DUPLICATE for item in errors):
                 raise
             taken = {item["index"] for item in errors}
         ids = [documents[index]["_id"] for index in taken]

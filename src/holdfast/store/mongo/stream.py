@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import ConnectionFailure, NetworkTimeout, OperationFailure
 
+from holdfast.store.mongo.retry import text_of
+
 T = TypeVar("T")
 
 _TRUST = 8  # polling intervals: an open stream is reliable, and an idle fleet should cost next to nothing
@@ -176,7 +178,3 @@ def _forget(task: asyncio.Future[Any]) -> None:
     _left.discard(task)
     if not task.cancelled():
         task.exception()  # nobody asks for it any more
-
-
-def text_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
