@@ -351,10 +351,10 @@ def crowds(alone: float, many: float, conflicts: float) -> dict[crowd.Crowd, Seq
 
 def test_a_crowd_must_get_more_than_one_and_not_hinder_itself() -> None:
     assert [each.name for each in crowd.CROWDS] == [
-        "1 claimer, one loop",
-        "16 claimers, one loop",
-        "1 claimer, 1 process",
-        "16 claimers, 4 processes",
+        "1 claimer, 1 process, batches of 50",
+        "16 claimers, 4 processes, batches of 50",
+        "1 claimer, 1 process, batches of 10",
+        "16 claimers, 4 processes, batches of 10",
     ]
     assert crowd.complaints(crowds(100, 101, 0.19)) == {}
     assert set(crowd.complaints(crowds(100, 100, 0.0)).values()) == {"less than one alone"}

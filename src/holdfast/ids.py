@@ -15,8 +15,8 @@ import threading
 
 from holdfast.clock import Clock
 
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
 _RANDOM_BITS = 80
 _MAX_STEP_BITS = 48  # leaves 2^32 ids in one millisecond before the random part could overflow
 LENGTH = 26
@@ -57,4 +57,4 @@ def derived_id(*parts: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    return len(text) == LENGTH and all(character in _ALPHABET for character in text)
+    return len(text) == LENGTH and all(character in ALPHABET for character in text)

@@ -128,7 +128,7 @@ def test_many_bad_documents_at_the_head_do_not_hide_the_good_ones(mongo_url: str
 
 
 def test_a_claimer_that_has_company_is_not_stopped_either(mongo_url: str, raw: Raw) -> None:
-    """Others took what it wanted, so it chooses among more: a rank that is no number must not break the choice."""
+    """Others took what it wanted, so it takes from a share: what is damaged there must not stop it."""
 
     async def scenario(store: MongoStore) -> None:
         await store.insert([invocation(f"i{n}", priority=n % 3) for n in range(20)])
@@ -136,7 +136,7 @@ def test_a_claimer_that_has_company_is_not_stopped_either(mongo_url: str, raw: R
         damage(raw, "i4", "rank is missing")
         got = []
         for turn in range(10):
-            store._claims.crowded = True
+            store._claims.crowd.learn(2, 0, START)
             got += ids_of((await store.claim(wish(f"claim {turn}", limit=3))).records)
         assert len(got) == len(set(got)) == 18
 

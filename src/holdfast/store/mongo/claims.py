@@ -1,7 +1,7 @@
 """How the MongoDB store claims.
 
 A lone candidate is taken by one findOneAndUpdate; many are found, taken with a token by one updateMany, and read back.
-Order is exact while claimers do not collide; when they do, they look at more and choose by chance.
+Order is exact while claimers do not collide; when they do, each takes from a share of its own: see `Crowd`.
 
 Where tasks have limits, candidates are looked at before they are taken. Each that needs a slot gets an update of its
 own, since an updateMany would stop at the first slot that somebody else was faster with; the unique index decides, and
@@ -26,6 +26,7 @@ from holdfast.lifecycle.limits import Allotment, Held, Holder, Release, allot, l
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.mongo import queries, schema
+from holdfast.store.mongo.crowd import Crowd
 from holdfast.store.mongo.documents import Document, pipeline
 from holdfast.store.mongo.limits import held_slots, release_waiters
 from holdfast.store.mongo.quarantine import Collections, Quarantine
@@ -34,7 +35,7 @@ from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_
 _AVAILABLE = frozenset(status.value for status in AVAILABLE)
 _CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
 _MOST_ROUNDS = 3
-_WIDER = 4  # how many batches a claimer looks at when others take what it wants
+_WIDER = 4  # how much more is looked at in the next round, where some cannot be taken
 _WINDOW = 50  # how many candidates are looked at where some of them may be blocked
 _MOST_WINDOWS = 8
 
@@ -43,8 +44,7 @@ class Claims:
     def __init__(self, collection: Collections, quarantine: Quarantine, rng: random.Random) -> None:
         self._collection = collection
         self._quarantine = quarantine
-        self._rng = rng
-        self.crowded = False  # others took what the last claim wanted
+        self.crowd = Crowd(rng)
 
     async def claim(self, claim: Claim, again: bool) -> Claimed:
         claim = await self._narrowed(claim)
@@ -98,7 +98,16 @@ class Claims:
             return await self._take_carefully(claim, got)
 
     async def _take_one(self, claim: Claim) -> list[InvocationRecord]:
-        """The head of the queue, in one command."""
+        """The head of the queue, in one command; in a crowd, the head of a share, in two."""
+        if self.crowd.looks_first:
+            for _ in range(_MOST_ROUNDS):
+                candidates, _ = await self._share(claim, 1)
+                if not candidates:
+                    return []
+                found = await self._take_this(claim, _candidate(candidates[0]), None)
+                self.crowd.learn(1, int(found is not None), claim.at)
+                if found is not None:
+                    return await self._quarantine.readable([found])
         found = await self._collection(schema.INVOCATIONS).find_one_and_update(
             queries.ready(claim, claim.lanes) | _CLAIMABLE,
             _pipeline_of(claim),
@@ -106,6 +115,7 @@ class Claims:
             hint="ready",
             return_document=ReturnDocument.AFTER,
         )
+        self.crowd.took_head(found is not None)
         return [] if found is None else await self._quarantine.readable([found])
 
     async def _take_many(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
@@ -113,10 +123,10 @@ class Claims:
         invocations = self._collection(schema.INVOCATIONS)
         got: list[InvocationRecord] = []
         for _ in range(_MOST_ROUNDS):
-            candidates, more = await self._candidates(claim, wanted * (_WIDER if self.crowded else 1))
-            if chosen := [found["_id"] for found in self._mixed(candidates, wanted)[:wanted]]:
+            candidates, more = await self._share(claim, wanted)
+            if chosen := [found["_id"] for found in candidates]:
                 result = await invocations.update_many({"_id": {"$in": chosen}} | _CLAIMABLE, _pipeline_of(claim))
-                self.crowded = result.modified_count < len(chosen)
+                self.crowd.learn(len(chosen), result.modified_count, claim.at)
                 if result.modified_count:
                     got += await self._quarantine.readable(await queries.taken(invocations, claim, chosen))
                 wanted -= result.modified_count
@@ -124,9 +134,18 @@ class Claims:
                 break
         return got
 
-    async def _candidates(self, claim: Claim, most: int) -> tuple[list[Document], bool]:
+    async def _share(self, claim: Claim, most: int) -> tuple[list[Document], bool]:
+        """The candidates of this claimer's share; if it has none, those of all."""
+        share = None if claim.ids else self.crowd.share(claim.at)
+        if share is not None:
+            candidates, _ = await self._candidates(claim, most, share)
+            if candidates:
+                return candidates, True
+        return await self._candidates(claim, most)
+
+    async def _candidates(self, claim: Claim, most: int, share: str | None = None) -> tuple[list[Document], bool]:
         """What a claim may take, and whether there may be more. What is marked as ready and cannot be is set aside."""
-        found = await queries.candidates(self._collection(schema.INVOCATIONS), claim, most)
+        found = await queries.candidates(self._collection(schema.INVOCATIONS), claim, most, share)
         sound = [one for one in found if one.get("status") in _AVAILABLE and isinstance(one.get("rank"), int | float)]
         if len(sound) < len(found):
             strange = [one["_id"] for one in found if one not in sound]
@@ -134,12 +153,6 @@ class Claims:
                 why = f"{document['_id']} is marked as ready with status {document.get('status')!r}"
                 await self._quarantine.set_aside(document, CorruptRecord(f"{why}, rank {document.get('rank')!r}"))
         return sound, len(found) == most
-
-    def _mixed(self, candidates: list[Document], wanted: int) -> list[Document]:
-        """Exact order while claimers do not collide. When they do: by chance among those of the same priority."""
-        if self.crowded and len(candidates) > wanted:
-            return sorted(candidates, key=lambda found: (found["rank"], self._rng.random()))
-        return candidates
 
     # --- under limits
 
@@ -149,8 +162,8 @@ class Claims:
         """
         got = Claimed(())
         for _ in range(_MOST_WINDOWS):
-            found, more = await self._candidates(claim, max(wanted, _WINDOW) * (_WIDER if self.crowded else 1))
-            candidates = [_candidate(document) for document in self._mixed(found, wanted)]
+            found, more = await self._share(claim, max(wanted, _WINDOW))
+            candidates = [_candidate(document) for document in found]
             held = await self._held(claim, candidates, wanted)
             allotment = allot(
                 candidates, wanted, limits=claim.limits, limited=claim.limited, held=held, owner=claim.owner
@@ -161,12 +174,12 @@ class Claims:
                 if not is_transient(error):  # a bad document; it does not need the slot for which others now wait
                     await self._look_once_more(claim, allotment.blocked)
                 raise
-            self.crowded = len(records) < len(allotment.taken)
+            self.crowd.learn(len(allotment.taken), len(records), claim.at)
             no = tuple(candidate.id for candidate in allotment.refused)
             lanes = await self._look_once_more(claim, allotment.blocked)
             got = _with(got, Claimed(tuple(records), refused=no, released=lanes, cut=allotment.cut))
             wanted -= len(records)
-            if wanted <= 0 or got.cut or not (more or lanes or self.crowded):
+            if wanted <= 0 or got.cut or not (more or lanes or len(records) < len(allotment.taken)):
                 break
         return got
 

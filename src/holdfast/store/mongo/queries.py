@@ -45,14 +45,18 @@ def ready(claim: Claim, lanes: Sequence[str]) -> Document:
     return wanted
 
 
-async def candidates(invocations: Invocations, claim: Claim, limit: int) -> list[Document]:
-    """The first `limit` of what a claim may take, in queue order. Index: ready."""
+async def candidates(invocations: Invocations, claim: Claim, limit: int, share: str | None = None) -> list[Document]:
+    """The first `limit` of what a claim may take, in queue order. Index: ready.
+
+    Of a share, only those whose id matches it; that is looked up in the index too.
+    """
+    only: Document = {} if share is None else {"id": {"$regex": share}}
     fields = {"_id": True, "rank": True, "due_at": True, "id": True, "status": True}
     if claim.limits:
         fields |= {"task": True, "limit_key": True}
     found: list[Document] = []
     for lanes in _portions(claim.lanes):
-        cursor = invocations.find(ready(claim, lanes), fields, hint="ready").sort(QUEUE_ORDER).limit(limit)
+        cursor = invocations.find(ready(claim, lanes) | only, fields, hint="ready").sort(QUEUE_ORDER).limit(limit)
         found += await cursor.to_list()
     return found if len(claim.lanes) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
 
