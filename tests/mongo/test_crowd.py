@@ -82,13 +82,13 @@ def test_one_claim_in_sixteen_goes_to_the_head_and_what_is_lost_there_says_nothi
 
 def test_a_row_of_single_claims_looks_first_now_and_then() -> None:
     crowd = Crowd(Dice(1))
-    for _ in range(8):
+    for _ in range(64):
         assert not crowd.looks_first
         crowd.took_head(found=True)
     assert crowd.looks_first
     crowd.learn(1, 1, START)
     assert not crowd.looks_first, "nobody was there"
-    for _ in range(7):
+    for _ in range(63):
         crowd.took_head(found=True)
     crowd.took_head(found=False)
     crowd.took_head(found=True)
@@ -128,7 +128,7 @@ def test_a_crowd_settles_down(mongo_url: str, limit: int) -> None:
     """Eight claimers of one queue: all of it is claimed once, and little is wanted by two."""
 
     async def scenario(store: MongoStore) -> None:
-        count = 400 * limit
+        count = 1000
         await store.insert([invocation(f"i{n:04}{ALPHABET[n % 32]}") for n in range(count)])
         got: list[str | None] = []
         crowds: list[Counting] = []

@@ -11,7 +11,7 @@ every sixteenth claim anyway; what nobody has taken for his share is the oldest 
 second without a collision the shares are doubled in size, until there is one again.
 
 What is taken one by one, in one command, meets nobody: the server repeats what collides, and does not tell. There,
-every eighth claim of an unbroken row looks first, to learn.
+after a row of 64 claims one looks first, to learn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_SHARES = 16
 _TO_THE_HEAD = 1 / 16
 _CALM_SECONDS = 1.0
 _ENOUGH = 0.9  # of what was chosen: less is a collision
-_ROW = 8
+_ROW = 64
 
 
 class Crowd:
