@@ -11,16 +11,58 @@ is not only ours, since apps share a client, and that has tasks of its own. The 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BlockingCall, UsageError
 from holdfast.execution.loop import LoopThread
 
 T = TypeVar("T")
+
+
+class _Errand(Generic[T]):
+    """Work for the loop, and what became of it. All but `outcome` happens on the loop.
+
+    Whoever waits holds no lock that the loop might want, as one does at times with a future of the standard library: a
+    signal handler may interrupt him anywhere, and close the app, and would then wait for a loop that waits for him.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T], tell: Callable[[], object]) -> None:
+        self._work = work
+        self._tell = tell
+        self._task: asyncio.Task[T] | None = None
+        self._outcome: Callable[[], T] | None = None
+
+    def start(self, ended: Callable[[_Errand[Any]], None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._finish)
+        self._task.add_done_callback(lambda _: ended(self))
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def cut(self) -> None:
+        """End it, and do not keep anybody waiting until it has ended."""
+        if self._task is None:
+            self._work.close()
+        self._finish(None)
+        self.cancel()
+
+    def _finish(self, task: asyncio.Task[T] | None) -> None:
+        if task is not None and not task.cancelled():
+            task.exception()  # somebody has looked at it, even if nobody waits any more
+        if self._outcome is None:
+            self._outcome = _raise_closed if task is None or task.cancelled() else task.result
+            self._tell()
+
+    def outcome(self) -> T:
+        assert self._outcome is not None
+        return self._outcome()
 
 
 class Bridge:
@@ -30,50 +72,63 @@ class Bridge:
         self._thread = _acquire()
         self._closed = False
         self._sending = threading.RLock()  # nothing is sent once it is closed; a signal handler may close it
-        self._sent: set[concurrent.futures.Future[Any]] = set()
+        self._errands: set[_Errand[Any]] = set()  # touched by the loop alone
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it there and wait here. Short work only, if this thread runs a loop of its own."""
         if threading.current_thread() is self._thread.thread:
             work.close()
             raise UsageError("a blocking call from inside the engine would wait for itself for ever")
-        future = self._send(work)
+        gate = threading.Lock()
+        gate.acquire()
+        errand = self._send(work, gate.release)
         try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise _closed_meanwhile() from None
+            gate.acquire()
         except BaseException:
-            future.cancel()
+            self._call(errand.cancel)
             raise
+        return errand.outcome()
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it there and await it here."""
-        if asyncio.get_running_loop() is self._thread.loop:
+        own = asyncio.get_running_loop()
+        if own is self._thread.loop:
             return await work
-        future = self._send(work)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if self._closed and future.cancelled():
-                raise _closed_meanwhile() from None
-            raise
+        told = asyncio.Event()
 
-    def _send(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                own.call_soon_threadsafe(told.set)
+
+        errand = self._send(work, tell)
+        try:
+            await told.wait()
+        except BaseException:
+            self._call(errand.cancel)
+            raise
+        return errand.outcome()
+
+    def _send(self, work: Coroutine[Any, Any, T], tell: Callable[[], object]) -> _Errand[T]:
+        errand = _Errand(work, tell)
         with self._sending:
-            try:
-                if not self._closed:
-                    self._sent.add(future := asyncio.run_coroutine_threadsafe(work, self._thread.loop))
-                    future.add_done_callback(self._sent.discard)
-                    self._cancel_if_closed(future)
-                    return future
-            except RuntimeError:  # and the loop with it
-                pass
+            if not self._closed and self._call(functools.partial(self._begin, errand)):
+                return errand
         work.close()
         raise _closed_meanwhile()
 
-    def _cancel_if_closed(self, future: concurrent.futures.Future[Any]) -> None:
-        if self._closed:  # by a signal handler, in between
-            future.cancel()
+    def _begin(self, errand: _Errand[Any]) -> None:
+        if self._closed:
+            errand.cut()
+        else:
+            self._errands.add(errand)
+            errand.start(self._errands.discard)
+
+    def _call(self, function: Callable[[], None]) -> bool:
+        try:
+            self.call(function)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
 
     def call(self, function: Callable[[], None]) -> None:
         """Do it there soon, and do not wait: safe from signal handlers."""
@@ -87,18 +142,21 @@ class Bridge:
             if self._closed:
                 return
             self._closed = True
-        for future in tuple(self._sent):
-            future.cancel()
-        ending = asyncio.run_coroutine_threadsafe(self._end(end), self._thread.loop)
+        gate = threading.Lock()
+        gate.acquire()
+        ending = _Errand(self._end(end), gate.release)
+        self.call(functools.partial(ending.start, lambda _: None))
         try:
             if threading.current_thread() is not self._thread.thread:
-                ending.result()
+                gate.acquire()
+                ending.outcome()
         finally:
             _release()
 
-    @staticmethod
-    async def _end(end: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await asyncio.sleep(0)  # what was handed over a moment ago gets its task, so that it can be cancelled first
+    async def _end(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        for errand in tuple(self._errands):
+            errand.cut()
+        await asyncio.sleep(0)  # so that they are cancelled first
         await end()
 
 
@@ -142,6 +200,10 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def _raise_closed() -> Any:
+    raise _closed_meanwhile()
 
 
 def _closed_meanwhile() -> UsageError:

@@ -20,6 +20,7 @@ _PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
 _RANDOM_BITS = 80
 _MAX_STEP_BITS = 48  # leaves 2^32 ids in one millisecond before the random part could overflow
 LENGTH = 26
+_PATIENCE_SECONDS = 1.0
 
 
 def _encode(number: int) -> str:
@@ -39,15 +40,19 @@ class Ids:
     def new(self) -> str:
         """A new id, greater than every id made here before, even if the clock was set back."""
         milliseconds = int(self._clock.now() * 1000)
-        with self._lock:
+        # The lock is for the order only: if a signal handler keeps a thread from letting go of it, others go on.
+        locked = self._lock.acquire(timeout=_PATIENCE_SECONDS)
+        try:
             fresh = (milliseconds << _RANDOM_BITS) | self._rng.getrandbits(_RANDOM_BITS - 1)
-            self._last = max(fresh, self._last + 1 + self._rng.getrandbits(_MAX_STEP_BITS))
-            return _encode(self._last)
+            self._last = last = max(fresh, self._last + 1 + self._rng.getrandbits(_MAX_STEP_BITS))
+        finally:
+            if locked:
+                self._lock.release()
+        return _encode(last)
 
     def operation(self) -> str:
         """An operation id: unique, not sortable, short, because every history entry carries one."""
-        with self._lock:
-            return f"{self._rng.getrandbits(64):016x}"
+        return f"{self._rng.getrandbits(64):016x}"
 
 
 def derived_id(*parts: str) -> str:

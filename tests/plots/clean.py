@@ -326,6 +326,13 @@ CLEAN = [
         [Fault(kind=FaultKind.CUT, at=2, until=8.5, owner="r1")],
     ),
     Plot(
+        "a service whose slot was over at once because the clock was set",
+        "I16",
+        left(),
+        [*service(1, 9, pid=1), *service(8, 10, pid=2)],
+        [Fault(kind=FaultKind.CLOCK, at=7)],
+    ),
+    Plot(
         "a service whose runner was killed",
         "I16",
         left(),

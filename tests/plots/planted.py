@@ -352,6 +352,13 @@ PLANTED = [
         [kill(5, pid=1)],
     ),
     Plot(
+        "two executions of a service, long after a clock was set",
+        "I16",
+        left(),
+        [*service(3, 5, pid=1), *service(4, 6, pid=2)],
+        [Fault(kind=FaultKind.CLOCK, at=2)],
+    ),
+    Plot(
         "three executions of a service, and only the first is that of a zombie",
         "I16",
         left(),

@@ -139,7 +139,9 @@ def _starved(case: Case, key: str, piece: tuple[float, float], leases: list[Leas
 
 
 def services_do_not_overlap(case: Case) -> Iterator[Violation]:
-    """I16, safety. Only one whose process was struck may still be under way when the next one, of a later epoch, is."""
+    """I16, safety. Only one whose process was struck may still be under way when the next one, of a later epoch, is; or
+    anyone if a clock was set, because the slots move with it.
+    """
     for name, executions in _services(case).items():
         for (earlier, until), (later, _) in pairwise(executions):
             if until > later.at and not _superseded(case, earlier, later):
@@ -158,13 +160,16 @@ def _superseded(case: Case, earlier: Event, later: Event) -> bool:
     if earlier.epoch is not None and later.epoch is not None and later.epoch <= earlier.epoch:
         return False
     return any(
-        fault.kind.explains_reruns
-        and fault.at <= later.at
+        fault.at <= later.at
         and fault.ended >= earlier.at
-        and (
-            fault.pid == earlier.pid or (earlier.owner and any(covers(n, earlier.owner) for n in case.names_in(fault)))
-        )
+        and (fault.kind is FaultKind.CLOCK or (fault.kind.explains_reruns and _hit(case, fault, earlier)))
         for fault in case.faults.all
+    )
+
+
+def _hit(case: Case, fault: Fault, event: Event) -> bool:
+    return fault.pid == event.pid or bool(
+        event.owner and any(covers(name, event.owner) for name in case.names_in(fault))
     )
 
 

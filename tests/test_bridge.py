@@ -1,0 +1,69 @@
+"""An app may be closed by whoever interrupts one of its calls, wherever that call is just then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import App
+from holdfast.errors import UsageError
+
+OURS = (str(Path(holdfast.__file__).parent / "_bridge.py"), str(Path(holdfast.__file__).parent / "ids.py"))
+WATCHED = (*OURS, threading.__file__, "futures/_base.py")
+
+
+class Interruption:
+    """Calls something at the n-th line that a thread comes to in the watched files, as a signal handler would."""
+
+    def __init__(self, number: int, handler: Any) -> None:
+        self._left = number
+        self._handler = handler
+        self.happened = False
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.endswith(WATCHED):
+            return self.trace if event == "call" else None
+        if event == "line" and not self.happened:
+            self._left -= 1
+            if self._left < 0:
+                self.happened = True
+                self._handler()
+        return self.trace
+
+
+def interrupted_at(number: int) -> bool:
+    """Whether there was such a line. The call ends, with a result or an error, and so does the closing."""
+    app = App("memory://")
+    echo = app.task(name="echo")(lambda x: x)
+    echo.submit(0)
+    interruption = Interruption(number, app.close)
+
+    def call() -> None:
+        sys.settrace(interruption.trace)
+        try:
+            echo.submit(1)
+        except UsageError:
+            pass
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), f"it hangs when interrupted at line {number}"
+    app.close()
+    return interruption.happened
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else is tracing")
+def test_an_app_may_be_closed_at_any_line_of_a_call() -> None:
+    number = 0
+    while interrupted_at(number):
+        number += 1
+    assert number > 20
