@@ -32,7 +32,7 @@ from benchmarks.table import table
 from benchmarks.targets import TARGETS, CannotServe, Fresh, end_orderly
 from benchmarks.work import counter, listen
 from holdfast.clock import SystemClock
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store

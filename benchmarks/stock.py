@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from holdfast.codec import ErrorRecord
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Change, Claim
+from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord, lane_of, registered
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Store

@@ -28,7 +28,8 @@ from tests.plots.planted import PLANTED
 from holdfast import App, Invocation
 from holdfast.clock import SystemClock
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import APPLIED, MISSING, Change, Claim, Lost, Verdict, apply_to
+from holdfast.lifecycle.changes import APPLIED, MISSING, Change, Lost, Verdict, apply_to
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Piece, StoredPayload
 from holdfast.lifecycle.status import TABLE, Rescuer, Rule, Status
 from holdfast.store import open_store

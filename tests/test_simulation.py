@@ -16,7 +16,8 @@ from holdfast.engine.heart import Heart
 from holdfast.engine.limits import Limits
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
-from holdfast.lifecycle.changes import Change, Claim, Claimed
+from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Holder
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, WorkerRecord
 from holdfast.lifecycle.slots import Execution

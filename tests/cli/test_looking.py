@@ -16,7 +16,7 @@ from holdfast.cli.reach import with_store
 from holdfast.errors import InvocationStatusRaceConditionError
 from holdfast.ids import LENGTH
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 

@@ -15,7 +15,7 @@ from holdfast.cli import submitting
 from holdfast.cli.output import Output
 from holdfast.ids import is_id
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 
 if TYPE_CHECKING:
     from conftest import Command, Process

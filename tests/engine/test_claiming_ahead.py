@@ -10,7 +10,7 @@ from tests.engine.test_worker import Harness, nap, running
 
 from holdfast.engine.pace import QUICKEST_SECONDS, Pace
 from holdfast.engine.reserve import KEEP_SECONDS, MOST_TIMES, Reserve
-from holdfast.lifecycle.changes import Claim, Claimed
+from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.store.contract import Ability
 from holdfast.store.memory import MemoryStore

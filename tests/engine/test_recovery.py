@@ -18,7 +18,7 @@ from holdfast.engine.core_tasks import QUEUE
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING
 from holdfast.errors import StoreUnavailable, WorkerLost
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, WorkerRecord, lane_of, registered
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Store

@@ -25,7 +25,7 @@ from tests.engine.fleet import (
 
 from holdfast.engine.observer import Observer
 from holdfast.errors import StoreReadOnly, StoreUnavailable
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord
 from holdfast.lifecycle.status import Status
 

@@ -21,7 +21,8 @@ from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
+from holdfast.lifecycle.changes import Change, Verdict
+from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.records import FINAL as ENDED
 from holdfast.lifecycle.records import Hint, InvocationRecord, Serves, registered
 from holdfast.lifecycle.schedule import cron

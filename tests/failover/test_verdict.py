@@ -12,7 +12,8 @@ from tests.failover.verdict import Dump, violations
 
 from holdfast.codec import Codec, ErrorRecord
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Claim, apply_to, claimed
+from holdfast.lifecycle.changes import apply_to
+from holdfast.lifecycle.claims import Claim, claimed
 from holdfast.lifecycle.records import InvocationRecord, registered
 from holdfast.store.mongo.documents import to_document
 

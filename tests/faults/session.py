@@ -26,7 +26,7 @@ from tests.faults.settings import DEAD_AFTER_SECONDS, INTERVAL_SECONDS, SETTINGS
 from holdfast import App
 from holdfast.clock import SystemClock
 from holdfast.engine.recovery import core_app
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Filter, Store

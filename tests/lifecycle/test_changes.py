@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Change, Claim, applies, apply_to, claimed, entries, was_applied
+from holdfast.lifecycle.changes import Change, applies, apply_to, entries, was_applied
+from holdfast.lifecycle.claims import Claim, claimed
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status, walk
 from holdfast.testing.samples import BY_NAME, ERROR, START, invocation, wish

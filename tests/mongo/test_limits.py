@@ -15,7 +15,7 @@ from tests.mongo.tools import Events, database_of, opened, play
 from tests.proxy import Proxy
 
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.records import InvocationRecord, lane_of
 from holdfast.lifecycle.status import Status

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from holdfast.codec import Codec, Limits
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Change, apply_to, claimed
+from holdfast.lifecycle.changes import Change, apply_to
+from holdfast.lifecycle.claims import claimed
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, WorkerRecord
 from holdfast.lifecycle.slots import Execution
 from holdfast.lifecycle.status import Status

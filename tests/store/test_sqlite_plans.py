@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.sqlite import jobs, queries, schema

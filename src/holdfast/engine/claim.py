@@ -17,7 +17,7 @@ from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
 from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.ids import Ids
-from holdfast.lifecycle.changes import Claim, Claimed
+from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Limit
 from holdfast.lifecycle.records import FINAL, READY, Hint
 from holdfast.store.contract import Store

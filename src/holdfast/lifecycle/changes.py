@@ -14,7 +14,7 @@ What became of a change is a value: `Applied`, `Lost` (somebody else came first)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,9 +22,8 @@ from msgspec import UNSET, UnsetType
 from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle.crashes import taken_from
-from holdfast.lifecycle.limits import Allotment, Held, Limit, why_blocked, why_refused
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, digests_in
-from holdfast.lifecycle.status import AVAILABLE, RELEASING, TABLE, Status, compute_new_owner, validate_transition
+from holdfast.lifecycle.records import FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
+from holdfast.lifecycle.status import RELEASING, TABLE, Status, compute_new_owner, validate_transition
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +44,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | UnsetType = UNSET
     result: bytes | UnsetType | None = UNSET
     error: ErrorRecord | UnsetType | None = UNSET
+    errors: tuple[FailedAttempt, ...] | UnsetType = UNSET
     fingerprint: str | UnsetType | None = UNSET
+    queue: str | UnsetType = UNSET
+    lane: str | UnsetType = UNSET  # with the queue
     slot: str | None = None  # that the invocation takes; only a claim gives one
 
     def __post_init__(self) -> None:
@@ -62,8 +64,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def payloads(self) -> tuple[str, ...]:
-        """The digests of what the change's result or error has apart."""
-        return digests_in(self.result, self.error)
+        """The digests of what the change's result or errors have apart."""
+        errors = () if self.errors is UNSET else [failed.error for failed in self.errors]
+        return digests_in(self.result, self.error, *errors)
 
     @property
     def attempts(self) -> int:
@@ -173,12 +176,12 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
         updates["slot"] = None
     for name in OPTIONAL:
         value = getattr(change, name)
-        if value is not UNSET:
+        if value is not UNSET and name != "lane":  # which a record derives
             updates[name] = value
     return msgspec.structs.replace(record, **updates)
 
 
-OPTIONAL = ("due_at", "result", "error", "fingerprint")
+OPTIONAL = ("due_at", "result", "error", "errors", "fingerprint", "queue", "lane")
 
 
 def rounds(changes: Sequence[Change]) -> Iterator[list[tuple[int, Change]]]:
@@ -194,73 +197,7 @@ def rounds(changes: Sequence[Change]) -> Iterator[list[tuple[int, Change]]]:
         waiting = later
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A runner's wish: up to `limit` invocations that are due and lie in these lanes, for this owner.
-
-    `start` walks PENDING → RUNNING in the same write, for work that begins at once; without it the work is only
-    reserved. `ids` narrows the wish to these invocations. `again` tells that a claim with this operation id was sent
-    before and its answer was lost.
-
-    `limits` are those of the claimer's tasks, by name. An invocation that has a key and whose task has a limit is
-    taken with a slot or not at all. Without `limited`, the claim ends before the first of them: for work that is only
-    taken ahead, since a slot is not to be held by what does not run.
-    """
-
-    app: str
-    lanes: tuple[str, ...]
-    limit: int
-    owner: str
-    operation: str
-    at: float
-    start: bool = True
-    ids: tuple[str, ...] = ()
-    again: bool = False
-    limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
-    limited: bool = True
-
-    @property
-    def path(self) -> tuple[Status, ...]:
-        return (Status.PENDING, Status.RUNNING) if self.start else (Status.PENDING,)
-
-
-class Claimed(msgspec.Struct, frozen=True):
-    """What a claim got, in order.
-
-    If that is less than it asked for: when the next invocation of these lanes falls due, or None if nothing waits in
-    them. What is due already was not looked at, or somebody else was faster.
-
-    `refused` are the ids of those that ended because they met a limit and were not to wait, `released` the lanes of
-    those that could go on; whoever waits for either has to be told. `cut`: a limited one is next, and the claim was
-    to take none; then nothing is said about the time.
-    """
-
-    records: tuple[InvocationRecord, ...]
-    next_due_at: float | None = None
-    refused: tuple[str, ...] = ()
-    released: tuple[str, ...] = ()
-    cut: bool = False
-
-
-def claimed(claim: Claim, record: InvocationRecord, slot: str | None = None) -> Change:
-    """The change that a claim makes to one record, with the slot that it needs, if it does."""
-    return Change(
-        name="claimed",
-        app=claim.app,
-        id=record.id,
-        path=claim.path,
-        sources=AVAILABLE,
-        epoch=None,
-        operation=claim.operation,
-        at=claim.at,
-        actor=claim.owner,
-        slot=slot,
-    )
-
-
-_WAITING = frozenset({Status.CONCURRENCY_CONTROLLED})
-
-
-def _unowned(
+def unowned(
     name: str, record: InvocationRecord, target: Status, sources: frozenset[Status], operation: str, at: float, why: str
 ) -> Change:
     """A change of what nobody owns."""
@@ -275,34 +212,6 @@ def _unowned(
         at=at,
         why=why,
     )
-
-
-def blocked(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """A claim has found no free slot for it: it leaves the queue, keeps its place in it, and waits."""
-    return _unowned("blocked", record, Status.CONCURRENCY_CONTROLLED, AVAILABLE, operation, at, why)
-
-
-def refused(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """A claim has found no free slot for it, and it is not to wait. Only what has never started can end so."""
-    target, sources = Status.CONCURRENCY_CONTROLLED_FINAL, frozenset({Status.REGISTERED})
-    return _unowned("refused", record, target, sources, operation, at, why)
-
-
-def turned_away(
-    claim: Claim, allotment: Allotment[InvocationRecord], held: Held
-) -> Iterator[tuple[InvocationRecord, Change]]:
-    """What a claim makes of those for whom there was no slot."""
-    for record in allotment.blocked:
-        why = why_blocked(record.limit_key or "")
-        yield record, blocked(record, operation=claim.operation, at=claim.at, why=why)
-    for record in allotment.refused:
-        why = why_refused(record.limit_key or "", held.of(record.limit_key or ""))
-        yield record, refused(record, operation=claim.operation, at=claim.at, why=why)
-
-
-def released(record: InvocationRecord, *, operation: str, at: float, why: str = "a slot is free") -> Change:
-    """A slot is free: who has waited for one goes back to the queue, to its old place."""
-    return _unowned("released", record, Status.REROUTED, _WAITING, operation, at, why)
 
 
 _WORKING = frozenset({Status.RUNNING, Status.RESUMED})
@@ -371,6 +280,29 @@ def completed(record: InvocationRecord, *, result: bytes, operation: str, at: fl
 def failed(record: InvocationRecord, *, error: ErrorRecord, operation: str, at: float, why: str = "") -> Change:
     """User code raised, or its result cannot be stored."""
     return _owned("failed", record, (Status.FAILED,), _ENDING, operation=operation, at=at, why=why, error=error)
+
+
+MOST_ERRORS = 50  # that are kept of attempts before the last: the first few and the latest
+_FIRST_ERRORS = 5
+
+
+def retried(
+    record: InvocationRecord,
+    *,
+    error: ErrorRecord,
+    due_at: float,
+    queue: str | None,
+    operation: str,
+    at: float,
+    why: str,
+) -> Change:
+    """User code raised, and is to be tried again at `due_at`, perhaps on another queue."""
+    errors = (*record.errors, FailedAttempt(attempt=record.attempt, at=at, error=error))
+    if len(errors) > MOST_ERRORS:
+        errors = errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MOST_ERRORS :]
+    change = _owned("retried", record, (Status.RETRY,), _WORKING, operation=operation, at=at, why=why)
+    moved = {} if queue is None else {"queue": queue, "lane": lane_of(queue, record.task, record.tags)}
+    return msgspec.structs.replace(change, errors=errors, due_at=due_at, **moved)
 
 
 def parked(record: InvocationRecord, *, fingerprint: str | None, operation: str, at: float, why: str) -> Change:

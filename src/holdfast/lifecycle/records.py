@@ -7,8 +7,8 @@ describes a step, and the store takes it if it still applies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UnsetType
@@ -30,6 +30,23 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     owner: str | None = msgspec.field(name="o", default=None)
     epoch: int = msgspec.field(name="e", default=0)
     why: str = msgspec.field(name="w", default="")
+
+
+class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that failed and was followed by another."""
+
+    attempt: int
+    at: float
+    error: ErrorRecord
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was agreed when it was submitted. None of it ever changes, and none of it is searched for."""
+
+    retries: Mapping[str, Any] | None = None  # a policy as `retries.dump_policy` wrote it; it may be of a newer version
+
+
+PLAIN = Terms()
 
 
 class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +75,8 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_most_once: bool = False  # a crashed attempt is its last
     limit_key: str | None = None  # those with the same key share a limit of how many run at once
     slot: str | None = None  # the place under that limit that it holds
+    terms: Terms = PLAIN
+    errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
     history: tuple[HistoryEntry, ...] = ()
 
     @property
@@ -67,7 +86,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def payloads(self) -> tuple[str, ...]:
         """The digests of what lies apart."""
-        return digests_in(self.arguments, self.result, self.error)
+        return digests_in(self.arguments, self.result, self.error, *[failed.error for failed in self.errors])
 
     @property
     def version(self) -> int:

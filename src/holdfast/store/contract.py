@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
+from holdfast.lifecycle.changes import Change, Verdict
+from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
     Collected,

@@ -25,17 +25,13 @@ from holdfast.lifecycle.changes import (
     APPLIED_AGAIN,
     MISSING,
     Change,
-    Claim,
-    Claimed,
     Lost,
     Verdict,
     applies,
     apply_to,
-    claimed,
-    released,
-    turned_away,
     was_applied,
 )
+from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_away
 from holdfast.lifecycle.limits import Held, Holder, Release, allot
 from holdfast.lifecycle.records import (
     Collected,

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.lifecycle import changes
+from holdfast.lifecycle import changes, claims
 from holdfast.lifecycle.changes import APPLIED, APPLIED_AGAIN, MISSING, Lost, apply_to
 from holdfast.lifecycle.records import lane_of
 from holdfast.lifecycle.status import Status
@@ -30,6 +30,7 @@ from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.conformance_limits import LimitConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
 from holdfast.testing.conformance_reads import ReadConformance
+from holdfast.testing.conformance_retries import RetryConformance
 from holdfast.testing.samples import (
     BY_NAME,
     ERROR,
@@ -49,7 +50,7 @@ from holdfast.testing.samples import (
 )
 
 
-class StoreConformance(ReadConformance, PayloadConformance, LimitConformance):
+class StoreConformance(ReadConformance, PayloadConformance, LimitConformance, RetryConformance):
     """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
     `PayloadConformance`, limits in `LimitConformance`.
     """
@@ -155,7 +156,7 @@ class StoreConformance(ReadConformance, PayloadConformance, LimitConformance):
             some = await store.claim(wish("3", at=START + 0.25))
             assert (ids_of(some.records), some.next_due_at) == (["soon"], START + 60)
             assert (await store.claim(wish("4", at=START + 60))).next_due_at is None
-            assert (await store.claim(wish("5"))) == changes.Claimed(())
+            assert (await store.claim(wish("5"))) == claims.Claimed(())
 
         stage.play(scenario)
 
@@ -195,7 +196,7 @@ class StoreConformance(ReadConformance, PayloadConformance, LimitConformance):
             await store.insert([before])
             claim = wish("op", start=start, at=START + 3)
             (got,) = (await store.claim(claim)).records
-            assert got == apply_to(changes.claimed(claim, before), before) == await the(store)
+            assert got == apply_to(claims.claimed(claim, before), before) == await the(store)
             walked = [Status.REGISTERED, Status.PENDING, Status.RUNNING][: 3 if start else 2]
             assert [line.status for line in got.history] == walked
             assert (got.status, got.owner, got.epoch, got.attempt) == (walked[-1], "runner/1", 1, int(start))

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import APPLIED, Change, Claim, apply_to
+from holdfast.lifecycle import changes, claims
+from holdfast.lifecycle.changes import APPLIED, Change, apply_to
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import MOST_BLOCKED, Limit, Release, slot_of
 from holdfast.lifecycle.records import InvocationRecord, lane_of
 from holdfast.lifecycle.status import FINAL, OWNED, RELEASING, TABLE, Status
@@ -80,7 +81,7 @@ class LimitConformance:
             claim = bounded("op", start=start, at=START + 3)
             (got,) = (await store.claim(claim)).records
             assert got.slot == slot_of(KEY, 0)
-            assert got == apply_to(changes.claimed(claim, before, got.slot), before) == await the(store)
+            assert got == apply_to(claims.claimed(claim, before, got.slot), before) == await the(store)
             assert list(await store.slot_holders("shop", KEY)) == [got]
 
         stage.play(scenario)
@@ -108,12 +109,10 @@ class LimitConformance:
             before = limited("b", priority=3, due_at=START - 5)
             await store.insert([before])
             claim = bounded("op", at=START + 3)
-            assert await store.claim(claim) == changes.Claimed(())
+            assert await store.claim(claim) == claims.Claimed(())
             waiting = await the(store, "b")
             assert [line.status for line in waiting.history] == [Status.REGISTERED, WAITING]
-            assert waiting == apply_to(
-                changes.blocked(before, operation="op", at=START + 3, why=waiting.reason), before
-            )
+            assert waiting == apply_to(claims.blocked(before, operation="op", at=START + 3, why=waiting.reason), before)
             assert KEY in waiting.reason
             assert (waiting.priority, waiting.due_at, waiting.owner, waiting.epoch) == (3, START - 5, None, 0)
             assert list(await store.lanes("shop")) == []
@@ -210,7 +209,7 @@ class LimitConformance:
             await store.insert([invocation("a"), invocation("b"), limited("c"), invocation("d"), limited("e")])
             first = await store.claim(bounded("op 1", limited=False, start=False))
             assert (ids_of(first.records), first.cut, first.next_due_at) == (["a", "b"], True, None)
-            assert await store.claim(bounded("op 2", limited=False)) == changes.Claimed((), cut=True)
+            assert await store.claim(bounded("op 2", limited=False)) == claims.Claimed((), cut=True)
             second = await store.claim(bounded("op 3", limit=1))
             assert (ids_of(second.records), second.cut) == (["c"], False)
             assert ids_of((await store.claim(bounded("op 4", limited=False, limit=1))).records) == ["d"]
@@ -308,7 +307,7 @@ class LimitConformance:
             assert "a on runner/7" in refused.reason
             assert KEY in refused.reason
             assert refused == apply_to(
-                changes.refused(limited("b"), operation="op", at=START, why=refused.reason), limited("b")
+                claims.refused(limited("b"), operation="op", at=START, why=refused.reason), limited("b")
             )
             assert dict(await store.waiting_keys("shop")) == {}
 
@@ -339,7 +338,7 @@ class LimitConformance:
             before = await the(store, "high")
             assert await release(store, at=START + 7, most=1) == ["high"]
             after = await the(store, "high")
-            assert after == apply_to(changes.released(before, operation="release", at=START + 7), before)
+            assert after == apply_to(claims.released(before, operation="release", at=START + 7), before)
             assert (after.status, after.due_at, after.priority) == (Status.REROUTED, START, 5)
             await store.insert([limited("new", priority=4)])
             (taken,) = (await store.claim(bounded("next", limit=1))).records

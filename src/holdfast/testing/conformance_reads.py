@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.codec import ErrorRecord
-from holdfast.lifecycle import changes
+from holdfast.lifecycle import changes, claims
 from holdfast.lifecycle.changes import APPLIED, MISSING, apply_to
 from holdfast.lifecycle.records import InvocationRecord, WorkerRecord, lane_of
 from holdfast.lifecycle.status import Status
@@ -242,7 +242,7 @@ class ReadConformance:
                 assert list(await store.insert([record, record])) == [True, True]
                 claim = wish(f"claim {name}", app=name, lanes=(lane_of(name, name, (name,)),), owner=name)
                 (got,) = (await store.claim(claim)).records
-                assert got == apply_to(changes.claimed(claim, record), record) == await the(store, name, name)
+                assert got == apply_to(claims.claimed(claim, record), record) == await the(store, name, name)
                 where = Filter(statuses=frozenset({Status.RUNNING}), tasks=frozenset({name}), queues=frozenset({name}))
                 assert ids_of(await store.find(name, where, 9)) == [name]
                 await store.enrol(runner(name, app=name, host=name, queues=(name,)))

@@ -11,8 +11,9 @@ import pytest
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import ErrorRecord
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Change, Claim
+from holdfast.lifecycle import changes, claims
+from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, lane_of, registered
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store as open_by_url
@@ -94,11 +95,19 @@ def raw_change(
     return Change(path=path, epoch=epoch, operation=operation, **where, **given)
 
 
+def again(record: InvocationRecord, queue: str | None = None, error: ErrorRecord = ERROR) -> Change:
+    """An attempt failed and another one follows."""
+    facts: dict[str, Any] = {"operation": "op", "at": START + 1, "why": "attempt 1 of 3 failed; next in 30s"}
+    return changes.retried(record, error=error, due_at=START + 31, queue=queue, **facts)
+
+
 BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     "started": (Status.PENDING, lambda r: changes.started(r, operation="op", at=START + 1)),
     "handed_back": (Status.PENDING, lambda r: changes.handed_back(r, operation="op", at=START + 1, why="leaving")),
     "completed": (Status.RUNNING, lambda r: changes.completed(r, result=b"\x01", operation="op", at=START + 1)),
     "failed": (Status.RUNNING, lambda r: changes.failed(r, error=ERROR, operation="op", at=START + 1, why="no")),
+    "retried": (Status.RUNNING, lambda r: again(r)),
+    "retried, elsewhere": (Status.RUNNING, lambda r: again(r, queue="slow")),
     "parked": (Status.RUNNING, lambda r: changes.parked(r, fingerprint="f1", operation="op", at=START + 1, why="?")),
     "parked, reserved": (
         Status.PENDING,
@@ -129,9 +138,9 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
         lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead"),
     ),
     "rescued": (Status.KILLED, lambda r: changes.rescued(r, operation="op", at=START + 1, why="left behind")),
-    "blocked": (Status.REGISTERED, lambda r: changes.blocked(r, operation="op", at=START + 1, why="no slot")),
-    "refused": (Status.REGISTERED, lambda r: changes.refused(r, operation="op", at=START + 1, why="no slot")),
-    "released": (Status.CONCURRENCY_CONTROLLED, lambda r: changes.released(r, operation="op", at=START + 1)),
+    "blocked": (Status.REGISTERED, lambda r: claims.blocked(r, operation="op", at=START + 1, why="no slot")),
+    "refused": (Status.REGISTERED, lambda r: claims.refused(r, operation="op", at=START + 1, why="no slot")),
+    "released": (Status.CONCURRENCY_CONTROLLED, lambda r: claims.released(r, operation="op", at=START + 1)),
     "woken": (Status.PARKED, lambda r: changes.woken(r, operation="op", at=START + 60, why="new code")),
 }
 """Every named change, with the status to try it from."""

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
-from holdfast.lifecycle.changes import APPLIED, Applied, Change, Claim
+from holdfast.lifecycle.changes import APPLIED, Applied, Change
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, lane_of
+from holdfast.lifecycle.records import PLAIN, FailedAttempt, InvocationRecord, RunnerRecord, Terms, lane_of
 from holdfast.lifecycle.status import OWNED, TABLE, Status
 from holdfast.store.contract import Filter, Store
 from holdfast.store.memory import MemoryStore
@@ -53,7 +54,7 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
         "priority": draw(st.integers(-2, 2)),
     }
     more |= {"due_at": START + draw(SHIFTS), "arguments": draw(st.binary(max_size=3))}
-    more |= {"limit_key": draw(st.none() | KEYS)}
+    more |= {"limit_key": draw(st.none() | KEYS), "terms": draw(st.sampled_from([PLAIN, Terms(retries={"kind": "?"})]))}
     return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
 
 
@@ -170,6 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
                     "due_at": SHIFTS.map(lambda shift: self.clock.now() + shift),
                     "result": st.none() | st.binary(max_size=2),
                     "error": st.none() | st.just(ERROR),
+                    "errors": st.just((FailedAttempt(attempt=1, at=START, error=ERROR),)),
                     "fingerprint": st.none() | st.just("f"),
                 },
             )

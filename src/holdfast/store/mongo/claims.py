@@ -21,7 +21,8 @@ from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.changes import Change, Claim, Claimed, blocked, claimed, refused
+from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.claims import Claim, Claimed, blocked, claimed, refused
 from holdfast.lifecycle.limits import Allotment, Held, Holder, Release, allot, limit_of, why_blocked, why_refused
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import AVAILABLE, Status

@@ -10,7 +10,7 @@ what is in the document at that very moment. Strings from outside are wrapped in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from msgspec import UNSET
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.changes import OPTIONAL, Change, entries
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import PLAIN, FailedAttempt, HistoryEntry, InvocationRecord, RunnerRecord, Terms
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
 
 Document = dict[str, Any]
@@ -68,6 +68,10 @@ def to_document(record: InvocationRecord) -> Document:
     for name in _SELDOM:
         if value := getattr(record, name):
             document[name] = value
+    if record.terms is not PLAIN:
+        document["terms"] = msgspec.to_builtins(record.terms)
+    if record.errors:
+        document["errors"] = _errors_document(record.errors)
     if payloads := record.payloads:
         document["payloads"] = list(payloads)
     return document
@@ -96,6 +100,7 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
     error, result = document["error"], document["result"]
     fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
     fields |= {name: document[name] for name in _SELDOM if name in document}
+    fields |= {name: msgspec.convert(document[name], kind) for name, kind in _STRUCTURED.items() if name in document}
     return InvocationRecord(
         **fields,
         tags=tuple(document["tags"]),
@@ -113,6 +118,7 @@ _PLAIN = (
     *("claim_token", "fingerprint", "parent_id", "reason"),
 )
 _SELDOM = ("at_most_once", "limit_key", "slot")  # a document has them only if there is something to say
+_STRUCTURED: Mapping[str, Any] = {"terms": Terms, "errors": tuple[FailedAttempt, ...]}  # these too
 _KEYS = ("limit_key", "slot")
 _TEXTS = ("app", "id", "task", "queue", "reason", "status")
 _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
@@ -137,6 +143,10 @@ def entry_document(entry: HistoryEntry) -> Document:
 def error_document(error: ErrorRecord) -> Document:
     document: Document = msgspec.to_builtins(error, builtin_types=(bytes,))
     return document
+
+
+def _errors_document(errors: Sequence[FailedAttempt]) -> list[Document]:
+    return msgspec.to_builtins(errors, builtin_types=(bytes,))  # type: ignore[no-any-return]
 
 
 # --- changes
@@ -263,6 +273,8 @@ def _lines(change: Change) -> tuple[list[Document], Any, int]:
 def _stored(name: str, value: Any) -> Any:
     if name == "error" and value is not None:
         return error_document(value)
+    if name == "errors":
+        return _errors_document(value)
     if name == "result" and value is not None:
         return Binary(value)
     return value

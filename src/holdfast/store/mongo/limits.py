@@ -12,7 +12,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import OperationFailure
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.changes import released
+from holdfast.lifecycle.claims import released
 from holdfast.lifecycle.limits import Holder, Release
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.store.mongo import queries

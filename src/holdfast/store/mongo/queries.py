@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
-from holdfast.lifecycle.changes import Claim
+from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document

@@ -26,14 +26,13 @@ from holdfast.lifecycle.changes import (
     APPLIED_AGAIN,
     MISSING,
     Change,
-    Claim,
-    Claimed,
     Lost,
     Verdict,
     applies,
     rounds,
     was_applied,
 )
+from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
     InvocationRecord,

@@ -17,17 +17,13 @@ from holdfast.lifecycle.changes import (
     MISSING,
     OPTIONAL,
     Change,
-    Claim,
-    Claimed,
     Lost,
     Verdict,
     apply_to,
-    claimed,
     entries,
-    released,
     rounds,
-    turned_away,
 )
+from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_away
 from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Release, allot, slot_range
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
@@ -35,6 +31,7 @@ from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
     error_text,
+    errors_text,
     from_row,
     history_of,
     history_text,
@@ -253,7 +250,7 @@ def _apply_part(
         if verdict is APPLIED and head is not None:
             optional, step = _step_of(change, head)
             steps.setdefault(optional, []).append(step)
-            if change.error is not UNSET or (type(change.result) is bytes and change.result[:1] == MARK):
+            if _may_refer(change):
                 refer(connection, change.app, change.id, change.payloads)
         yield index, verdict
     for optional, batch in steps.items():
@@ -286,8 +283,16 @@ def _step_of(change: Change, head: Sequence[Any]) -> tuple[tuple[str, ...], tupl
     return (optional, step) if slot is None or not change.frees else ((*optional, "slot"), (*step, None))
 
 
+def _may_refer(change: Change) -> bool:
+    """Whether it is worth looking for payloads: most changes have none."""
+    failed = change.error is not UNSET or change.errors is not UNSET
+    return failed or (type(change.result) is bytes and change.result[:1] == MARK)
+
+
 def _column(name: str, value: Any) -> object:
-    return error_text(value) if name == "error" else value
+    if name == "error":
+        return error_text(value)
+    return errors_text(value) if name == "errors" else value
 
 
 # --- writing

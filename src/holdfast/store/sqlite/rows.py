@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import PLAIN, FailedAttempt, HistoryEntry, InvocationRecord, RunnerRecord, Terms
 from holdfast.lifecycle.status import Status
 
 COLUMNS = [
@@ -45,6 +45,8 @@ COLUMNS = [
     "at_most_once",
     "limit_key",
     "slot",
+    "terms",
+    "errors",
     "history",
 ]
 LIST = ", ".join(COLUMNS)
@@ -55,6 +57,8 @@ _LARGEST_NUMBER = 2**53
 _entry_encoder = msgspec.json.Encoder()
 _history_decoder = msgspec.json.Decoder(tuple[HistoryEntry, ...])
 _error_decoder = msgspec.json.Decoder(ErrorRecord)
+_errors_decoder = msgspec.json.Decoder(tuple[FailedAttempt, ...])
+_terms_decoder = msgspec.json.Decoder(Terms)
 
 
 def history_text(entries: Iterable[HistoryEntry]) -> str:
@@ -72,6 +76,10 @@ def history_of(text: str) -> tuple[HistoryEntry, ...]:
 
 def error_text(error: ErrorRecord | None) -> str | None:
     return None if error is None else _entry_encoder.encode(error).decode()
+
+
+def errors_text(errors: Sequence[FailedAttempt]) -> str:
+    return _entry_encoder.encode(errors).decode()
 
 
 def to_row(record: InvocationRecord) -> tuple[object, ...]:
@@ -101,6 +109,8 @@ def to_row(record: InvocationRecord) -> tuple[object, ...]:
         record.at_most_once,
         record.limit_key,
         record.slot,
+        None if record.terms is PLAIN else _entry_encoder.encode(record.terms).decode(),
+        errors_text(record.errors) if record.errors else None,
         history_text(record.history),
     )
 
@@ -132,7 +142,7 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         changed_at,
     ) = row[:15]
     (claim_token, fingerprint, parent_id, reason, arguments, result, error, *rest) = row[15:]
-    at_most_once, limit_key, slot, history = rest
+    at_most_once, limit_key, slot, terms, errors, history = rest
     entries = history_of(history)
     if entries and len(entries) != entries[-1].version:
         raise ValueError(f"its history has {len(entries)} entries for {entries[-1].version} versions")
@@ -164,6 +174,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         at_most_once=bool(at_most_once),
         limit_key=limit_key,
         slot=slot,
+        terms=PLAIN if terms is None else _terms_decoder.decode(terms),
+        errors=() if errors is None else _errors_decoder.decode(errors),
         history=entries,
     )
     if record.lane != lane:

@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable, UnsupportedFileSystem
 from holdfast.lifecycle.status import AVAILABLE, Status
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MIN_READER = 1
 OLDEST_SQLITE = (
     3,
@@ -166,6 +166,10 @@ MIGRATIONS: dict[int, list[str]] = {
         ) STRICT, WITHOUT ROWID
         """,
         "CREATE INDEX holdfast_referring ON holdfast_payload_references (app, id)",
+    ],
+    3: [
+        "ALTER TABLE holdfast_invocations ADD COLUMN terms TEXT",
+        "ALTER TABLE holdfast_invocations ADD COLUMN errors TEXT",
     ],
 }
 

@@ -22,7 +22,8 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
-from holdfast.lifecycle.changes import Change, Claim, Claimed, Verdict
+from holdfast.lifecycle.changes import Change, Verdict
+from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release, slot_range
 from holdfast.lifecycle.records import (
     Collected,

@@ -20,7 +20,8 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import StoreUnavailable
-from holdfast.lifecycle.changes import Change, Claimed, Lost
+from holdfast.lifecycle.changes import Change, Lost
+from holdfast.lifecycle.claims import Claimed
 from holdfast.lifecycle.records import Hint, RunnerRecord
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.store.contract import Ability, Transaction
