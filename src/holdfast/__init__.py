@@ -7,18 +7,31 @@ from holdfast.app import App
 from holdfast.embedded import EmbeddedRunner
 from holdfast.errors import (
     BlockingCall,
+    Fatal,
     HoldfastError,
     InvocationCancelled,
     InvocationNotFound,
     InvocationRefused,
     KeyTaken,
     ResultTimeout,
+    RetryLater,
     StoreError,
     TaskFailed,
     UsageError,
 )
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.retries import (
+    Exponential,
+    FirstMatch,
+    Fixed,
+    Forever,
+    MoveTo,
+    Never,
+    Only,
+    Retries,
+    Timetable,
+)
 from holdfast.lifecycle.status import Status
 from holdfast.task import AsyncTask, Task
 
@@ -27,6 +40,11 @@ __all__ = [
     "AsyncTask",
     "BlockingCall",
     "EmbeddedRunner",
+    "Exponential",
+    "Fatal",
+    "FirstMatch",
+    "Fixed",
+    "Forever",
     "HistoryEntry",
     "HoldfastError",
     "Invocation",
@@ -36,11 +54,17 @@ __all__ = [
     "InvocationRecord",
     "InvocationRefused",
     "KeyTaken",
+    "MoveTo",
+    "Never",
+    "Only",
     "ResultTimeout",
+    "Retries",
+    "RetryLater",
     "Status",
     "StoreError",
     "Task",
     "TaskFailed",
+    "Timetable",
     "UsageError",
     "__version__",
 ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import difflib
-import inspect
 import logging
 import os
 import random
@@ -17,23 +16,16 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from holdfast import crashpoints
 from holdfast._inside import Inside
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
+from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name
 from holdfast.embedded import EmbeddedRunner
-from holdfast.engine.concurrency import concurrency_of
 from holdfast.engine.core import Duties, Engine
-from holdfast.engine.definition import (
-    TaskDefinition,
-    import_name,
-    is_redefined,
-    place_for,
-    signature_of,
-    where_of,
-)
+from holdfast.engine.definition import TaskDefinition, is_redefined, where_of
 from holdfast.engine.outages import StoreLog
 from holdfast.engine.runner import RunnerSettings
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
@@ -49,14 +41,12 @@ from holdfast.masking import mask_url
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter
-from holdfast.task import AsyncTask, Submittable, Task, valid_name, valid_priority
+from holdfast.task import AsyncTask, Submittable, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-Executor = Literal["thread", "loop", "process"]
-RunningConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
 
 DEFAULT_NAME = "default"
 log = logging.getLogger("holdfast.engine")
@@ -98,41 +88,9 @@ class App:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(
-        self,
-        function: None = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Iterable[str] = (),
-        queue: str = "default",
-        tags: Iterable[str] = (),
-        priority: int = 0,
-        executor: Executor | None = None,
-        at_most_once: bool = False,
-        running_concurrency: RunningConcurrencyMode = "disabled",
-        key_arguments: Iterable[str] = (),
-        concurrency_limit: int = 1,
-        reroute_on_concurrency_control: bool = True,
-    ) -> _Decorator: ...
+    def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> _Decorator: ...
 
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Iterable[str] = (),
-        queue: str = "default",
-        tags: Iterable[str] = (),
-        priority: int = 0,
-        executor: Executor | None = None,
-        at_most_once: bool = False,
-        running_concurrency: RunningConcurrencyMode = "disabled",
-        key_arguments: Iterable[str] = (),
-        concurrency_limit: int = 1,
-        reroute_on_concurrency_control: bool = True,
-    ) -> Any:
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Declare a task: ``@app.task`` or ``@app.task(queue="mail", priority=5)``.
 
         Its name is its import path (``shop:send_mail``); `name` gives another one, and `aliases` are older names
@@ -140,47 +98,19 @@ class App:
         plain function gets a thread. ``executor="process"`` runs either in a process of its own, which may crash or
         compute without harm to others.
 
-        Work whose runner crashed is run again; ``at_most_once=True`` ends it with `WorkerLost` instead.
+        Work whose runner crashed is run again; ``at_most_once=True`` ends it with `WorkerLost` instead. What raised is
+        over, unless `retries` says otherwise: a number of further attempts, or a policy (``Retries(5, cap="10m")``).
 
         `running_concurrency` limits how many calls run at once, on all runners together: `concurrency_limit` of the
         "task", or of those with the same "arguments", or with the same values of `key_arguments` ("keys"). Others wait
         for their turn, or end with `InvocationRefused` if `reroute_on_concurrency_control` is false.
         """
         if function is None:
-            return lambda function: self.task(
-                function,
-                name=name,
-                aliases=aliases,
-                queue=queue,
-                tags=tags,
-                priority=priority,
-                executor=executor,
-                at_most_once=at_most_once,
-                running_concurrency=running_concurrency,
-                key_arguments=key_arguments,
-                concurrency_limit=concurrency_limit,
-                reroute_on_concurrency_control=reroute_on_concurrency_control,
-            )
-        if not callable(function) or inspect.isclass(function) or isinstance(function, Submittable):
+            refuse_unknown(options)
+            return lambda function: self.task(function, **options)
+        if isinstance(function, Submittable):
             raise UsageError(f"a task is made of a function, not of {function!r}")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(f"{where_of(function)} is a generator; a task returns one result")
-        signature = signature_of(function)
-        definition = TaskDefinition(
-            name=valid_name("task", name or import_name(function)),
-            function=function,
-            signature=signature,
-            place=place_for(function, executor),
-            queue=valid_name("queue", queue),
-            tags=tuple(sorted(valid_name("tag", tag) for tag in _names(tags))),
-            priority=valid_priority(priority),
-            aliases=tuple(valid_name("task", alias) for alias in _names(aliases)),
-            at_most_once=bool(at_most_once),
-            concurrency=concurrency_of(
-                signature, running_concurrency, key_arguments, concurrency_limit, reroute_on_concurrency_control
-            ),
-        )
-        return self._declare(definition)
+        return self._declare(definition_of(function, options))
 
     def _declare(self, definition: TaskDefinition) -> Submittable[..., Any]:
         for known in definition.names:
@@ -337,8 +267,8 @@ class App:
         return EmbeddedRunner(
             self,
             concurrency=self.settings.concurrency if concurrency is None else concurrency,
-            queues=None if queues is None else tuple(valid_name("queue", queue) for queue in _names(queues)),
-            tags=tuple(valid_name("tag", tag) for tag in _names(tags)),
+            queues=None if queues is None else tuple(valid_name("queue", queue) for queue in names(queues)),
+            tags=tuple(valid_name("tag", tag) for tag in names(tags)),
             drain_timeout_seconds=drain,
         )
 
@@ -478,13 +408,6 @@ class _Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Any, /) -> Any: ...
-
-
-def _names(names: Iterable[str]) -> Iterable[str]:
-    """Names in a list. A lone string would be read as its letters."""
-    if isinstance(names, str):
-        raise UsageError(f"{names!r}: expected a list of names, such as [{names!r}]")
-    return names
 
 
 def _several(value: str | Iterable[str]) -> list[str]:

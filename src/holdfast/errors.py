@@ -46,6 +46,8 @@ into one.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HoldfastError(Exception):
     """The base of all errors that Holdfast raises."""
@@ -207,6 +209,21 @@ class TaskFailed(InvocationError):
 
 def _rebuild_task_failed(type_name: str, message: str, remote: str, invocation_id: str | None) -> TaskFailed:
     return TaskFailed(type_name, message, remote, invocation_id=invocation_id)
+
+
+class RetryLater(HoldfastError):
+    """Raised by a task: this attempt is over, try again after `delay` ("30s", seconds, a timedelta).
+
+    With retries declared, these decide whether there is another attempt; without any, there is.
+    """
+
+    def __init__(self, delay: Any, message: str = "") -> None:
+        super().__init__(message or f"again in {delay}")
+        self.delay = delay
+
+
+class Fatal(HoldfastError):
+    """Raised by a task: this failure is final, whatever its retries say."""
 
 
 class WorkerLost(InvocationError):

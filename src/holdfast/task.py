@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.clock import Duration, parse_duration
 from holdfast.codec import Payload, Seen
+from holdfast.declaring import valid_name, valid_priority
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.engine.depot import whole
@@ -24,7 +25,7 @@ from holdfast.execution.call import bind
 from holdfast.ids import derived_id
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.limits import limit_key
-from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY, InvocationRecord, registered
+from holdfast.lifecycle.records import InvocationRecord, registered
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -53,6 +54,7 @@ class Submittable(Generic[P, R]):
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
         self._limited = definition.limit is not None
+        self._terms = definition.terms
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
     @property
@@ -223,6 +225,7 @@ class Submittable(Generic[P, R]):
             created_at=now,
             due_at=now + options.delay_seconds if options.at is None else options.at,
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
+            terms=self._terms,
         )
         return registered(record, operation=ids.operation(), at=now, key=options.key)
 
@@ -286,27 +289,3 @@ def _valid_key(key: str) -> str:
     if not isinstance(key, str) or not 0 < len(key) <= 1000:
         raise UsageError(f"key={key!r:.80}: expected a text of 1 to 1,000 characters")
     return key
-
-
-def valid_priority(priority: int) -> int:
-    if (
-        not isinstance(priority, int)
-        or isinstance(priority, bool)
-        or not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY
-    ):
-        raise UsageError(f"priority={priority!r}: expected a whole number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}")
-    return priority
-
-
-_FORBIDDEN = frozenset("|,\0\n\r\t ")
-
-
-def valid_name(what: str, name: str) -> str:
-    """Queue, tag and task names end up in one string (the lane) and in file and log lines, so a few characters are
-    kept out.
-    """
-    if not isinstance(name, str) or not name or len(name) > 200 or _FORBIDDEN & set(name) or not name.isprintable():
-        raise UsageError(
-            f"{name!r} is no name for a {what}: 1 to 200 characters, without spaces, commas and vertical bars"
-        )
-    return name

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
-from holdfast.lifecycle import changes
+from holdfast.lifecycle import changes, claims
 from holdfast.lifecycle.changes import Change, applies, apply_to, entries, was_applied
 from holdfast.lifecycle.claims import Claim, claimed
 from holdfast.lifecycle.records import InvocationRecord
@@ -48,8 +48,11 @@ def running() -> InvocationRecord:
 def test_every_named_change_is_in_the_samples_that_every_store_is_tried_with() -> None:
     named = {
         name
-        for name, function in inspect.getmembers(changes, inspect.isfunction)
-        if not name.startswith("_") and inspect.signature(function).return_annotation == "Change" and name != "claimed"
+        for module in (changes, claims)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if not name.startswith("_")
+        and inspect.signature(function).return_annotation == "Change"
+        and name not in ("claimed", "unowned")
     }
     assert named == {name.partition(",")[0] for name in BY_NAME}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, Ur
 from holdfast.cli.output import Output
 from holdfast.cli.reach import codec_of, explained, time_of, with_store
 from holdfast.cli.shown import counted, described, length, moment
+from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, UsageError
 from holdfast.ids import is_id
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
@@ -63,7 +65,13 @@ def show(
         error = record.error
         if json:
             facts = _facts(record) | {"explanation": why, "arguments": call_facts, "result": result_facts}
-            facts["error"] = error and {"type": error.type_name, "message": error.message, "traceback": error.traceback}
+            facts["error"] = error and _error_facts(error)
+            facts["errors"] = [
+                {"number": failed.number, "attempt": failed.attempt, "at": moment(failed.at)}
+                | _error_facts(failed.error)
+                for failed in record.errors
+            ]
+            facts["retries"] = record.terms.retries
             return out.document(facts | {"history": [_entry_facts(entry) for entry in record.history]})
         out.line(f"{record.task} is {record.status}: {why}")
         out.line()
@@ -83,7 +91,9 @@ def show(
                 ("attempt", f"{record.attempt}, epoch {record.epoch}"),
                 ("reason", record.reason),
                 ("result", result),
-                ("error", f"{error.type_name}: {error.message}" if error else ""),
+                ("error", _in_a_line(error) if error else ""),
+                ("retries", dumps(record.terms.retries) if record.terms.retries else ""),
+                *[(f"failure {one.number}", f"{moment(one.at)}: {_in_a_line(one.error)}") for one in record.errors],
             ]
         )
         if error and error.traceback:
@@ -101,6 +111,14 @@ def history(
         if json:
             return out.document({"id": record.id, "history": [_entry_facts(entry) for entry in record.history]})
         _print_history(out, record, len(record.history))
+
+
+def _error_facts(error: ErrorRecord) -> dict[str, str]:
+    return {"type": error.type_name, "message": error.message, "traceback": error.traceback}
+
+
+def _in_a_line(error: ErrorRecord) -> str:
+    return f"{error.type_name}: {error.message}"
 
 
 # --- finding

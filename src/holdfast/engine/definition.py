@@ -16,7 +16,8 @@ from holdfast.engine.concurrency import Concurrency, RunningConcurrency
 from holdfast.errors import UsageError
 from holdfast.execution.declared import MAINS, why_unreachable
 from holdfast.lifecycle.limits import Limit
-from holdfast.lifecycle.records import lane_of
+from holdfast.lifecycle.records import PLAIN, Terms, lane_of
+from holdfast.lifecycle.retries import Never, Policy, as_policy, dump_policy
 
 
 class Place(StrEnum):
@@ -41,12 +42,18 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     at_most_once: bool = False
     concurrency: Concurrency = Concurrency()
+    retries: Policy = Never()
 
     @property
     def fingerprint(self) -> str:
         options = map(str, msgspec.structs.astuple(self.concurrency))
         facts = (str(self.signature), self.place, self.queue, ",".join(self.tags), str(self.priority), *options)
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+
+    @property
+    def terms(self) -> Terms:
+        """What is agreed with each call."""
+        return PLAIN if isinstance(self.retries, Never) else Terms(retries=dump_policy(self.retries))
 
     @property
     def limit(self) -> Limit | None:
@@ -65,6 +72,14 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lanes(self) -> tuple[str, ...]:
         return tuple(lane_of(self.queue, name, self.tags) for name in self.names)
+
+
+def retries_of(retries: Policy | int | None, at_most_once: bool) -> Policy:
+    """The policy of a declaration. Raises `UsageError`."""
+    policy = as_policy(retries)
+    if at_most_once and not isinstance(policy, Never):
+        raise UsageError("at_most_once=True and retries= contradict each other: one of them is too much")
+    return policy
 
 
 def limits_of(definitions: Iterable[TaskDefinition]) -> dict[str, Limit | None]:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.codec import ErrorRecord, Payload
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.depot import Depot
+from holdfast.engine.failing import change_after
 from holdfast.engine.limits import Limits
 from holdfast.engine.patience import Patience
 from holdfast.engine.recovery import Recovery
@@ -54,8 +57,10 @@ class Settler:
         on_stored: Callable[[], None],
         recovery: Recovery,
         limits: Limits,
+        rng: random.Random,
     ) -> None:
         self._store = store
+        self._rng = rng
         self._depot = depot
         self._hub = hub
         self._ids = ids
@@ -77,8 +82,11 @@ class Settler:
         match outcome:
             case Returned(result, _):
                 return changes.completed(record, result=result, operation=operation, at=at)
-            case Raised(error, why, _):
-                return changes.failed(record, error=error, operation=operation, at=at, why=why)
+            case Raised():
+                drawn = self._rng.random()
+                return change_after(
+                    record, outcome, operation=operation, at=at, random_unit=drawn, fingerprint=fingerprint
+                )
             case Unfit(why):
                 return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
             case Interrupted():
@@ -238,13 +246,14 @@ class Settler:
         FAILED for a result, since SUCCESS without its result would be a lie.
         """
         operation, at = self._ids.operation(), self._store.now()
+        if change.errors:
+            last = replace(change.errors[-1], error=_plain_error(change.errors[-1].error, error))
+            change = replace(change, errors=(*change.errors[:-1], last))
         if change.name not in ("completed", "failed"):
             return replace(change, operation=operation, at=at, why=_plain(change.why))
         found = change.error if isinstance(change.error, ErrorRecord) else None
         why = f"the store refuses the {'error' if found else 'result'}: {error}"
-        text = f"{found.message} ({why})" if found else why
-        kind = found.type_name if found else "holdfast.errors:StoreError"
-        failure = ErrorRecord(type_name=_plain(kind), message=_plain(text), traceback="", data=None)
+        failure = _plain_error(found, error) if found else _plain_error(_NO_RESULT, error)
         return changes.failed(record, error=failure, operation=operation, at=at, why=_plain(why))
 
     def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
@@ -257,7 +266,7 @@ class Settler:
                 if target in FINAL_STATUSES:
                     ended.append(record.id)
                 elif target in AVAILABLE:
-                    ready.append(record.lane)
+                    ready.append(record.lane if change.lane is UNSET else change.lane)
                 _log_end(record, change)
             else:
                 _log_lost(record, change, verdict)
@@ -278,6 +287,14 @@ def _plain(text: str) -> str:
 
 
 _MOST_WORDS = 500
+_NO_RESULT = ErrorRecord(type_name="holdfast.errors:StoreError", message="", traceback="", data=None)
+
+
+def _plain_error(error: ErrorRecord, refusal: Exception) -> ErrorRecord:
+    """The error in words that the store will take, with why they are so few."""
+    why = f"the store refuses the {'error' if error is not _NO_RESULT else 'result'}: {refusal}"
+    text = f"{error.message} ({why})" if error.message else why
+    return ErrorRecord(type_name=_plain(error.type_name), message=_plain(text), traceback="", data=None)
 
 
 def fields(record: InvocationRecord) -> dict[str, object]:
@@ -288,6 +305,7 @@ def fields(record: InvocationRecord) -> dict[str, object]:
 _LOUD: dict[str, Callable[..., None]] = {
     "failed": log.error,
     "parked": log.error,
+    "retried": log.warning,
     "killed": log.warning,
     "recovered": log.warning,
 }
@@ -297,7 +315,8 @@ def _log_end(record: InvocationRecord, change: Change) -> None:
     has_failed = change.path[-1] is Status.FAILED
     write = log.error if has_failed else _LOUD.get(change.name)
     if write is not None:
-        traceback = change.error.traceback if isinstance(change.error, ErrorRecord) else ""
+        error = change.errors[-1].error if change.errors else change.error
+        traceback = error.traceback if isinstance(error, ErrorRecord) else ""
         extra = fields(record) | ({"remote_traceback": traceback} if traceback else {})
         became = "failed" if has_failed else change.name
         write("%s %s: %s", record.task, became, change.why, extra=extra)

@@ -40,7 +40,7 @@ from holdfast.engine.reserve import Reserve
 from holdfast.engine.running import Employer, Ended, MakePlaces, Running
 from holdfast.engine.settle import Settler
 from holdfast.errors import StoreError
-from holdfast.execution.call import INTERRUPTED, Raised, Returned, Unfit
+from holdfast.execution.call import INTERRUPTED, Raised, Returned
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Change
@@ -110,7 +110,8 @@ class Worker:
         slots = RunningLimits(store, hub, ids, app=app, limits=limits_of(self._tasks.values()))
         self._claimer = Claimer(store, hub, ids, self._search, permit, app=app, owner=owner, limits=slots.known)
         self._patience = Patience(rng)
-        self._settler = Settler(store, depot, hub, ids, self._patience, self._started, self._stored, recovery, slots)
+        heard = (self._started, self._stored)
+        self._settler = Settler(store, depot, hub, ids, self._patience, *heard, recovery, slots, rng)
         told = (self._ended, self._began, lambda: self.on_apart())
         employer = Employer(*told, self._begin, self._hand_back, self._why_not)
         needs = (codec, limits, depot, self._search, make_places, employer)
@@ -363,7 +364,7 @@ class Worker:
         for record, outcome, seconds in ended:
             if self._ahead:
                 self._reserve.learn(record.task, seconds, now)
-            fingerprint = self._tasks[record.task].fingerprint if isinstance(outcome, Unfit) else None
+            fingerprint = None if isinstance(outcome, Returned) else self._tasks[record.task].fingerprint
             change = self._settler.change_for(record, outcome, fingerprint)
             settled.append((record, change))
             interrupted += outcome is INTERRUPTED

@@ -11,9 +11,11 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
+from holdfast.clock import parse_duration
 from holdfast.codec import Codec, ErrorRecord, Limits, Payload
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import ArgumentsDoNotBind, CodecError, NotEncodable
+from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError, NotEncodable, RetryLater
+from holdfast.lifecycle.retries import exception_names
 
 
 class Call(NamedTuple):
@@ -42,6 +44,9 @@ class Raised(NamedTuple):
     error: ErrorRecord
     why: str
     payloads: tuple[Payload, ...] = ()
+    kinds: tuple[str, ...] = ()  # the names of its class and of the bases of that, for retry policies
+    retry_after: float | None = None  # it asks for another attempt, so many seconds later
+    fatal: bool = False  # it asks for none
 
 
 class Unfit(NamedTuple):
@@ -118,7 +123,7 @@ def _returned(call: Call, value: object) -> Outcome:
     try:
         return Returned(*call.codec.pack(value, call.limits, at="result"))
     except NotEncodable as error:
-        return Raised(call.codec.encode_error(error), f"the result cannot be stored: {error}")
+        return Raised(call.codec.encode_error(error), f"the result cannot be stored: {error}", fatal=True)
 
 
 def _raised(call: Call, error: BaseException) -> Outcome:
@@ -128,4 +133,11 @@ def _raised(call: Call, error: BaseException) -> Outcome:
     except BaseException as worse:  # an exception whose own methods raise
         message = f"it cannot be described: describing it raised {type(worse).__name__}"
         record = ErrorRecord(type_name=type(error).__name__, message=message, traceback="", data=None)
-    return Raised(record, f"{record.type_name.rpartition(':')[2]}: {record.message}", payloads)
+    why = f"{record.type_name.rpartition(':')[2]}: {record.message}"
+    kinds, fatal = exception_names(type(error)), isinstance(error, Fatal)
+    if not isinstance(error, RetryLater):
+        return Raised(record, why, payloads, kinds, fatal=fatal)
+    try:
+        return Raised(record, why, payloads, kinds, retry_after=parse_duration(error.delay))
+    except HoldfastError as wrong:
+        return Raised(record, f"{why} ({wrong})", payloads, kinds)

@@ -56,6 +56,9 @@ class Answer(msgspec.Struct, array_like=True):
     why: str | None
     error: ErrorRecord | None
     digests: list[str]
+    kinds: tuple[str, ...] = ()
+    retry_after: float | None = None
+    fatal: bool = False
 
 
 _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
@@ -118,8 +121,9 @@ def answer_of(outcome: Outcome) -> tuple[Answer, list[bytes]]:
     match outcome:
         case Returned(result, payloads):
             return Answer(None, None, _digests(payloads)), [result, *(payload.data for payload in payloads)]
-        case Raised(error, why, payloads):
-            return Answer(_sendable(why), error, _digests(payloads)), [payload.data for payload in payloads]
+        case Raised(error, why, payloads, kinds, retry_after, fatal):
+            head = Answer(_sendable(why), error, _digests(payloads), tuple(map(_sendable, kinds)), retry_after, fatal)
+            return head, [payload.data for payload in payloads]
         case Unfit(why):
             return Answer(_sendable(why), None, []), []
         case _:
@@ -128,7 +132,8 @@ def answer_of(outcome: Outcome) -> tuple[Answer, list[bytes]]:
 
 def outcome_of(answer: Answer, parts: list[bytes]) -> Outcome:
     if answer.error is not None:
-        return Raised(answer.error, answer.why or "", _payloads(answer.digests, parts))
+        payloads = _payloads(answer.digests, parts)
+        return Raised(answer.error, answer.why or "", payloads, answer.kinds, answer.retry_after, answer.fatal)
     if answer.why is not None:
         return Unfit(answer.why)
     return Returned(parts[0], _payloads(answer.digests, parts[1:]))

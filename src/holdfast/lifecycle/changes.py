@@ -297,7 +297,8 @@ def retried(
     why: str,
 ) -> Change:
     """User code raised, and is to be tried again at `due_at`, perhaps on another queue."""
-    errors = (*record.errors, FailedAttempt(attempt=record.attempt, at=at, error=error))
+    failed = FailedAttempt(number=record.failures + 1, attempt=record.attempt, at=at, error=error)
+    errors = (*record.errors, failed)
     if len(errors) > MOST_ERRORS:
         errors = errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MOST_ERRORS :]
     change = _owned("retried", record, (Status.RETRY,), _WORKING, operation=operation, at=at, why=why)

@@ -46,6 +46,10 @@ def explain(
 
 
 def _waiting(record: InvocationRecord, alive: list[RunnerRecord], now: float, since: str) -> str:
+    if record.due_at > now and record.status is Status.RETRY and record.errors:
+        times = "1 time" if record.failures == 1 else f"{record.failures} times"
+        last, wait = record.errors[-1].error, format_duration(record.due_at - now)
+        return f"failed {times}, last with {last.type_name}: {last.message}; the next attempt is due in {wait}."
     if record.due_at > now:
         return f"not due for another {format_duration(record.due_at - now)}."
     if not alive:

@@ -33,8 +33,9 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that failed and was followed by another."""
+    """An attempt that failed and was followed by another: the `number`-th failure. Attempts count crashes as well."""
 
+    number: int
     attempt: int
     at: float
     error: ErrorRecord
@@ -87,6 +88,11 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     def payloads(self) -> tuple[str, ...]:
         """The digests of what lies apart."""
         return digests_in(self.arguments, self.result, self.error, *[failed.error for failed in self.errors])
+
+    @property
+    def failures(self) -> int:
+        """How many attempts have failed and were followed by another."""
+        return self.errors[-1].number if self.errors else 0
 
     @property
     def version(self) -> int:

@@ -171,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
                     "due_at": SHIFTS.map(lambda shift: self.clock.now() + shift),
                     "result": st.none() | st.binary(max_size=2),
                     "error": st.none() | st.just(ERROR),
-                    "errors": st.just((FailedAttempt(attempt=1, at=START, error=ERROR),)),
+                    "errors": st.just((FailedAttempt(number=1, attempt=1, at=START, error=ERROR),)),
                     "fingerprint": st.none() | st.just("f"),
                 },
             )
