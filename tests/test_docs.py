@@ -26,7 +26,7 @@ import typer
 from pymongo import MongoClient
 from pymongo.database import Database
 
-from holdfast import App, crashpoints
+from holdfast import App, Fixed, crashpoints
 from holdfast.cli import program as cli
 from holdfast.settings import PREFIX, SPECS, Settings
 from holdfast.store.mongo import schema
