@@ -104,6 +104,10 @@ class App:
         `running_concurrency` limits how many calls run at once, on all runners together: `concurrency_limit` of the
         "task", or of those with the same "arguments", or with the same values of `key_arguments` ("keys"). Others wait
         for their turn, or end with `InvocationRefused` if `reroute_on_concurrency_control` is false.
+
+        `registration_concurrency` keeps the queue free of doubles: a call that meets one of its kind (of the same
+        "task", "arguments" or "keys") that has not been started yet is not stored, and its handle is that one's. With
+        ``on_diff_non_key_args_raise=True`` it is refused if other arguments differ.
         """
         if function is None:
             refuse_unknown(options)

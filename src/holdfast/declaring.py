@@ -25,7 +25,7 @@ from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from holdfast.lifecycle.retries import Policy
 
 Executor = Literal["thread", "loop", "process"]
-RunningConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
+ConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
 
 
 class TaskOptions(TypedDict, total=False):
@@ -39,9 +39,11 @@ class TaskOptions(TypedDict, total=False):
     executor: Executor | None
     at_most_once: bool
     retries: Policy | int | None
-    running_concurrency: RunningConcurrencyMode
+    running_concurrency: ConcurrencyMode
     key_arguments: Iterable[str]
     concurrency_limit: int
+    registration_concurrency: ConcurrencyMode
+    on_diff_non_key_args_raise: bool
     reroute_on_concurrency_control: bool
 
 
@@ -68,11 +70,25 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         concurrency=concurrency_of(
             signature,
             options.get("running_concurrency", "disabled"),
-            options.get("key_arguments", ()),
+            keys_for("running_concurrency", options),
             options.get("concurrency_limit", 1),
             options.get("reroute_on_concurrency_control", True),
         ),
+        registration=concurrency_of(
+            signature,
+            options.get("registration_concurrency", "disabled"),
+            keys_for("registration_concurrency", options),
+            name="registration_concurrency",
+        ),
+        raises_on_different_twin=bool(options.get("on_diff_non_key_args_raise", False)),
     )
+
+
+def keys_for(name: Literal["running_concurrency", "registration_concurrency"], options: TaskOptions) -> Iterable[str]:
+    """The key arguments, if that option wants them; also if none does, so that they are refused."""
+    others = {"running_concurrency", "registration_concurrency"} - {name}
+    wanted = options.get(name) == "keys" or not any(options.get(other) == "keys" for other in others)
+    return options.get("key_arguments", ()) if wanted else ()
 
 
 def refuse_unknown(options: TaskOptions) -> None:

@@ -73,6 +73,10 @@ class KeyTaken(UsageError):
     """The idempotency key belongs to another call: the same task, but other arguments."""
 
 
+class TwinDiffers(UsageError):
+    """A call with the same key arguments waits for its start, and other arguments of it differ."""
+
+
 class UnknownTask(UsageError):
     """The app declares no task of that name."""
 

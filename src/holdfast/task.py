@@ -17,12 +17,12 @@ import msgspec
 from holdfast.clock import Duration, parse_duration
 from holdfast.codec import Payload, Seen
 from holdfast.declaring import valid_name, valid_priority
+from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.engine.depot import whole
-from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, UsageError
+from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, TwinDiffers, UsageError
 from holdfast.execution.call import bind
-from holdfast.ids import derived_id
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, registered
@@ -179,15 +179,17 @@ class Submittable(Generic[P, R]):
             if before is not None:
                 self._agree(record, before)
         handles = [
-            Invocation[R](self._app, record.id, fresh=before is None)
+            Invocation[R](self._app, record.id if before is None else before.id, fresh=before is None)
             for record, before in zip(records, there, strict=True)
         ]
         return InvocationGroup(self._app, handles)
 
     def _agree(self, record: InvocationRecord, before: InvocationRecord) -> None:
-        """Refuse what is there under the same id, unless it is the same call with the same key."""
-        if self._options.key is None:
+        """Refuse what is there instead, unless it is the same call."""
+        if record.id == before.id:
             raise StoreError(f"the new id {record.id} was taken already; what was there is untouched")
+        if record.key is None or record.key != before.key:
+            return self._agree_on_twin(record, before)
         if record.arguments != before.arguments:
             now, then = (self._bound(one) for one in (record, before))
             if now != then:
@@ -195,6 +197,13 @@ class Submittable(Generic[P, R]):
                     f"the key {self._options.key!r} of {record.task} belongs to {before.id}, which was called with "
                     "other arguments. One key is one call; use another key, or the arguments of the first."
                 )
+
+    def _agree_on_twin(self, record: InvocationRecord, before: InvocationRecord) -> None:
+        if self.definition.raises_on_different_twin and self._bound(record) != self._bound(before):
+            raise TwinDiffers(
+                f"{before.id} of {record.task} waits for its start, and shares its key arguments with this call, but not "
+                "the others; the task declares on_diff_non_key_args_raise=True"
+            )
 
     def _bound(self, record: InvocationRecord) -> object:
         """The call's arguments by name, with the defaults: ``add(1, 2)`` is the same call as ``add(1, b=2)``."""
@@ -214,7 +223,9 @@ class Submittable(Generic[P, R]):
         packed = self._app._codec.pack_call(args, kwargs, self._names, engine.limits, seen)
         payloads += packed.payloads
         record = InvocationRecord(
-            id=ids.new() if options.key is None else derived_id("key", self._app.name, task.name, options.key),
+            id=ids.new(),
+            key=options.key,
+            twin=self._twin(args, kwargs),
             app=self._app.name,
             task=task.name,
             arguments=packed.data,
@@ -227,7 +238,14 @@ class Submittable(Generic[P, R]):
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
             terms=self._terms,
         )
-        return registered(record, operation=ids.operation(), at=now, key=options.key)
+        return registered(record, operation=ids.operation(), at=now)
+
+    def _twin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """What it has in common with those of which only one is to wait, as one string."""
+        if self.definition.registration.mode is RunningConcurrency.DISABLED:
+            return None
+        shared = self.definition.registration.shared(self.definition.signature, args, kwargs)
+        return limit_key(self.name, self._app._codec.digest(shared) if shared else "")
 
     def _limit_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """What the call has in common with those that share its limit, as one string."""

@@ -46,14 +46,20 @@ class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def concurrency_of(
-    signature: inspect.Signature, mode: str, key_arguments: Iterable[str], concurrency_limit: int, waits: bool
+    signature: inspect.Signature,
+    mode: str,
+    key_arguments: Iterable[str],
+    concurrency_limit: int = 1,
+    waits: bool = True,
+    *,
+    name: str = "running_concurrency",
 ) -> Concurrency:
     """The concurrency of a declaration. Raises `UsageError`."""
     try:
         chosen = RunningConcurrency(mode)
     except ValueError:
         known = ", ".join(f"'{each}'" for each in RunningConcurrency)
-        raise UsageError(f"running_concurrency={mode!r}: expected one of {known}") from None
+        raise UsageError(f"{name}={mode!r}: expected one of {known}") from None
     if isinstance(key_arguments, str):
         raise UsageError(f"key_arguments={key_arguments!r}: expected names in a list, such as [{key_arguments!r}]")
     keys = tuple(sorted(set(key_arguments)))
@@ -61,7 +67,7 @@ def concurrency_of(
         names = ", ".join(signature.parameters) or "none"
         raise UsageError(f"key_arguments: the task has no parameter {unknown[0]!r}; it has: {names}")
     if (chosen is RunningConcurrency.KEYS) is not bool(keys):
-        raise UsageError('running_concurrency="keys" and key_arguments=[…] go together: give both, or neither')
+        raise UsageError(f'{name}="keys" and key_arguments=[…] go together: give both, or neither')
     if type(concurrency_limit) is not int or not 1 <= concurrency_limit <= MOST_AT_ONCE:
         raise UsageError(f"concurrency_limit={concurrency_limit!r}: expected a whole number from 1 to {MOST_AT_ONCE:,}")
     limit = Limit(concurrency_limit, bool(waits))

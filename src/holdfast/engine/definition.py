@@ -42,6 +42,8 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     at_most_once: bool = False
     concurrency: Concurrency = Concurrency()
+    registration: Concurrency = Concurrency()  # of which calls only one waits for its start
+    raises_on_different_twin: bool = False
     retries: Policy = Never()
 
     @property

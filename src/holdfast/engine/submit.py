@@ -15,12 +15,15 @@ from holdfast.codec import Payload
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.depot import UNWANTED_SECONDS, Depot
 from holdfast.engine.ending import end_all
+from holdfast.errors import StoreError
+from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 from holdfast.store.contract import Store, Transaction
 from holdfast.wakeup.hub import Hub
 
 _LOOK_SECONDS = 0.02  # it is a look at a flag in memory
 _LONGEST_TRANSACTION_SECONDS = 120.0
+_TRIES = 20
 
 
 class Submitter:
@@ -33,7 +36,9 @@ class Submitter:
     async def submit(
         self, records: Sequence[InvocationRecord], payloads: Sequence[Payload] = ()
     ) -> Sequence[InvocationRecord | None]:
-        """Store new invocations, and the payloads that they refer to. Where an id was taken: what has it."""
+        """Store new invocations, and the payloads that they refer to. Where an id, a key or a twin was taken: what has
+        it.
+        """
         if not records:
             return []
         crashpoint("submit.before")
@@ -45,10 +50,39 @@ class Submitter:
             await self._depot.keep(payloads)
         crashpoint("submit.after")
         self._hub.send(_hint(records))
-        if all(stored):
-            return [None] * len(records)
-        there = await self._store.get(records[0].app, [record.id for record in records])
-        return [None if ours else before for ours, before in zip(stored, there, strict=True)]
+        return [None] * len(records) if all(stored) else await self._yield(records, stored)
+
+    async def _yield(
+        self, records: Sequence[InvocationRecord], stored: Sequence[bool]
+    ) -> Sequence[InvocationRecord | None]:
+        """Who has what the others wanted. Whoever is gone by now, or has a key whose time is over, yields instead."""
+        answers: list[InvocationRecord | None] = [None] * len(records)
+        left = [number for number, ours in enumerate(stored) if not ours]
+        for _ in range(_TRIES):
+            wanted = [records[number] for number in left]
+            free = []
+            for number, holder in zip(left, await self._store.in_the_way(wanted), strict=True):
+                answers[number] = holder
+                if holder is None or await self._yields(holder, records[number]):
+                    free.append(number)
+            if not free:
+                return answers
+            again = [records[number] for number in free]
+            stored = await self._store.insert(again)
+            self._hub.send(_hint(again))
+            for number, ours in zip(free, stored, strict=True):
+                answers[number] = None if ours else answers[number]
+            left = [number for number, ours in zip(free, stored, strict=True) if not ours]
+            if not left:
+                return answers
+        raise StoreError(f"{records[left[0]].id} could not be stored: its name is taken and freed again and again")
+
+    async def _yields(self, holder: InvocationRecord, wanted: InvocationRecord) -> bool:
+        by_key = holder.id != wanted.id and wanted.key is not None and holder.key == wanted.key
+        if not by_key or not key_is_over(holder, self._store.now()):
+            return False
+        await self._store.free_key(holder.app, holder.id, str(holder.key))
+        return True
 
     async def keep(self, payloads: Sequence[Payload]) -> None:
         """Store payloads ahead of records that are inserted in a user's own transaction."""

@@ -23,7 +23,7 @@ from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle.crashes import taken_from
 from holdfast.lifecycle.records import FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
-from holdfast.lifecycle.status import RELEASING, TABLE, Status, compute_new_owner, validate_transition
+from holdfast.lifecycle.status import FINAL, RELEASING, TABLE, Status, compute_new_owner, validate_transition
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     def frees(self) -> bool:
         """Whether the change gives back the slot that the invocation may hold: who owns nothing holds nothing."""
         return not RELEASING.isdisjoint(self.path)
+
+    @property
+    def frees_twin(self) -> bool:
+        """Whether another of its kind may be stored from then on: it has its first owner, or has ended without one."""
+        return Status.PENDING in self.path or self.path[-1] in FINAL
 
     @property
     def payloads(self) -> tuple[str, ...]:
@@ -174,6 +179,8 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
         updates["slot"] = change.slot
     elif change.frees:
         updates["slot"] = None
+    if change.frees_twin:
+        updates["twin"] = None
     for name in OPTIONAL:
         value = getattr(change, name)
         if value is not UNSET and name != "lane":  # which a record derives

@@ -41,10 +41,15 @@ class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorRecord
 
 
+KEY_SECONDS = 86_400.0
+
+
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was agreed when it was submitted. None of it ever changes, and none of it is searched for."""
 
     retries: Mapping[str, Any] | None = None  # a policy as `retries.dump_policy` wrote it; it may be of a newer version
+    key_seconds: float = KEY_SECONDS  # how long its key is taken after its end
+    key_until: float | None = None  # or until when, whatever becomes of it
 
 
 PLAIN = Terms()
@@ -76,6 +81,8 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_most_once: bool = False  # a crashed attempt is its last
     limit_key: str | None = None  # those with the same key share a limit of how many run at once
     slot: str | None = None  # the place under that limit that it holds
+    key: str | None = None  # no other call of its task has it, as long as it is taken
+    twin: str | None = None  # no other call has it, as long as it waits for its first start
     terms: Terms = PLAIN
     errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
     history: tuple[HistoryEntry, ...] = ()
@@ -97,12 +104,6 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def version(self) -> int:
         return self.history[-1].version if self.history else 0
-
-    @property
-    def key(self) -> str | None:
-        """The idempotency key that it was submitted with: its id follows from it, and its first line tells it."""
-        first = self.history[0].why if self.history else ""
-        return first.removeprefix(_KEY) if first.startswith(_KEY) else None
 
 
 def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
@@ -263,9 +264,6 @@ class HintChannel(Protocol):
     async def close(self) -> None: ...
 
 
-_KEY = "its key is "
-
-
 def registered(
     record: InvocationRecord,
     *,
@@ -273,11 +271,8 @@ def registered(
     at: float,
     actor: str | None = None,
     why: str = "",
-    key: str | None = None,
 ) -> InvocationRecord:
     """The record as it enters the store: REGISTERED, with the first line of its history."""
-    if key is not None:
-        why = f"{_KEY}{key}"
     entry = HistoryEntry(version=1, status=Status.REGISTERED, at=at, operation=operation, why=why)
     return msgspec.structs.replace(
         record, status=Status.REGISTERED, owner=None, epoch=0, changed_at=at, history=(entry,)

@@ -104,12 +104,20 @@ class Store(Protocol):
         ...
 
     async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
-        """Store new invocations. True: it is stored by this call (or an earlier try of it). False: its id was taken
-        already, and what is there stays as it was.
+        """Store new invocations. True: it is stored by this call (or an earlier try of it). False: its id, its key or
+        its twin was taken already, and what is there stays as it was.
 
         Atomic: each record by itself. Idempotent: yes, recognised by the operation id in the record's first history
         entry. Order: none. Raises: `StoreFull`, and then nothing of this call is stored that was not before.
         """
+        ...
+
+    async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+        """Who has the id, the key or the twin of each of these, which are of one app; None where nobody has."""
+        ...
+
+    async def free_key(self, app: str, id: str, key: str) -> None:
+        """From now on this key is nobody's, if that invocation still has it. Idempotent: yes."""
         ...
 
     async def claim(self, claim: Claim) -> Claimed:

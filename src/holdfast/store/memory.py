@@ -60,6 +60,7 @@ class MemoryStore:
         self._clock = clock
         self._observe = observe
         self._records: dict[tuple[str, str], InvocationRecord] = {}
+        self._named: dict[tuple[str, str, str], str] = {}  # by app, kind of name and name: what has it
         self._ready: dict[tuple[str, str], list[_Place]] = {}  # by app and lane
         self._waiting: dict[tuple[str, str], list[_Place]] = {}  # by app and limit key
         self._slots: dict[tuple[str, str], dict[str, str]] = {}  # by app and limit key: the slots, and who holds them
@@ -83,11 +84,29 @@ class MemoryStore:
             return [self._insert(record) for record in records]
 
     def _insert(self, record: InvocationRecord) -> bool:
-        there = self._records.get((record.app, record.id))
+        there = self._in_the_way(record)
         if there is None:
             self._put(record)
             return True
-        return there.history[0].operation == record.history[0].operation
+        return there.id == record.id and there.history[0].operation == record.history[0].operation
+
+    def _in_the_way(self, record: InvocationRecord) -> InvocationRecord | None:
+        names = [("id", record.id), ("key", f"{record.task}|{record.key}"), ("twin", record.twin or "")]
+        wanted = [True, record.key is not None, record.twin is not None]
+        for name in itertools.compress(names, wanted):
+            if (id := self._named.get((record.app, *name))) is not None:
+                return self._records[record.app, id]
+        return None
+
+    async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+        with self._lock:
+            return [self._in_the_way(record) for record in records]
+
+    async def free_key(self, app: str, id: str, key: str) -> None:
+        with self._lock:
+            there = self._records.get((app, id))
+            if there is not None and there.key == key:
+                self._put(replace(there, key=None))
 
     async def claim(self, claim: Claim) -> Claimed:
         with self._lock:
@@ -308,6 +327,8 @@ class MemoryStore:
             gone = sorted(old, key=lambda record: record.id)[:limit]
             for record in gone:
                 del self._records[app, record.id]
+                for name in _names_of(record):
+                    del self._named[name]
             return len(gone)
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
@@ -331,6 +352,9 @@ class MemoryStore:
 
     def _put(self, record: InvocationRecord) -> InvocationRecord:
         before = self._records.get((record.app, record.id))
+        for name in _names_of(before):
+            del self._named[name]
+        self._named.update(dict.fromkeys(_names_of(record), record.id))
         if before is not None:
             if (queue := self._queue_of(before)) is not None:
                 del queue[bisect_left(queue, _queue_order(before))]
@@ -352,6 +376,18 @@ class MemoryStore:
         if record.status is Status.CONCURRENCY_CONTROLLED and record.limit_key is not None:
             return self._waiting.setdefault((record.app, record.limit_key), [])
         return None
+
+
+def _names_of(record: InvocationRecord | None) -> list[tuple[str, str, str]]:
+    """The names that no other record may have."""
+    if record is None:
+        return []
+    names = [(record.app, "id", record.id)]
+    if record.key is not None:
+        names.append((record.app, "key", f"{record.task}|{record.key}"))
+    if record.twin is not None:
+        names.append((record.app, "twin", record.twin))
+    return names
 
 
 def _queue_order(record: InvocationRecord) -> _Place:

@@ -117,9 +117,9 @@ _PLAIN = (
     *("app", "id", "task", "queue", "owner", "epoch", "attempt", "created_at", "due_at", "changed_at"),
     *("claim_token", "fingerprint", "parent_id", "reason"),
 )
-_SELDOM = ("at_most_once", "limit_key", "slot")  # a document has them only if there is something to say
+_SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin")  # a document has them only if there is something to say
 _STRUCTURED: Mapping[str, Any] = {"terms": Terms, "errors": tuple[FailedAttempt, ...]}  # these too
-_KEYS = ("limit_key", "slot")
+_KEYS = ("limit_key", "slot", "key", "twin")
 _TEXTS = ("app", "id", "task", "queue", "reason", "status")
 _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
 
@@ -190,6 +190,8 @@ def pipeline(change: Change) -> list[Document]:
         fields["slot"] = {"$literal": change.slot}
     elif change.frees:
         fields["slot"] = "$$REMOVE"
+    if change.frees_twin:
+        fields["twin"] = "$$REMOVE"
     for name in OPTIONAL:
         value = getattr(change, name)
         if value is not UNSET:
@@ -235,6 +237,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
             gone[name] = ""
     if change.frees and change.slot is None:
         gone["slot"] = ""
+    if change.frees_twin:
+        gone["twin"] = ""
     update: Document = {"$set": fields, "$push": {"history": {"$each": [entry_document(line) for line in lines]}}}
     if change.attempts:
         update["$inc"] = {"attempt": change.attempts}

@@ -8,13 +8,14 @@ in order; with more of them it would read everything and sort it, so a query for
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.claims import Claim
+from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document
@@ -138,6 +139,34 @@ async def slot_holders(invocations: Invocations, app: str, limit_key: str) -> li
 async def by_key(invocations: Invocations, keys: Sequence[str]) -> list[Document]:
     """Index: _id."""
     return await invocations.find({"_id": {"$in": list(keys)}}).to_list()
+
+
+async def in_the_way(invocations: Invocations, app: str, keys: Sequence[str], names: Names) -> list[Document]:
+    """Who has these ids, keys of tasks, or twins. Index: _id, key, twin."""
+    found = await by_key(invocations, keys)
+    for wanted, hint in holders(app, names):
+        found += await invocations.find(wanted, hint=hint).to_list()
+    return found
+
+
+class Names(NamedTuple):
+    """What no two invocations may have in common."""
+
+    keys: Sequence[tuple[str, str]]  # of a task
+    twins: Sequence[str]
+
+
+def names_of(records: Sequence[InvocationRecord]) -> Names:
+    keys = [(record.task, record.key) for record in records if record.key is not None]
+    return Names(keys, [record.twin for record in records if record.twin is not None])
+
+
+def holders(app: str, names: Names) -> Iterator[tuple[Document, str]]:
+    """Filter and index of each look for who has them."""
+    for task, key in names.keys:
+        yield {"app": app, "task": task, "key": key}, "key"
+    if names.twins:
+        yield {"app": app, "twin": {"$in": list(names.twins)}}, "twin"
 
 
 async def first_operations(invocations: Invocations, keys: Sequence[str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from holdfast.errors import SchemaMismatch
 from holdfast.lifecycle.status import Status
 from holdfast.store.mongo.retry import is_forbidden
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MIN_READER = 1
 
 INVOCATIONS = "holdfast_invocations"
@@ -105,6 +105,20 @@ INDEXES = (
         _up("app", "limit_key", "slot"),
         "a slot has one holder; who holds those of a key",
         {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
+    ),
+    Index(
+        INVOCATIONS,
+        "key",
+        _up("app", "task", "key"),
+        "one key, one invocation; who has a key",
+        {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}},
+    ),
+    Index(
+        INVOCATIONS,
+        "twin",
+        _up("app", "twin"),
+        "of a kind one waits for its first start; who that is",
+        {"unique": True, "partialFilterExpression": {"twin": {"$exists": True}}},
     ),
     Index(
         INVOCATIONS,

@@ -33,6 +33,7 @@ from holdfast.lifecycle.changes import (
     was_applied,
 )
 from holdfast.lifecycle.claims import Claim, Claimed
+from holdfast.lifecycle.identity import stands_in_the_way
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
     InvocationRecord,
@@ -93,6 +94,21 @@ class MongoStore(MongoBeside):
             index not in taken or found.get(documents[index]["_id"]) == record.history[0].operation
             for index, record in enumerate(records)
         ]
+
+    async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+        if not records:
+            return []
+        app, names = records[0].app, queries.names_of(records)
+        keys = [key_of(app, record.id) for record in records]
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        documents = await self._ask("in the way", lambda again: queries.in_the_way(invocations, app, keys, names))
+        found = [from_document(document) for document in documents]
+        return [next((one for one in found if stands_in_the_way(one, record)), None) for record in records]
+
+    async def free_key(self, app: str, id: str, key: str) -> None:
+        invocations = self._collection(schema.INVOCATIONS)
+        wanted = {"_id": key_of(app, id), "key": key}
+        await self._ask("free key", lambda again: invocations.update_one(wanted, {"$unset": {"key": ""}}))
 
     # --- claim
 

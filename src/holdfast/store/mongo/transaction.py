@@ -9,18 +9,21 @@ server labels as transient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from msgspec.structs import replace
 from pymongo import ReadPreference
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.synchronous.client_session import ClientSession
 
 from holdfast.errors import UsageError
+from holdfast.lifecycle.identity import key_is_over, stands_in_the_way
 from holdfast.lifecycle.records import InvocationRecord, StoredPayload
 from holdfast.store.mongo import schema
-from holdfast.store.mongo.documents import Document, from_document, to_document
+from holdfast.store.mongo.documents import Document, from_document, key_of, to_document
+from holdfast.store.mongo.queries import holders, names_of
 
 # Which databases, by name and mark, each client was seen to reach.
 _reached: WeakKeyDictionary[Any, set[tuple[str, object]]] = WeakKeyDictionary()
@@ -66,13 +69,16 @@ class MongoTransaction:
         if not self._is_known:
             self._check(self._meta.find_one({"_id": "schema"}))
         invocations, session = self._database[schema.INVOCATIONS], self._session
-        documents = [to_document(record) for record in records]
-        keys = [document["_id"] for document in documents]
-        there = _by_key(invocations.find({"_id": {"$in": keys}}, session=session).to_list())
-        if fresh := [document for document in documents if document["_id"] not in there]:
+        found: list[Document] = []
+        for wanted, hint in _looks(records):
+            found += invocations.find(wanted, hint=hint, session=session).to_list()
+        there, over = _in_the_way(records, found)
+        if over:
+            invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
+        if fresh := _fresh(records, there):
             invocations.insert_many(fresh, session=session)
         self._number = _number(session)
-        return [there.get(key) for key in keys]
+        return there
 
     async def ainsert(
         self, records: Sequence[InvocationRecord], payloads: Sequence[StoredPayload]
@@ -80,13 +86,16 @@ class MongoTransaction:
         if not self._is_known:
             self._check(await self._meta.find_one({"_id": "schema"}))
         invocations, session = self._database[schema.INVOCATIONS], self._session
-        documents = [to_document(record) for record in records]
-        keys = [document["_id"] for document in documents]
-        there = _by_key(await invocations.find({"_id": {"$in": keys}}, session=session).to_list())
-        if fresh := [document for document in documents if document["_id"] not in there]:
+        found: list[Document] = []
+        for wanted, hint in _looks(records):
+            found += await invocations.find(wanted, hint=hint, session=session).to_list()
+        there, over = _in_the_way(records, found)
+        if over:
+            await invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
+        if fresh := _fresh(records, there):
             await invocations.insert_many(fresh, session=session)
         self._number = _number(session)
-        return [there.get(key) for key in keys]
+        return there
 
 
 def _number(session: Any) -> object:
@@ -94,8 +103,27 @@ def _number(session: Any) -> object:
     return getattr(session, "_transaction_id", None)
 
 
-def _by_key(documents: Iterable[Document]) -> dict[str, InvocationRecord]:
-    return {document["_id"]: from_document(document) for document in documents}
+def _looks(records: Sequence[InvocationRecord]) -> Iterator[tuple[Document, str]]:
+    """Filter and index of each look for what would make an insert fail, and the transaction with it."""
+    app = records[0].app
+    yield {"_id": {"$in": [key_of(app, record.id) for record in records]}}, "_id_"
+    yield from holders(app, names_of(records))
+
+
+def _in_the_way(
+    records: Sequence[InvocationRecord], documents: Iterable[Document]
+) -> tuple[list[InvocationRecord | None], list[str]]:
+    """Who stands in the way of each, and the keys of those whose time is over, which do not."""
+    found = [from_document(document) for document in documents]
+    now = records[0].created_at
+    over = [one for one in found if one.key is not None and key_is_over(one, now)]
+    still = [replace(one, key=None) if one in over else one for one in found]
+    there = [next((one for one in still if stands_in_the_way(one, record)), None) for record in records]
+    return there, [key_of(one.app, one.id) for one in over]
+
+
+def _fresh(records: Sequence[InvocationRecord], there: Sequence[InvocationRecord | None]) -> list[Document]:
+    return [to_document(record) for record, holder in zip(records, there, strict=True) if holder is None]
 
 
 def joined(session: object, database: str, mark: object) -> MongoTransaction:

@@ -53,11 +53,23 @@ def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
         if record.arguments[:1] == MARK:
             refer(connection, record.app, record.id, record.payloads)
         return True
-    (text,) = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
+    there = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
     try:
-        return history_of(text)[0].operation == record.history[0].operation
+        return there is not None and history_of(there[0])[0].operation == record.history[0].operation
     except (ValueError, IndexError, msgspec.MsgspecError):
         return False  # what is there cannot be read, but the id is taken
+
+
+def in_the_way(connection: sqlite3.Connection, record: InvocationRecord) -> InvocationRecord | None:
+    looks: list[tuple[str, tuple[object, ...]]] = [(queries.GET.format(places="?"), (record.app, record.id))]
+    if record.key is not None:
+        looks.append((queries.BY_KEY, (record.app, record.task, record.key)))
+    if record.twin is not None:
+        looks.append((queries.BY_TWIN, (record.app, record.twin)))
+    for query, values in looks:
+        if (row := connection.execute(query, values).fetchone()) is not None:
+            return from_row(row)
+    return None
 
 
 # --- claim
@@ -154,18 +166,18 @@ def _allotment(claim: Claim, found: Found, wanted: int, held: Held) -> Allotment
 def _take(
     connection: sqlite3.Connection, claim: Claim, allotment: Allotment[InvocationRecord], found: Found
 ) -> list[InvocationRecord]:
-    got, steps, slotted = [], list[tuple[object, ...]](), list[tuple[object, ...]]()
+    got, steps = [], dict[tuple[str, ...], list[tuple[object, ...]]]()
     for record, slot in allotment.taken:
         change = claimed(claim, record, slot)
         taken = apply_to(change, record)
+        more: list[tuple[str, str | None]] = [] if slot is None else [("slot", slot)]
+        more += [] if record.twin is None else [("twin", None)]
         step = _after(found[record.id][0], change, record, taken)
-        if slot is None:
-            steps.append(step)
-        else:
-            slotted.append((*step, slot))
+        columns = tuple([name for name, _ in more])
+        steps.setdefault(columns, []).append((*step, *[value for _, value in more]))
         got.append(taken)
-    _write(connection, (), steps)
-    _write(connection, ("slot",), slotted)
+    for columns, batch in steps.items():
+        _write(connection, columns, batch)
     return got
 
 
@@ -174,9 +186,14 @@ def _turn_away(
 ) -> int:
     """Move those for whom there is no slot out of the way, and tell how many they are."""
     changed = list(turned_away(claim, allotment, held))
-    steps = [_after(found[record.id][0], change, record, apply_to(change, record)) for record, change in changed]
-    _write(connection, (), steps)
-    return len(steps)
+    steps = dict[tuple[str, ...], list[tuple[object, ...]]]()
+    for record, change in changed:
+        step = _after(found[record.id][0], change, record, apply_to(change, record))
+        frees = record.twin is not None and change.frees_twin
+        steps.setdefault(("twin",) if frees else (), []).append((*step, None) if frees else step)
+    for columns, batch in steps.items():
+        _write(connection, columns, batch)
+    return len(changed)
 
 
 def _after(rowid: int, change: Change, before: InvocationRecord, after: InvocationRecord) -> tuple[object, ...]:
@@ -258,7 +275,7 @@ def _apply_part(
 
 
 def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], set_aside: SetAside) -> Verdict:
-    _, _, status, owner, epoch, _, _, seen, _ = head
+    _, _, status, owner, epoch, _, _, seen, _, _ = head
     if seen:
         return APPLIED_AGAIN
     if status in change.sources and (change.epoch is None or epoch == change.epoch):
@@ -273,14 +290,16 @@ def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], 
 
 
 def _step_of(change: Change, head: Sequence[Any]) -> tuple[tuple[str, ...], tuple[object, ...]]:
-    _, rowid, _, owner, epoch, version, attempt, _, slot = head
+    _, rowid, _, owner, epoch, version, attempt, _, slot, twin = head
     lines = entries(change, version=version, epoch=epoch, owner=owner)
     last = lines[-1]
     attempt += change.attempts
     step = _step(rowid, change, last.owner, last.epoch, last.version, attempt, history_text(lines))
     optional = tuple([name for name in OPTIONAL if getattr(change, name) is not UNSET])
     step += tuple([_column(name, getattr(change, name)) for name in optional])
-    return (optional, step) if slot is None or not change.frees else ((*optional, "slot"), (*step, None))
+    freed = [("slot", slot is not None and change.frees), ("twin", twin is not None and change.frees_twin)]
+    names = tuple([name for name, is_so in freed if is_so])
+    return (*optional, *names), (*step, *[None] * len(names))
 
 
 def _may_refer(change: Change) -> bool:

@@ -15,7 +15,11 @@ from holdfast.store.sqlite.schema import READY, WAITING, status_list
 
 TABLE = "holdfast_invocations"
 
-INSERT = f"INSERT INTO {TABLE} ({LIST}) VALUES ({PLACES}) ON CONFLICT (app, id) DO NOTHING"
+INSERT = f"INSERT INTO {TABLE} ({LIST}) VALUES ({PLACES}) ON CONFLICT DO NOTHING"
+
+BY_KEY = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND task = ? AND key = ? AND key IS NOT NULL"  # holdfast_key
+BY_TWIN = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND twin = ? AND twin IS NOT NULL"  # holdfast_twin
+FREE_KEY = f"UPDATE {TABLE} SET key = NULL WHERE app = ? AND id = ? AND key = ?"  # identity
 
 FIRST_HISTORY = f"SELECT history FROM {TABLE} WHERE app = ? AND id = ?"  # identity
 
@@ -145,7 +149,7 @@ def heads_of(rows: int) -> str:
     return f"""
     WITH wanted (id, operation) AS (VALUES {_values(rows, 2)})
     SELECT wanted.id, found.rowid, found.status, found.owner, found.epoch, found.version, found.attempt,
-        instr(found.history, wanted.operation), found.slot
+        instr(found.history, wanted.operation), found.slot, found.twin
     FROM wanted JOIN {TABLE} AS found ON found.app = ? AND found.id = wanted.id
     """
 

@@ -45,6 +45,8 @@ COLUMNS = [
     "at_most_once",
     "limit_key",
     "slot",
+    "key",
+    "twin",
     "terms",
     "errors",
     "history",
@@ -109,6 +111,8 @@ def to_row(record: InvocationRecord) -> tuple[object, ...]:
         record.at_most_once,
         record.limit_key,
         record.slot,
+        record.key,
+        record.twin,
         None if record.terms is PLAIN else _entry_encoder.encode(record.terms).decode(),
         errors_text(record.errors) if record.errors else None,
         history_text(record.history),
@@ -142,7 +146,7 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         changed_at,
     ) = row[:15]
     (claim_token, fingerprint, parent_id, reason, arguments, result, error, *rest) = row[15:]
-    at_most_once, limit_key, slot, terms, errors, history = rest
+    at_most_once, limit_key, slot, key, twin, terms, errors, history = rest
     entries = history_of(history)
     if entries and len(entries) != entries[-1].version:
         raise ValueError(f"its history has {len(entries)} entries for {entries[-1].version} versions")
@@ -174,6 +178,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         at_most_once=bool(at_most_once),
         limit_key=limit_key,
         slot=slot,
+        key=key,
+        twin=twin,
         terms=PLAIN if terms is None else _terms_decoder.decode(terms),
         errors=() if errors is None else _errors_decoder.decode(errors),
         history=entries,

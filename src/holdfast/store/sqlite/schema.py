@@ -168,6 +168,11 @@ MIGRATIONS: dict[int, list[str]] = {
         "CREATE INDEX holdfast_referring ON holdfast_payload_references (app, id)",
     ],
     3: [
+        "ALTER TABLE holdfast_invocations ADD COLUMN key TEXT",
+        "ALTER TABLE holdfast_invocations ADD COLUMN twin TEXT",
+        # One key, one invocation; and one of a kind that waits for its first start.
+        "CREATE UNIQUE INDEX holdfast_key ON holdfast_invocations (app, task, key) WHERE key IS NOT NULL",
+        "CREATE UNIQUE INDEX holdfast_twin ON holdfast_invocations (app, twin) WHERE twin IS NOT NULL",
         "ALTER TABLE holdfast_invocations ADD COLUMN terms TEXT",
         "ALTER TABLE holdfast_invocations ADD COLUMN errors TEXT",
     ],

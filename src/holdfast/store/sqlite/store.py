@@ -179,6 +179,12 @@ class SqliteStore:
     async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
         return await self._write(lambda connection: [jobs.insert(connection, record) for record in records])
 
+    async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+        return await self._read(lambda connection: [jobs.in_the_way(connection, record) for record in records])
+
+    async def free_key(self, app: str, id: str, key: str) -> None:
+        await self._write(lambda connection: connection.execute(queries.FREE_KEY, (app, id, key)))
+
     async def claim(self, claim: Claim) -> Claimed:
         return await self._write(lambda connection: jobs.claim(connection, claim, self._set_aside))
 

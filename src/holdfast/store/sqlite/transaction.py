@@ -14,9 +14,9 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.errors import UsageError
+from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.records import InvocationRecord, StoredPayload
-from holdfast.store.sqlite import jobs, payloads
-from holdfast.store.sqlite.rows import from_row
+from holdfast.store.sqlite import jobs, payloads, queries
 
 
 class SqliteTransaction:
@@ -55,14 +55,18 @@ class SqliteTransaction:
     def _insert(
         self, connection: sqlite3.Connection, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
-        app = records[0].app
-        rows = jobs.rows_by_id(connection, app, [record.id for record in records])
-        there = {record.id: record for record in map(from_row, rows)}
-        payloads.put(connection, app, stored, self._clock.now())
+        now = self._clock.now()
+        payloads.put(connection, records[0].app, stored, now)
+        there: list[InvocationRecord | None] = []
         for record in records:
-            if record.id not in there:
+            holder = jobs.in_the_way(connection, record)
+            if holder is not None and holder.id != record.id and holder.key == record.key and key_is_over(holder, now):
+                connection.execute(queries.FREE_KEY, (holder.app, holder.id, holder.key))
+                holder = jobs.in_the_way(connection, record)
+            if holder is None:
                 jobs.insert(connection, record)
-        return [there.get(record.id) for record in records]
+            there.append(holder)
+        return there
 
     async def ainsert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
