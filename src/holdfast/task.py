@@ -201,8 +201,8 @@ class Submittable(Generic[P, R]):
     def _agree_on_twin(self, record: InvocationRecord, before: InvocationRecord) -> None:
         if self.definition.raises_on_different_twin and self._bound(record) != self._bound(before):
             raise TwinDiffers(
-                f"{before.id} of {record.task} waits for its start, and shares its key arguments with this call, but not "
-                "the others; the task declares on_diff_non_key_args_raise=True"
+                f"{before.id} of {record.task} waits for its start and shares its key arguments with this call, but "
+                "not the others; the task declares on_diff_non_key_args_raise=True"
             )
 
     def _bound(self, record: InvocationRecord) -> object:

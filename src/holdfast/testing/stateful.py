@@ -54,6 +54,7 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
         "priority": draw(st.integers(-2, 2)),
     }
     more |= {"due_at": START + draw(SHIFTS), "arguments": draw(st.binary(max_size=3))}
+    more |= {"key": draw(st.none() | KEYS), "twin": draw(st.none() | KEYS)}
     more |= {"limit_key": draw(st.none() | KEYS), "terms": draw(st.sampled_from([PLAIN, Terms(retries={"kind": "?"})]))}
     return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
 
@@ -117,6 +118,15 @@ class StoreMachine(RuleBasedStateMachine):
     def insert(self, records: list[InvocationRecord]) -> None:
         self.both(lambda store: store.insert(records))
         self.seen += records
+
+    @rule(app=APPS, id=IDS, key=KEYS)
+    def free_key(self, app: str, id: str, key: str) -> None:
+        self.both(lambda store: store.free_key(app, id, key))
+
+    @rule(records=st.lists(new_invocations(), max_size=3))
+    def in_the_way(self, records: list[InvocationRecord]) -> None:
+        mine = [record for record in records if record.app == "shop"]
+        self.both(lambda store: store.in_the_way(mine))
 
     @rule(seconds=st.floats(0, 10))
     def time_passes(self, seconds: float) -> None:
