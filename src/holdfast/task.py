@@ -25,7 +25,7 @@ from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, TwinDiffers,
 from holdfast.execution.call import bind
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.limits import limit_key
-from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.records import KEY_SECONDS, InvocationRecord, Terms, registered
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -42,6 +42,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     queue: str | None = None
     key: str | None = None
+    key_seconds: float = KEY_SECONDS
     session: Any = None
 
 
@@ -72,6 +73,7 @@ class Submittable(Generic[P, R]):
         priority: int | None = None,
         queue: str | None = None,
         key: str | None = None,
+        key_for: Duration | None = None,
         session: Any = None,
     ) -> Self:
         """The same task with other options for the calls that are submitted through it.
@@ -80,12 +82,15 @@ class Submittable(Generic[P, R]):
         the epoch); `priority` lies between −100 and 100 and higher goes first.
 
         `key` makes the call idempotent: the first submit of this task with that key stores it, and every other one
-        returns the same invocation; other arguments with the same key are refused with `KeyTaken`.
+        returns the same invocation; other arguments with the same key are refused with `KeyTaken`. The key is free
+        again `key_for` (a day, if nothing is said) after the call has ended.
 
         `session` is your own transaction: a session of pymongo's (async) client inside `start_transaction`, or a
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
         not.
         """
+        if key_for is not None and key is None and self._options.key is None:
+            raise UsageError("key_for= says how long a key is taken; give key= as well")
         if delay is not None and at is not None:
             raise UsageError("give either delay= or at=, not both")
         before = self._options
@@ -96,7 +101,8 @@ class Submittable(Generic[P, R]):
             at=kept[1] if at is None else _moment(at),
             priority=self._options.priority if priority is None else valid_priority(priority),
             queue=self._options.queue if queue is None else valid_name("queue", queue),
-            key=self._options.key if key is None else _valid_key(key),
+            key=before.key if key is None else _valid_key(key),
+            key_seconds=before.key_seconds if key_for is None else parse_duration(key_for),
             session=self._options.session if session is None else session,
         )
         return type(self)(self._app, self.definition, changed)
@@ -236,9 +242,13 @@ class Submittable(Generic[P, R]):
             created_at=now,
             due_at=now + options.delay_seconds if options.at is None else options.at,
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
-            terms=self._terms,
+            terms=self._terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
         )
         return registered(record, operation=ids.operation(), at=now)
+
+    @property
+    def _terms_with_key(self) -> Terms:
+        return msgspec.structs.replace(self._terms, key_seconds=self._options.key_seconds)
 
     def _twin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """What it has in common with those of which only one is to wait, as one string."""
