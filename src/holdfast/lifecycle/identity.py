@@ -9,6 +9,8 @@ A key whose time is over stays with its invocation until somebody wants it; then
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL
 
@@ -21,9 +23,14 @@ def key_is_over(holder: InvocationRecord, now: float) -> bool:
     return holder.status in FINAL and now >= holder.changed_at + terms.key_seconds
 
 
-def stands_in_the_way(holder: InvocationRecord, wanted: InvocationRecord) -> bool:
-    """Whether what is stored and what is to be stored cannot both be."""
-    if holder.app != wanted.app:
-        return False
-    same_key = wanted.key is not None and (holder.task, holder.key) == (wanted.task, wanted.key)
-    return holder.id == wanted.id or same_key or (wanted.twin is not None and holder.twin == wanted.twin)
+def in_the_way(wanted: InvocationRecord, found: Iterable[InvocationRecord]) -> InvocationRecord | None:
+    """Which of those that were found, all of one app, has its id, else its key, else its twin."""
+    by_key = by_twin = None
+    for one in found:
+        if one.id == wanted.id:
+            return one
+        if wanted.key is not None and (one.task, one.key) == (wanted.task, wanted.key):
+            by_key = one
+        if wanted.twin is not None and one.twin == wanted.twin:
+            by_twin = one
+    return by_key or by_twin

@@ -33,7 +33,7 @@ from holdfast.lifecycle.changes import (
     was_applied,
 )
 from holdfast.lifecycle.claims import Claim, Claimed
-from holdfast.lifecycle.identity import stands_in_the_way
+from holdfast.lifecycle.identity import in_the_way
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
     InvocationRecord,
@@ -103,7 +103,7 @@ class MongoStore(MongoBeside):
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         documents = await self._ask("in the way", lambda again: queries.in_the_way(invocations, app, keys, names))
         found = [from_document(document) for document in documents]
-        return [next((one for one in found if stands_in_the_way(one, record)), None) for record in records]
+        return [in_the_way(record, found) for record in records]
 
     async def free_key(self, app: str, id: str, key: str) -> None:
         invocations = self._collection(schema.INVOCATIONS)

@@ -19,7 +19,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.synchronous.client_session import ClientSession
 
 from holdfast.errors import UsageError
-from holdfast.lifecycle.identity import key_is_over, stands_in_the_way
+from holdfast.lifecycle.identity import in_the_way, key_is_over
 from holdfast.lifecycle.records import InvocationRecord, StoredPayload
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, key_of, to_document
@@ -118,7 +118,7 @@ def _in_the_way(
     now = records[0].created_at
     over = [one for one in found if one.key is not None and key_is_over(one, now)]
     still = [replace(one, key=None) if one in over else one for one in found]
-    there = [next((one for one in still if stands_in_the_way(one, record)), None) for record in records]
+    there = [in_the_way(record, still) for record in records]
     return there, [key_of(one.app, one.id) for one in over]
 
 
