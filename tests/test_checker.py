@@ -30,7 +30,8 @@ from holdfast.clock import SystemClock
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import APPLIED, MISSING, Change, Lost, Verdict, apply_to
 from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Piece, StoredPayload
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Piece, StoredPayload, Terms
+from holdfast.lifecycle.retries import Retries, dump_policy
 from holdfast.lifecycle.status import TABLE, Rescuer, Rule, Status
 from holdfast.store import open_store
 from holdfast.store.contract import Store
@@ -150,7 +151,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(id=IDS, operation=OPERATIONS)
     def insert(self, id: str, operation: str) -> None:
-        record = invocation(id, operation=operation)
+        terms = Terms(retries=dump_policy(Retries("forever")))
+        record = invocation(id, operation=operation, terms=terms)
         asyncio.run(self.store.insert([record]))
         self.seen.append(record)
 

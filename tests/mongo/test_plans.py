@@ -171,6 +171,8 @@ STEPS: dict[str, Step] = {
     "apply": apply_twice,
     "insert again": lambda store: store.insert([invocation(f"{TASK}000"), invocation("new")]),
     "get": lambda store: store.get("shop", [f"{TASK}000", "none"]),
+    "in_the_way": lambda store: store.in_the_way([invocation("x", key="k", twin="t"), invocation("y", key="l")]),
+    "free_key": lambda store: store.free_key("shop", f"{TASK}000", "k"),
     "find all": lambda store: store.find("shop", Filter(), 10),
     "find next page": lambda store: store.find("shop", Filter(before_id=f"{TASK}040"), 10),
     "find by status": lambda store: store.find(

@@ -121,6 +121,8 @@ OPERATIONS: dict[str, Operation] = {
     "apply": lambda store: _end(store),
     "exists": lambda store: store.exists(),
     "get": lambda store: store.get("shop", ["a"]),
+    "in_the_way": lambda store: store.in_the_way([invocation("a", key="k")]),
+    "free_key": lambda store: store.free_key("shop", "a", "k"),
     "find": lambda store: store.find("shop", Filter(), 10),
     "counts": lambda store: store.counts("shop"),
     "keep_payloads": lambda store: store.keep_payloads("shop", [DIGEST]),
@@ -426,7 +428,7 @@ def test_a_refusal_has_a_class_and_advice(said: str, code: int, kind: type[Store
 
 def test_every_reading_operation_is_known_as_one() -> None:
     """Who may not read is told something else than who may not write, so each operation is one or the other."""
-    writes = {"insert", "claim", "release_waiters", "apply", "enrol", "heartbeat", "leave"}
+    writes = {"insert", "claim", "release_waiters", "apply", "free_key", "enrol", "heartbeat", "leave"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
     assert {name.replace("_", " ") for name in set(OPERATIONS) - writes} == READS

@@ -11,7 +11,7 @@ import pytest
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
-from holdfast.store.sqlite import jobs, queries, schema
+from holdfast.store.sqlite import jobs, listing, queries, schema
 from holdfast.store.sqlite.rows import COLUMNS, to_row
 from holdfast.testing.samples import LANE, START, ids_of, invocation, wish
 
@@ -76,14 +76,28 @@ def test_every_statement_runs_on_an_index_and_sorts_nothing(connection: sqlite3.
 
 @pytest.mark.parametrize("where", FILTERS)
 def test_every_listing_runs_on_an_index_and_sorts_nothing(connection: sqlite3.Connection, where: Filter) -> None:
-    plan = plan_of(connection, queries.listing("shop", where, 5)[0])
-    assert complaints(plan) == []
-    searches = [line for line in plan if line.startswith("SEARCH")]
-    if where.statuses and Status.SUCCESS not in where.statuses:
-        assert len(searches) == len(where.statuses)
-        assert all("holdfast_status (app=? AND status=?" in line for line in searches)
-    elif where.tasks:
-        assert all("holdfast_task (app=? AND task=?" in line for line in searches)
+    for driver in listing.drivers(where) or [None]:
+        plan = plan_of(connection, listing.listing("shop", where, 5, driver)[0])
+        assert complaints(plan) == []
+        searches = [line for line in plan if line.startswith("SEARCH")]
+        if driver is not None:
+            assert len(searches) == len(driver.wanted)
+            assert all(f"holdfast_{driver.column} (app=? AND {driver.column}=?" in line for line in searches)
+            (counting,) = [line for line in plan_of(connection, listing.counting(driver)) if line.startswith("SEARCH")]
+            assert f"COVERING INDEX holdfast_{driver.column} (app=? AND {driver.column}=?" in counting
+
+
+def test_a_filter_is_answered_by_what_is_rarest(connection: sqlite3.Connection) -> None:
+    rows = [
+        to_row(invocation(f"i{n:04}", task=f"t{n % 2}", queue="rare" if n == 7 else "default")) for n in range(1500)
+    ]
+    connection.executemany(queries.INSERT, rows)
+    seen: list[str] = []
+    connection.set_trace_callback(seen.append)
+    where = Filter(tasks=frozenset({"t1"}), queues=frozenset({"rare"}))
+    assert len(listing.find(connection, "shop", where, 5)) == 1
+    assert "AND queue = 'rare'" in seen[-1]
+    assert "AND +task IN" in seen[-1]
 
 
 def test_the_statements_are_found() -> None:

@@ -297,6 +297,24 @@ def _decide(policy: Policy, failure: _Failure) -> RetryDecision:
             assert_never(policy)
 
 
+def most_retries(policy: Policy) -> int | None:
+    """How many retries a policy can lead to, at most; None: their number is not what ends them."""
+    match policy:
+        case Never():
+            return 0
+        case Fixed() | Exponential():
+            return policy.attempts
+        case Timetable() | Forever():
+            return None
+        case Only() | MoveTo():
+            return most_retries(policy.policy)
+        case FirstMatch():
+            each = [most_retries(chosen) for _, chosen in policy.rules]
+            return None if None in each else max(most or 0 for most in each)
+        case _:
+            assert_never(policy)
+
+
 def _retry(wait_seconds: float, which: str) -> Retry:
     return Retry(wait_seconds, None, f"{which}; next in {format_duration(wait_seconds)}")
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from holdfast.lifecycle.status import FINAL, OWNED, Status
-from holdfast.store.contract import Filter
+from holdfast.lifecycle.status import FINAL, OWNED
 from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
 from holdfast.store.sqlite.schema import READY, WAITING, status_list
 
@@ -101,7 +100,7 @@ SELECT keys.key, (
 
 # holdfast_status. It reads everything that runs, which is why it is asked only after a lost answer.
 CLAIMED_BEFORE = f"""
-SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND status <> 'success' AND claim_token = ?
+SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND claim_token = ?
 """
 
 DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
@@ -115,11 +114,7 @@ QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app =
 
 GET = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}})"  # identity
 
-# holdfast_status, and holdfast_identity for the total, under the empty name. One statement, so one moment.
-COUNTS = f"""
-SELECT status, count(*) FROM {TABLE} WHERE app = :app AND status <> 'success' GROUP BY status
-UNION ALL SELECT '', count(*) FROM {TABLE} WHERE app = :app
-"""
+COUNTS = f"SELECT status, count(*) FROM {TABLE} WHERE app = ? GROUP BY status"  # holdfast_status
 
 ENROL = "INSERT OR REPLACE INTO holdfast_runners (app, id, started_at, heartbeat_at, body) VALUES (?, ?, ?, ?, ?)"
 GET_RUNNER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? AND id = ?"
@@ -130,7 +125,7 @@ SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app =
 DECLARE_DEAD = "DELETE FROM holdfast_runners WHERE app = ? AND id = ? AND heartbeat_at = ?"
 OWNERS = f"""
 SELECT owner FROM {TABLE}
-WHERE app = ? AND status IN ({status_list(OWNED)}) AND status <> 'success' AND owner IS NOT NULL
+WHERE app = ? AND status IN ({status_list(OWNED)}) AND owner IS NOT NULL
 """  # holdfast_status
 LEAVE = "DELETE FROM holdfast_runners WHERE app = ? AND id = ?"
 ROSTER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ?"
@@ -170,39 +165,6 @@ def step(optional: tuple[str, ...], rows: int) -> str:
 def _values(rows: int, columns: int) -> str:
     row = f"({', '.join('?' * columns)})"
     return ", ".join([row] * rows)
-
-
-_MOST_ARMS = 20  # more than there are statuses
-
-
-def listing(app: str, where: Filter, limit: int) -> tuple[str, list[object]]:
-    """`find` for a filter, and its values. The cost is that of the page, not of the table, where an index allows it:
-    one arm for each wanted status (or else task) reads its index backwards, and SQLite merges the arms by id. Success
-    is not in the index, because it is most of the table: it is met soon by walking `identity` backwards.
-    """
-    if where.statuses and Status.SUCCESS not in where.statuses:
-        driver, wanted = "status", sorted(status.value for status in where.statuses)
-    elif 0 < len(where.tasks) <= _MOST_ARMS:
-        driver, wanted = "task", sorted(where.tasks)
-    else:
-        driver, wanted = "", [""]
-    rest, values = "", list[object]()
-    for column, some in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
-        if some and column != driver:
-            rest += f" AND +{column} IN ({', '.join('?' * len(some))})"  # the + keeps it from choosing the index
-            values += sorted(str(value) for value in some)
-    if where.runner is not None:
-        rest += " AND owner >= ? AND owner < ?"
-        values += [f"{where.runner}/", f"{where.runner}0"]  # 0 is the character after /
-    if where.before_id is not None:
-        rest += " AND id < ?"
-        values.append(where.before_id)
-    driven = {"status": " AND status = ? AND status <> 'success'", "task": " AND task = ?", "": ""}[driver]
-    arm = f"SELECT {LIST} FROM {TABLE} WHERE app = ?{driven}{rest}"
-    each: list[object] = []
-    for value in wanted:
-        each += [app, value, *values] if driver else [app, *values]
-    return f"{' UNION ALL '.join([arm] * len(wanted))} ORDER BY id DESC LIMIT ?", [*each, limit]
 
 
 ID_COLUMN, LANE_COLUMN, RANK_COLUMN = (COLUMNS.index(name) for name in ("id", "lane", "rank"))

@@ -75,8 +75,6 @@ MIGRATIONS: dict[int, list[str]] = {
         "CREATE UNIQUE INDEX holdfast_identity ON holdfast_invocations (app, id)",
         # Serves `claim`. It holds what is ready and nothing else, so it stays as small as the backlog.
         f"CREATE INDEX holdfast_ready ON holdfast_invocations (app, lane, rank, due_at, id) WHERE {READY}",
-        # Serves `find` by status and `counts`. Success is left out: it is most of a store, and found by walking
-        # `identity` backwards.
         "CREATE INDEX holdfast_status ON holdfast_invocations (app, status, id) WHERE status <> 'success'",
         # Serves `find` by task.
         "CREATE INDEX holdfast_task ON holdfast_invocations (app, task, id)",
@@ -175,6 +173,11 @@ MIGRATIONS: dict[int, list[str]] = {
         "CREATE UNIQUE INDEX holdfast_twin ON holdfast_invocations (app, twin) WHERE twin IS NOT NULL",
         "ALTER TABLE holdfast_invocations ADD COLUMN terms TEXT",
         "ALTER TABLE holdfast_invocations ADD COLUMN errors TEXT",
+        # Serves `find` by status and `counts`, success included.
+        "DROP INDEX holdfast_status",
+        "CREATE INDEX holdfast_status ON holdfast_invocations (app, status, id)",
+        # Serves `find` by queue. Most is in the default queue, and found soon in `identity`.
+        "CREATE INDEX holdfast_queue ON holdfast_invocations (app, queue, id) WHERE queue <> 'default'",
     ],
 }
 

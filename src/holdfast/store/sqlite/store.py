@@ -37,7 +37,7 @@ from holdfast.lifecycle.records import (
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.sqlite import executions, jobs, payloads, queries, schema
+from holdfast.store.sqlite import executions, jobs, listing, payloads, queries, schema
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
@@ -220,8 +220,7 @@ class SqliteStore:
         return [found.get(id) for id in ids]
 
     async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
-        query, values = queries.listing(app, where, limit)
-        rows = await self._read(lambda connection: connection.execute(query, values).fetchall())
+        rows = await self._read(lambda connection: listing.find(connection, app, where, limit))
         return [record for record in map(self._readable, rows) if record is not None]
 
     def _readable(self, row: Sequence[object]) -> InvocationRecord | None:
@@ -232,11 +231,8 @@ class SqliteStore:
             return None
 
     async def counts(self, app: str) -> Mapping[Status, int]:
-        rows = await self._read(lambda connection: connection.execute(queries.COUNTS, {"app": app}).fetchall())
-        found: dict[str, int] = dict(rows)
-        total = found.pop("")
-        found[Status.SUCCESS.value] = total - sum(found.values())
-        return {Status(name): count for name, count in found.items() if count and name in _KNOWN}
+        rows = await self._read(lambda connection: connection.execute(queries.COUNTS, (app,)).fetchall())
+        return {Status(name): count for name, count in rows if name in _KNOWN}
 
     async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
         return await self._write(lambda connection: payloads.keep(connection, app, digests, self.now()))

@@ -177,7 +177,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     may_be_full: bool = False  # I20: there may be no place for it, so that it counts when it is back in the queue
     worker_recovery_seconds: float = 2.0  # I20: the same for a worker whose runner lives
     dead_after_seconds: float = 15.0  # I20: a runner that is silent for less is alive
-    retries: Mapping[str, int] = {}  # I14: by task; none where it is not named
+    retries: Mapping[str, int] = {}  # I14: of tasks that raise RetryLater without a policy; none for the others
     crash_cap: int | None = 3  # I14: crashes in a row after which work is run again
     service_seconds: Mapping[str, float] = {}  # I16: the period of each service
     unwanted_seconds: float = UNWANTED_SECONDS + 7200.0  # I18: until what nobody refers to is collected, once an hour

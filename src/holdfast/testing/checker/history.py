@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 
+from holdfast.errors import NotDecodable
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.retries import load_policy, most_retries
 from holdfast.lifecycle.status import FINAL, INITIAL, TABLE, Status
 from holdfast.testing.checker.case import Case
 from holdfast.testing.checker.evidence import Violation
@@ -115,14 +117,24 @@ def current_epoch(case: Case) -> Iterator[Violation]:
             yield Violation("I6", record.id, sentence, last)
 
 
+def _allowed_retries(case: Case, record: InvocationRecord) -> int | None:
+    """By the policy that was stored with it; None: any number. A task without one retries itself, or not at all."""
+    if record.task in case.bounds.retries or record.terms.retries is None:
+        return case.bounds.retries.get(record.task, 0)
+    try:
+        return most_retries(load_policy(record.terms.retries))
+    except NotDecodable:
+        return 0
+
+
 def bounded_attempts(case: Case) -> Iterator[Violation]:
     """I14: attempts ≤ 1 + retries + recoveries (and what a runner gave back, or a wait let go), and crashes in a row
     stay under their cap.
     """
     for record in case.dump.records:
         path = [entry.status for entry in record.history]
-        retries, allowed = path.count(Status.RETRY), case.bounds.retries.get(record.task, 0)
-        if retries > allowed:
+        retries, allowed = path.count(Status.RETRY), _allowed_retries(case, record)
+        if allowed is not None and retries > allowed:
             entries = tuple(entry for entry in record.history if entry.status is Status.RETRY)[: allowed + 1]
             yield Violation("I14", record.id, f"it was retried {retries} times, and {allowed} are allowed", entries)
         others = (Status.RUNNING_RECOVERY, Status.KILLED, Status.SUSPENDED, Status.PARKED)

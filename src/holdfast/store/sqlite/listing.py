@@ -1,0 +1,79 @@
+"""`find`: the newest that a filter allows, at the cost of the page and not of the table.
+
+Each wanted status, task or queue is an arm that reads its index backwards, and SQLite merges the arms by id. Where a
+filter names several kinds, the arms are of the one that is rarest; that is found by counting a few keys of each. The
+default queue is in no index: it is met soon by walking `identity` backwards.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.store.contract import Filter
+from holdfast.store.sqlite.queries import TABLE
+from holdfast.store.sqlite.rows import LIST
+
+_MOST_ARMS = 20  # more than there are statuses
+_MOST_COUNTED = 1000
+_ONLY = {"status": "", "task": "", "queue": " AND queue <> 'default'"}  # what an index is limited to
+
+
+class Driver(NamedTuple):
+    """The column whose index is read, and the values that are wanted of it."""
+
+    column: str
+    wanted: Sequence[str]
+
+
+def find(connection: sqlite3.Connection, app: str, where: Filter, limit: int) -> list[Sequence[object]]:
+    among = drivers(where)
+    driver = None
+    if among:
+        driver = among[0] if len(among) == 1 else min(among, key=lambda each: _count(connection, app, each))
+    statement, values = listing(app, where, limit, driver)
+    return connection.execute(statement, values).fetchall()
+
+
+def drivers(where: Filter) -> list[Driver]:
+    """The columns that a filter could be answered by."""
+    wanted = {"status": where.statuses, "task": where.tasks, "queue": where.queues}
+    return [
+        Driver(column, sorted(str(value) for value in values))
+        for column, values in wanted.items()
+        if 0 < len(values) <= _MOST_ARMS and not (column == "queue" and "default" in values)
+    ]
+
+
+def _count(connection: sqlite3.Connection, app: str, driver: Driver) -> int:
+    return int(connection.execute(counting(driver), (app, *driver.wanted)).fetchone()[0])
+
+
+def counting(driver: Driver) -> str:
+    column = driver.column
+    within = f"app = ? AND {column} IN ({_places(driver.wanted)}){_ONLY[column]}"
+    return f"SELECT count(*) FROM (SELECT 1 FROM {TABLE} WHERE {within} LIMIT {_MOST_COUNTED})"
+
+
+def listing(app: str, where: Filter, limit: int, driver: Driver | None) -> tuple[str, list[object]]:
+    rest, values = "", list[object]()
+    for column, some in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
+        if some and (driver is None or column != driver.column):
+            rest += f" AND +{column} IN ({_places(some)})"  # the + keeps it from choosing the index
+            values += sorted(str(value) for value in some)
+    if where.runner is not None:
+        rest += " AND owner >= ? AND owner < ?"
+        values += [f"{where.runner}/", f"{where.runner}0"]  # 0 is the character after /
+    if where.before_id is not None:
+        rest += " AND id < ?"
+        values.append(where.before_id)
+    driven = f" AND {driver.column} = ?{_ONLY[driver.column]}" if driver else ""
+    arm = f"SELECT {LIST} FROM {TABLE} WHERE app = ?{driven}{rest}"
+    arms: list[list[object]] = [[app, value, *values] for value in driver.wanted] if driver else [[app, *values]]
+    each = [value for arm_values in arms for value in arm_values]
+    return f"{' UNION ALL '.join([arm] * len(arms))} ORDER BY id DESC LIMIT ?", [*each, limit]
+
+
+def _places(values: Sequence[str] | frozenset[str]) -> str:
+    return ", ".join("?" * len(values))
