@@ -238,6 +238,14 @@ async def final_removed(stage: Stage) -> None:
     assert [found["id"] for found in stage.invocations.find({})] == ["b"]
 
 
+async def key_freed(stage: Stage) -> None:
+    await stage.store.insert([invocation("a", key="k")])
+    stage.break_next("update", INVOCATIONS)
+    await stage.store.free_key("shop", "a", "k")
+    assert (await the(stage.store, "a")).key is None
+    assert list(await stage.store.insert([invocation("b", key="k")])) == [True]
+
+
 async def waiter_released(stage: Stage) -> None:
     holder = await holding(stage.store, "a")
     await stage.store.insert([limited("b")])
@@ -280,5 +288,6 @@ KINDS = {
     "execution ends": Kind("end_execution", execution_ends),
     "execution forgotten": Kind("forget_executions", execution_forgotten),
     "final removed": Kind("remove_final", final_removed),
+    "key freed": Kind("free_key", key_freed),
     "waiter released": Kind("release_waiters", waiter_released),
 }
