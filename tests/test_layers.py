@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 
 LAYERS = [
-    ["errors", "ids", "clock", "codec", "masking", "crashpoints", "_version"],
+    ["errors", "ids", "clock", "codec", "masking", "crashpoints", "schedules", "_version"],
     ["lifecycle"],
     ["store", "wakeup", "execution"],
     ["engine"],
@@ -27,6 +27,7 @@ SIDEWAYS = {
     "ids": {"clock"},
     "codec": {"errors"},
     "crashpoints": {"errors"},
+    "schedules": {"errors", "clock"},
     "invocation": {"_bridge", "settings"},
     "task": {"_bridge", "settings", "invocation", "declaring"},
     "workflow": {"_bridge", "settings", "invocation", "task"},
@@ -36,6 +37,7 @@ SIDEWAYS = {
 }
 FACE = 4  # modules of this layer may name each other's types
 
+PURE = ("lifecycle", "schedules")
 IMPURE = {
     "asyncio",
     "logging",
@@ -105,9 +107,9 @@ def wrong_edge(area: str, found: Import) -> str | None:
     return None
 
 
-def wrong_for_lifecycle(found: Import) -> str | None:
+def wrong_for_the_pure(found: Import) -> str | None:
     root = found.module.split(".")[0]
-    return f"lifecycle is pure, but imports {root}" if root in IMPURE else None
+    return f"lifecycle and schedules are pure, but this imports {root}" if root in IMPURE else None
 
 
 def wrong_for_engine(found: Import) -> str | None:
@@ -142,11 +144,11 @@ def violations(module: str, source: str) -> list[str]:
     tree = ast.parse(source)
     found = list(imports_of(tree, "holdfast." + module.rpartition(".")[0] if "." in module else "holdfast"))
     wrong = [(each.line, wrong_edge(area, each)) for each in found]
-    if area == "lifecycle":
-        wrong += [(each.line, wrong_for_lifecycle(each)) for each in found]
+    if area in PURE:
+        wrong += [(each.line, wrong_for_the_pure(each)) for each in found]
     if area == "engine":
         wrong += [(each.line, wrong_for_engine(each)) for each in found]
-    if area in ("lifecycle", "engine"):
+    if area in (*PURE, "engine"):
         wrong += wrong_calls(tree)
     return [f"{module}:{line}: {what}" for line, what in wrong if what is not None]
 
@@ -200,6 +202,8 @@ def test_rooms_are_small() -> None:
         ("codec.values", "from holdfast.ids import Ids"),
         ("settings", "from holdfast.app import App"),
         ("invocation", "from holdfast.task import Task"),
+        ("schedules.timing", "import time"),
+        ("schedules.timing", "from holdfast.lifecycle.status import Status"),
         ("novelty", "import os"),
         ("app", "from holdfast.novelty import thing"),
         *[("lifecycle.status", f"import {name}") for name in sorted(IMPURE)],

@@ -35,9 +35,9 @@ from holdfast.ids import Ids
 from holdfast.invocation import End, Invocation, outcome_of
 from holdfast.lifecycle.explain import explain, living
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
-from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.status import Status
 from holdfast.masking import mask_url
+from holdfast.schedules import cron
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter

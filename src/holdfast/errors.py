@@ -7,6 +7,7 @@
     │   ├── BlockingCall                        a blocking wait on a running event loop
     │   ├── ArgumentsDoNotBind                  arguments that the task's signature refuses
     │   ├── DuplicateTask                       two tasks with one name
+    │   ├── InvalidSchedule                     a cron expression, time zone, interval or instant is wrong
     │   ├── KeyTaken                            its key belongs to a call with other arguments
     │   └── UnknownTask                         a name that this app does not declare
     ├── ConfigurationError                      a setting, URL or app reference is wrong
@@ -67,6 +68,10 @@ class ArgumentsDoNotBind(UsageError, TypeError):
 
 class DuplicateTask(UsageError):
     """Two tasks of one app share a name."""
+
+
+class InvalidSchedule(UsageError, ValueError):
+    """A cron expression, a time zone, an interval or an instant that no schedule can have."""
 
 
 class KeyTaken(UsageError):

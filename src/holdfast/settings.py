@@ -23,9 +23,9 @@ from typing import Any, Literal, NamedTuple
 
 from holdfast.clock import format_duration, parse_duration
 from holdfast.errors import ConfigurationError, HoldfastError, InvalidSetting, UnknownSetting
-from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.slots import SlotSettings, window_seconds
 from holdfast.masking import mask_url
+from holdfast.schedules import cron
 
 DEFAULT_FILE = "holdfast.db"
 PREFIX = "HOLDFAST_"

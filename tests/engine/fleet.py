@@ -20,8 +20,8 @@ from holdfast.errors import StoreUnavailable
 from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import InvocationRecord, registered
-from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.status import FINAL, Status
+from holdfast.schedules import cron
 from holdfast.settings import Settings
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore

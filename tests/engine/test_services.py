@@ -16,9 +16,9 @@ from holdfast.engine.permit import Unlimited
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING
 from holdfast.engine.services import SERVICE, Duty
 from holdfast.errors import StoreUnavailable
-from holdfast.lifecycle.schedule import cron, ticks_between
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
+from holdfast.schedules import cron
 from holdfast.store.contract import Filter
 
 Looks = list[tuple[float, Member]]
@@ -417,7 +417,7 @@ def test_a_tick_fires_once_over_three_runners_and_restarts() -> None:
             members.append(await fleet.started(add))
         ended = fleet.clock.now()
         runs = fleet.store._of(CORE_APP)
-        ticks = ticks_between(fleet.duties.recover_running_cron, began + CYCLE, ended - CYCLE, 10_000)
+        ticks = list(fleet.duties.recover_running_cron.ticks(began + CYCLE, ended - CYCLE))
         for name in (RECOVER_RUNNING, RECOVER_PENDING):
             causes = Counter(record.history[0].why for record in runs if record.task == name)
             assert max(causes.values()) == 1

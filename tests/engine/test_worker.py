@@ -25,8 +25,8 @@ from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.records import FINAL as ENDED
 from holdfast.lifecycle.records import Hint, InvocationRecord, Serves, registered
-from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.status import FINAL, Status
+from holdfast.schedules import cron
 from holdfast.settings import Settings
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.lifecycle.schedule import cron, ticks_between
 from holdfast.lifecycle.slots import (
     OVERRUN,
     OWNER_GONE,
@@ -35,6 +34,7 @@ from holdfast.lifecycle.slots import (
     sitting_out,
     surplus,
 )
+from holdfast.schedules import cron
 from holdfast.settings import SPECS, Settings
 
 OURS = Settings().slots
@@ -465,7 +465,7 @@ def longest_wait(members: Sequence[Member], settings: SlotSettings, phases: Sequ
     """The longest time from a tick of an hourly cron to the first moment at which anybody works."""
     longest = 0.0
     for minute in (0, 3, 17, 59):
-        for tick in ticks_between(cron(f"{minute} * * * *"), TODAY, TODAY + 86_400, 24)[::8]:
+        for tick in list(cron(f"{minute} * * * *").ticks(TODAY, TODAY + 86_400))[::8]:
             start, end = tick - settings.interval_seconds, tick + 2 * settings.interval_seconds
             moments = [
                 moment

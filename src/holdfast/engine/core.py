@@ -35,7 +35,7 @@ from holdfast.execution.places import Deliver, Execution, InlinePlaces, LoopPlac
 from holdfast.execution.processes import ProcessPlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import RunnerRecord, Serves
-from holdfast.lifecycle.schedule import Cron
+from holdfast.schedules import Cron
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
 

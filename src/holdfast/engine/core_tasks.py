@@ -27,8 +27,8 @@ from holdfast.engine.submit import Submitter
 from holdfast.ids import Ids, derived_id
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, registered
-from holdfast.lifecycle.schedule import Cron, next_tick, ticks_between
 from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.schedules import Cron
 from holdfast.store.contract import Filter, Store
 from holdfast.wakeup.hub import Hub
 
@@ -85,13 +85,13 @@ class CoreTaskRegistry:
 
     def due_at(self, now: float) -> float:
         """When the next tick of any of them is."""
-        ticks = [next_tick(task.cron, self._seen.get(task.name, now)) for task in self._tasks.values()]
+        ticks = [task.cron.next_after(self._seen.get(task.name, now)) for task in self._tasks.values()]
         return min((tick for tick in ticks if tick is not None), default=float("inf"))
 
     async def fire_due(self, now: float) -> None:
         """Fire each that has had a tick since the last look. Of several that were missed, the last one counts."""
         for task in self._tasks.values():
-            ticks = ticks_between(task.cron, self._seen.setdefault(task.name, now), now, 1000)
+            ticks = list(task.cron.ticks(self._seen.setdefault(task.name, now), now, 1000))
             if ticks:
                 await self.fire(task.name, f"tick {ticks[-1]}")
                 self._seen[task.name] = ticks[-1]

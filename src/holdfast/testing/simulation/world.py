@@ -24,9 +24,9 @@ from holdfast.execution.places import Deliver, InlinePlaces
 from holdfast.ids import Ids, derived_id
 from holdfast.lifecycle.limits import Limit, limit_key
 from holdfast.lifecycle.records import InvocationRecord, registered
-from holdfast.lifecycle.schedule import cron
 from holdfast.lifecycle.slots import SlotSettings
 from holdfast.lifecycle.status import FINAL
+from holdfast.schedules import cron
 from holdfast.store.contract import Ability, Store
 from holdfast.testing import checker
 from holdfast.testing.checker import Dump, Fault, FaultKind, Faults, Violation
