@@ -69,28 +69,28 @@ def second_or_last_sunday(date: dt.date) -> bool:
     return date.isoweekday() == 7 and (8 <= date.day <= 14 or (date + week).month != date.month)
 
 
+def by_minute(cases: list[Case]) -> list[list[Case]]:
+    return [[case for case in cases if minute in case.minutes] for minute in range(24 * 60)]
+
+
 def due(cases: list[Case], zone: str, start: int, end: int) -> dict[str, list[float]]:
     """The ticks of each case in (start, end], minute by minute, by the words of the documentation.
 
     An interval is due when the clock shows a time that fits. Who names hours is due when the clock gets for the first
     time to a time that fits, or past it: it is compared with the latest that the clock has shown so far.
     """
-    info, minute, ticks = ZoneInfo(zone), dt.timedelta(minutes=1), {case.text: [] for case in cases}
-    latest = dt.datetime.min
-    for instant in range(start - 60 * 60 * 30, end + 1, 60):
-        wall = dt.datetime.fromtimestamp(instant, info).replace(tzinfo=None)
-        shown = [wall]
-        reached = [wall] if wall > latest else []
-        while latest > dt.datetime.min and reached and reached[-1] > latest + minute:
-            reached.append(reached[-1] - minute)
-        latest = max(latest, wall)
-        if instant <= start:
-            continue
-        for case in cases:
-            for time in reached if case.names_hours else shown:
-                if time.hour * 60 + time.minute in case.minutes and case.fits(time.date()):
-                    ticks[case.text].append(float(instant))
-                    break
+    named, others = (by_minute([case for case in cases if case.names_hours is kind]) for kind in (True, False))
+    ticks: dict[str, list[float]] = {case.text: [] for case in cases}
+    info, minute, latest = ZoneInfo(zone), dt.timedelta(minutes=1), dt.datetime.max
+    for instant in range(start - 30 * HOUR, end + 1, 60):
+        wall = reached = dt.datetime.fromtimestamp(instant, info).replace(tzinfo=None, fold=0)
+        hits = {case.text for case in others[wall.hour * 60 + wall.minute] if case.fits(wall)}
+        while reached > latest:  # just this minute, as a rule; each one in a gap; none the second time round
+            hits.update(case.text for case in named[reached.hour * 60 + reached.minute] if case.fits(reached))
+            reached -= minute
+        latest = wall if latest == dt.datetime.max else max(latest, wall)
+        for text in hits if instant > start else ():
+            ticks[text].append(float(instant))
     return ticks
 
 
@@ -125,7 +125,8 @@ def test_around_every_change_in_ten_years_no_tick_is_missed_and_none_invented(zo
 @pytest.mark.torture
 @pytest.mark.parametrize("zone", ZONES)
 def test_in_every_minute_of_ten_years_no_tick_is_missed_and_none_invented(zone: str) -> None:
-    check(CASES, zone, BEGIN, END)
+    often = ("*/15 * * * *", "0 0-23 * * *")  # a minute more per zone, for what the windows have shown
+    check([case for case in CASES if case.text not in often], zone, BEGIN, END)
 
 
 def test_the_zones_are_many_and_change_in_many_ways() -> None:
@@ -253,6 +254,15 @@ def test_an_interval_over_a_change_of_half_an_hour_shows_what_the_clock_shows() 
         "10-06T01:15+10:30",
         "10-06T03:15+11:00",
     ]
+
+
+def test_an_interval_comes_again_the_second_time_round_even_if_it_is_then_over_for_a_year() -> None:
+    """On Saturday, 6 April 2024, midnight became 23:00 in Santiago; the next is a year away."""
+    zone = ZoneInfo("America/Santiago")
+    first, again = (dt.datetime(2024, 4, 6, 23, 30, tzinfo=zone, fold=fold).timestamp() for fold in (0, 1))
+    schedule = Cron("30 */23 */5 4 sat", "America/Santiago")
+    following = dt.datetime(2025, 4, 26, 0, 30, tzinfo=zone).timestamp()
+    assert list(schedule.ticks(first - 60, limit=3)) == [first, again, following]
 
 
 def test_asked_within_the_doubled_hour_the_answer_does_not_go_back_in_time() -> None:

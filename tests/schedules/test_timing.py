@@ -42,6 +42,13 @@ def test_every_gives_exact_multiples_without_drift_or_repetition(seconds: float,
     assert first == 0 or anchor + (first - 1) * seconds <= start, "none is left out"
 
 
+@given(seconds=st.floats(1, 1e5), anchor=st.floats(-1e9, 2e9), count=st.integers(1, 10_000))
+def test_every_finds_a_tick_from_the_last_moment_before_it(seconds: float, anchor: float, count: int) -> None:
+    """There the division of the elapsed time by the interval rounds up, now and then."""
+    tick = anchor + count * seconds
+    assert every(seconds, anchor=anchor).next_after(math.nextafter(tick, -math.inf)) == tick
+
+
 def test_once_is_due_once() -> None:
     schedule = once(NINE)
     assert list(schedule.ticks(0.0)) == [NINE.timestamp()]

@@ -126,6 +126,7 @@ def _later(values: list[int], than: int) -> int | None:
     return next((value for value in values if value > than), None)
 
 
+@functools.lru_cache(maxsize=2048)
 def _shape(year: int, month: int) -> Shape:
     first, length = calendar.monthrange(year, month)  # Monday is 0 there
     return Shape(length, (first + 1) % 7)
