@@ -5,7 +5,8 @@ not matter. A field is a list of parts:
 
 * ``*``, a value, a range ``9-17``; in any field a range whose end is smaller goes on around the end of the field:
   ``22-2`` is 22, 23, 0, 1, 2, ``fri-mon`` is Friday to Monday, ``28-3`` in a month of 30 days is 28, 29, 30, 1, 2, 3;
-* any of these with a step: ``*/5``, ``10-40/10``, and ``5/15``, which is from 5 on to the end of the field;
+* any of these with a step: ``*/5``, ``10-40/10``, and ``5/15``, which is from 5 on to the end of the field (for days of
+  the week that is Sunday, 7);
 * names: jan-dec, sun-sat; Sunday is 0 and 7;
 * day of month: ``L`` (the last), ``L-3`` (three days before it), ``15W`` (the weekday, Monday to Friday, nearest to the
   15th within its month), ``LW``;
@@ -57,6 +58,10 @@ class _Field(NamedTuple):
     @property
     def size(self) -> int:
         return self.high - self.low + 1
+
+    @property
+    def last(self) -> int:
+        return 7 if self.names is _DAYS else self.high
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -217,7 +222,7 @@ def _values(field: _Field, part: str) -> list[int]:
         low, high = field.low, field.high
     else:
         low = _value(field, first)
-        high = _value(field, last) if dash else field.high if slash else low
+        high = _value(field, last) if dash else field.last if slash else low
     if slash and not (_is_number(step) and 1 <= int(step) < field.size):
         # */90 would be "once per round of the field", which nobody who writes it means.
         raise ValueError(f"the step of {part!r} is not 1 to {field.size - 1} (every() has any length)")
@@ -231,8 +236,7 @@ def _value(field: _Field, text: str) -> int:
         return field.names.index(text.lower()) + field.low
     if not text:
         raise ValueError("something is missing")
-    highest = 7 if field is _WEEKDAYS else field.high
-    if not _is_number(text) or not field.low <= int(text) <= highest:
+    if not _is_number(text) or not field.low <= int(text) <= field.last:
         raise ValueError(f"{text!r} is out of range" if _is_number(text) else f"{text!r} is not known")
     return int(text)
 
