@@ -45,8 +45,16 @@ def free_port() -> int:
 class Mongod:
     """One server process. `start` after `kill` runs another one on the same port and data."""
 
-    def __init__(self, folder: Path, *, replica_set: str | None = None, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replica_set: str | None = None,
+        options: tuple[str, ...] = (),
+        removes: bool = False,  # what a TTL index says
+    ) -> None:
         self.folder = folder
+        self.removes = removes
         self.port = free_port()
         self.replica_set = replica_set
         self.announced: str | None = None  # under which the other members and the clients know it, if not its own
@@ -73,6 +81,9 @@ class Mongod:
             *(binary(), "--dbpath", str(self.folder), "--port", str(self.port), "--bind_ip", "127.0.0.1"),
             *("--logpath", str(self.folder / "mongod.log"), "--wiredTigerCacheSizeGB", "0.5"),
             *("--setParameter", "enableTestCommands=1", "--setParameter", "diagnosticDataCollectionEnabled=false"),
+            # The times of most tests are made up, and long past: what has ended would be removed under their hands.
+            *("--setParameter", f"ttlMonitorEnabled={str(self.removes).lower()}"),
+            *("--setParameter", "ttlMonitorSleepSecs=1"),
             *(("--replSet", self.replica_set) if self.replica_set else ()),
             *self._options,
         ]

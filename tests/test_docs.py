@@ -167,7 +167,7 @@ def condition(options: Mapping[str, Any]) -> str:
     for name, wanted in options.get("partialFilterExpression", {}).items():
         exists = isinstance(wanted, dict)
         words.append(f"where there is `{name}`" if exists or wanted is True else f"where `{name}` is `{wanted}`")
-    if seconds := options.get("expireAfterSeconds"):
+    if (seconds := options.get("expireAfterSeconds")) is not None:
         words.append(f"TTL {seconds} s")
     return ", ".join(words)
 

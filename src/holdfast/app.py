@@ -101,6 +101,9 @@ class App:
         Work whose runner crashed is run again; ``at_most_once=True`` ends it with `WorkerLost` instead. What raised is
         over, unless `retries` says otherwise: a number of further attempts, or a policy (``Retries(5, cap="10m")``).
 
+        What has ended is kept for `archive_retention_seconds` (7 days); `retention` says otherwise for this task
+        (``"1d"``; None for ever), or for some outcomes (``{"success": "1d", "failed": None}``).
+
         `running_concurrency` limits how many calls run at once, on all runners together: `concurrency_limit` of the
         "task", or of those with the same "arguments", or with the same values of `key_arguments` ("keys"). Others wait
         for their turn, or end with `InvocationRefused` if `reroute_on_concurrency_control` is false.

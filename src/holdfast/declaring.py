@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
+from holdfast.clock import Duration, format_duration, parse_duration
 from holdfast.engine.concurrency import concurrency_of
 from holdfast.engine.definition import (
     TaskDefinition,
@@ -22,6 +23,7 @@ from holdfast.engine.definition import (
 )
 from holdfast.errors import UsageError
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY
+from holdfast.lifecycle.retention import OUTCOMES, SHORTEST_SECONDS
 from holdfast.lifecycle.retries import Policy
 
 Executor = Literal["thread", "loop", "process"]
@@ -39,6 +41,7 @@ class TaskOptions(TypedDict, total=False):
     executor: Executor | None
     at_most_once: bool
     retries: Policy | int | None
+    retention: Duration | Mapping[str, Duration | None] | None
     running_concurrency: ConcurrencyMode
     key_arguments: Iterable[str]
     concurrency_limit: int
@@ -67,6 +70,7 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         aliases=tuple(valid_name("task", alias) for alias in names(options.get("aliases", ()))),
         at_most_once=at_most_once,
         retries=retries_of(options.get("retries"), at_most_once),
+        retention=retention_of(options["retention"]) if "retention" in options else {},
         concurrency=concurrency_of(
             signature,
             options.get("running_concurrency", "disabled"),
@@ -82,6 +86,22 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         ),
         raises_on_different_twin=bool(options.get("on_diff_non_key_args_raise", False)),
     )
+
+
+def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict[str, float | None]:
+    """How long ended calls are kept, by outcome; None for ever. Raises `UsageError`."""
+    each = dict(given) if isinstance(given, Mapping) else dict.fromkeys(OUTCOMES, given)
+    kept: dict[str, float | None] = {}
+    for outcome, duration in each.items():
+        if outcome not in OUTCOMES:
+            raise UsageError(f"retention= for {outcome!r}: a call ends as {', '.join(OUTCOMES)}")
+        kept[outcome] = seconds = None if duration is None else parse_duration(duration)
+        if seconds is not None and seconds < SHORTEST_SECONDS:
+            raise UsageError(
+                f"retention={duration!r} is too short: what has ended is kept for at least "
+                f"{format_duration(SHORTEST_SECONDS)}, so that whoever waits for it finds it"
+            )
+    return kept
 
 
 def keys_for(name: Literal["running_concurrency", "registration_concurrency"], options: TaskOptions) -> Iterable[str]:

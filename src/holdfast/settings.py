@@ -118,6 +118,9 @@ class Settings:
     )
     recover_running_invocations_cron: str = _setting("*/15 * * * * *", "when to look for work of dead runners")
     max_crash_recoveries: int = _setting(3, "crashes in a row, without progress, that work outlives", low=0, high=1_000)
+    archive_retention_seconds: float = _setting(
+        7 * 86_400.0, "how long ended work is kept, if its task does not say", low=3_600, high=3_153_600_000
+    )
     sqlite_synchronous: Literal["full", "normal"] = _setting(
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )

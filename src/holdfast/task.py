@@ -55,7 +55,7 @@ class Submittable(Generic[P, R]):
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
         self._limited = definition.limit is not None
-        self._terms = definition.terms
+        self._terms = definition.terms(app.settings.archive_retention_seconds)
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
     @property

@@ -16,6 +16,7 @@ from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import DRAIN, READY, Hint, Piece, StoredPayload
+from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
@@ -246,6 +247,32 @@ async def key_freed(stage: Stage) -> None:
     assert list(await stage.store.insert([invocation("b", key="k")])) == [True]
 
 
+async def ended_removed(stage: Stage) -> None:
+    record = await owned(stage.store, "a")
+    await stage.store.apply([changes.completed(record, result=b"\x07", operation="end", at=START + 1)])
+    await stage.store.insert([invocation("b")])
+    stage.break_next("delete", INVOCATIONS)
+    await stage.store.remove_ended("shop", ["a", "b"])
+    assert [found["id"] for found in stage.invocations.find({})] == ["b"]
+
+
+async def expired_removed(stage: Stage) -> None:
+    record = await owned(stage.store, "a")
+    await stage.store.apply([changes.completed(record, result=b"\x07", operation="end", at=START + 1)])
+    stage.break_next("delete", INVOCATIONS)
+    await stage.store.remove_expired("shop", START + 2 + RETENTION_SECONDS, 10)
+    assert list(stage.invocations.find({})) == []
+
+
+async def old_retained(stage: Stage) -> None:
+    record = await owned(stage.store, "a")
+    await stage.store.apply([changes.completed(record, result=b"\x07", operation="end", at=START + 1)])
+    stage.invocations.update_one({}, {"$unset": {"retain_until": "", "expires_at": ""}})
+    stage.break_next("update", INVOCATIONS)
+    await stage.store.retain_old("shop", "", 10)
+    assert (await the(stage.store, "a")).retain_until == START + 1 + RETENTION_SECONDS
+
+
 async def waiter_released(stage: Stage) -> None:
     holder = await holding(stage.store, "a")
     await stage.store.insert([limited("b")])
@@ -289,5 +316,8 @@ KINDS = {
     "execution forgotten": Kind("forget_executions", execution_forgotten),
     "final removed": Kind("remove_final", final_removed),
     "key freed": Kind("free_key", key_freed),
+    "ended removed": Kind("remove_ended", ended_removed),
+    "expired removed": Kind("remove_expired", expired_removed),
+    "old ones kept for their time": Kind("retain_old", old_retained),
     "waiter released": Kind("release_waiters", waiter_released),
 }

@@ -15,7 +15,7 @@ from holdfast.lifecycle import changes, claims
 from holdfast.lifecycle.changes import Change, applies, apply_to, entries, was_applied
 from holdfast.lifecycle.claims import Claim, claimed
 from holdfast.lifecycle.records import InvocationRecord
-from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status, walk
+from holdfast.lifecycle.status import AVAILABLE, FINAL, OWNED, TABLE, Status, walk
 from holdfast.testing.samples import BY_NAME, ERROR, START, invocation, wish
 
 S = Status
@@ -34,7 +34,10 @@ def made(**fields: Any) -> Change:
         "at": START,
         "actor": "runner/1",
     }
-    return Change(**(given | fields))
+    given |= fields
+    if given["path"] and given["path"][-1] in FINAL:
+        given.setdefault("retain_until", START + 1)
+    return Change(**given)
 
 
 def running() -> InvocationRecord:

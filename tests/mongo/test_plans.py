@@ -16,9 +16,10 @@ from tests.mongo.tools import database_of, opened, play
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.records import Piece, lane_of
+from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Filter
+from holdfast.store.contract import Ended, Filter
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_payloads import digest_of, large, put, stored
@@ -200,6 +201,15 @@ STEPS: dict[str, Step] = {
     "forget_executions": lambda store: store.forget_executions("shop", ["e1", "e2"]),
     "owners": lambda store: store.owners("shop"),
     "remove_final": lambda store: store.remove_final("shop", START + 1, 5),
+    "ended": lambda store: store.ended("shop", Ended(), 5),
+    "ended by outcome": lambda store: store.ended("shop", Ended(statuses=frozenset({Status.FAILED}), since=START), 5),
+    "ended by task": lambda store: store.ended("shop", Ended(tasks=frozenset({TASK, "shop:other"})), 5),
+    "ended by many tasks": lambda store: store.ended("shop", Ended(tasks=frozenset(TASKS), until=START + 9), 5),
+    "ended before": lambda store: store.ended("shop", Ended(before=(START, "z")), 5),
+    "find by rerun": lambda store: store.find("shop", Filter(rerun_of="a", before_id="z"), 5),
+    "remove_ended": lambda store: store.remove_ended("shop", [f"{TASK}000", f"{TASK}001"]),
+    "remove_expired": lambda store: store.remove_expired("shop", START + RETENTION_SECONDS, 5),
+    "retain_old": lambda store: store.retain_old("shop", "", 5),
     "silent": lambda store: store.silent("shop"),
     "ask_runner": lambda store: store.ask_runner("shop", "r0", wish="stop"),
     "declare_dead": declare_one_dead,

@@ -22,7 +22,7 @@ from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import READY, Hint, Piece, StoredPayload
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Filter
+from holdfast.store.contract import Ended, Filter
 from holdfast.store.mongo import hints, stream
 from holdfast.store.mongo.retry import READS, Retry, RetryPolicy, is_transient
 from holdfast.store.mongo.store import MongoStore
@@ -140,6 +140,10 @@ OPERATIONS: dict[str, Operation] = {
     "executions": lambda store: store.executions("shop", "core", 10),
     "forget_executions": lambda store: store.forget_executions("shop", ["e"]),
     "remove_final": lambda store: store.remove_final("shop", START + 9, 10),
+    "ended": lambda store: store.ended("shop", Ended(), 10),
+    "remove_ended": lambda store: store.remove_ended("shop", ["a"]),
+    "remove_expired": lambda store: store.remove_expired("shop", START + 9, 10),
+    "retain_old": lambda store: store.retain_old("shop", "", 10),
     "enrol": lambda store: store.enrol(runner("new")),
     "heartbeat": lambda store: store.heartbeat("shop", "r"),
     "leave": lambda store: store.leave("shop", "r"),
@@ -431,6 +435,7 @@ def test_every_reading_operation_is_known_as_one() -> None:
     writes = {"insert", "claim", "release_waiters", "apply", "free_key", "enrol", "heartbeat", "leave"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
+    writes |= {"remove_ended", "remove_expired", "retain_old"}
     assert {name.replace("_", " ") for name in set(OPERATIONS) - writes} == READS
 
 

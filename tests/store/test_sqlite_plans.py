@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Filter
-from holdfast.store.sqlite import jobs, listing, queries, schema
+from holdfast.store.contract import Ended, Filter
+from holdfast.store.sqlite import archive, jobs, listing, queries, schema
 from holdfast.store.sqlite.rows import COLUMNS, to_row
 from holdfast.testing.samples import LANE, START, ids_of, invocation, wish
 
@@ -85,6 +85,32 @@ def test_every_listing_runs_on_an_index_and_sorts_nothing(connection: sqlite3.Co
             assert all(f"holdfast_{driver.column} (app=? AND {driver.column}=?" in line for line in searches)
             (counting,) = [line for line in plan_of(connection, listing.counting(driver)) if line.startswith("SEARCH")]
             assert f"COVERING INDEX holdfast_{driver.column} (app=? AND {driver.column}=?" in counting
+
+
+ENDED = [
+    Ended(statuses=frozenset(statuses), tasks=frozenset(tasks), since=since, before=before)
+    for statuses, tasks, since, before in itertools.product(
+        [(), (Status.FAILED,)], [(), ("a",), ("a", "b")], [None, START], [None, (START, "x")]
+    )
+]
+
+
+@pytest.mark.parametrize("where", ENDED)
+def test_the_archive_is_read_on_an_index_and_not_sorted(connection: sqlite3.Connection, where: Ended) -> None:
+    plan = plan_of(connection, archive.listing("shop", where, 5)[0])
+    assert complaints(plan) == []
+    searches = [line for line in plan if line.startswith("SEARCH")]
+    index = (
+        "holdfast_ended_task (app=? AND task=? AND status=?" if where.tasks else "holdfast_ended (app=? AND status=?"
+    )
+    assert len(searches) == (len(where.statuses) or 4) * (len(where.tasks) or 1)
+    assert all(index in line for line in searches)
+
+
+def test_what_repeats_another_is_found_by_it(connection: sqlite3.Connection) -> None:
+    plan = plan_of(connection, listing.listing("shop", Filter(rerun_of="a", before_id="z"), 5, None)[0])
+    assert complaints(plan) == []
+    assert "holdfast_rerun (app=? AND rerun_of=?" in plan[0]
 
 
 def test_a_filter_is_answered_by_what_is_rarest(connection: sqlite3.Connection) -> None:

@@ -19,6 +19,7 @@ from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, UsageError
 from holdfast.ids import is_id
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
+from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED
 
 _HISTORY_TITLES = ("version", "time", "delta", "status", "owner", "epoch", "why")
@@ -93,6 +94,7 @@ def show(
                 ("result", result),
                 ("error", _in_a_line(error) if error else ""),
                 ("retries", dumps(record.terms.retries) if record.terms.retries else ""),
+                ("kept until", _kept(record, now)),
                 *[(f"failure {one.number}", f"{moment(one.at)}: {_in_a_line(one.error)}") for one in record.errors],
             ]
         )
@@ -111,6 +113,13 @@ def history(
         if json:
             return out.document({"id": record.id, "history": [_entry_facts(entry) for entry in record.history]})
         _print_history(out, record, len(record.history))
+
+
+def _kept(record: InvocationRecord, now: float) -> str:
+    until = record.retain_until
+    if until is None:
+        return ""
+    return "for ever" if until >= FOREVER else f"{moment(until)}, {length(max(0.0, until - now))} from now"
 
 
 def _error_facts(error: ErrorRecord) -> dict[str, str]:
@@ -204,6 +213,8 @@ def _facts(record: InvocationRecord) -> dict[str, Any]:
         "reason": record.reason,
         "parent_id": record.parent_id,
         "key": record.key,
+        "retain_until": None if record.retain_until is None else moment(record.retain_until),
+        "rerun_of": record.rerun_of,
         "limit_key": record.limit_key,
         "slot": record.slot,
     }

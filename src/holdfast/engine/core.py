@@ -21,6 +21,7 @@ from holdfast.engine.depot import Depot
 from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery, core_app
+from holdfast.engine.retention import upkeep
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING, Runner, RunnerSettings
 from holdfast.engine.running import MakePlaces
 from holdfast.engine.services import Duty
@@ -231,6 +232,7 @@ class Engine:
         return (
             Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
             Duty(name="payloads", every_seconds=3600.0, perform=self._collect),
+            *upkeep(self.store, self.app),
         )
 
     async def _collect(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.execution.declared import MAINS, why_unreachable
 from holdfast.lifecycle.limits import Limit
 from holdfast.lifecycle.records import PLAIN, Terms, lane_of
+from holdfast.lifecycle.retention import RETENTION_SECONDS, agreed
 from holdfast.lifecycle.retries import Never, Policy, as_policy, dump_policy
 
 
@@ -45,6 +46,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     registration: Concurrency = Concurrency()  # of which calls only one waits for its start
     raises_on_different_twin: bool = False
     retries: Policy = Never()
+    retention: Mapping[str, float | None] = msgspec.field(default_factory=dict)  # by outcome; None: for ever
 
     @property
     def fingerprint(self) -> str:
@@ -52,10 +54,11 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
         facts = (str(self.signature), self.place, self.queue, ",".join(self.tags), str(self.priority), *options)
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
 
-    @property
-    def terms(self) -> Terms:
-        """What is agreed with each call."""
-        return PLAIN if isinstance(self.retries, Never) else Terms(retries=dump_policy(self.retries))
+    def terms(self, retention_seconds: float = RETENTION_SECONDS) -> Terms:
+        """What is agreed with each call; `retention_seconds` is how long it is kept if the task does not say."""
+        policy = None if isinstance(self.retries, Never) else dump_policy(self.retries)
+        retention = agreed(self.retention, retention_seconds)
+        return PLAIN if policy is None and retention is None else Terms(retries=policy, retention=retention)
 
     @property
     def limit(self) -> Limit | None:

@@ -23,6 +23,7 @@ from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle.crashes import taken_from
 from holdfast.lifecycle.records import FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
+from holdfast.lifecycle.retention import retain_until
 from holdfast.lifecycle.status import FINAL, RELEASING, TABLE, Status, compute_new_owner, validate_transition
 
 
@@ -48,6 +49,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str | UnsetType | None = UNSET
     queue: str | UnsetType = UNSET
     lane: str | UnsetType = UNSET  # with the queue
+    retain_until: float | UnsetType = UNSET  # with the end, and only with it
     slot: str | None = None  # that the invocation takes; only a claim gives one
 
     def __post_init__(self) -> None:
@@ -104,12 +106,13 @@ class Missing(msgspec.Struct, frozen=True):
 Verdict = Applied | Lost | Missing
 APPLIED, APPLIED_AGAIN, MISSING = Applied(), Applied(again=True), Missing()
 
-_checked: set[tuple[tuple[Status, ...], frozenset[Status], bool, bool]] = set()
+_checked: set[tuple[tuple[Status, ...], frozenset[Status], bool, bool, bool]] = set()
 
 
 def _check(change: Change) -> None:
     """Refuse a change that the table does not allow. Each shape is checked once; there are a few dozen of them."""
-    shape = (change.path, change.sources, change.epoch is None, change.actor is None)
+    kept = change.retain_until is not UNSET
+    shape = (change.path, change.sources, change.epoch is None, change.actor is None, kept)
     if shape in _checked:
         return
     if not change.path or not change.sources:
@@ -127,7 +130,17 @@ def _check(change: Change) -> None:
                 )
     for status in change.path:
         compute_new_owner(status, None, change.actor)
+    if kept != (change.target in FINAL):
+        raise InvocationStatusTransitionError(
+            f"the change '{change.name}' of {change.id} to {change.target.name} says "
+            f"{'until when it is kept, and it does not end' if kept else 'not until when it is kept'}"
+        )
     _checked.add(shape)
+
+
+def kept_until(record: InvocationRecord, target: Status, at: float) -> float | UnsetType:
+    """What a change to this status has to say about how long the record is kept: nothing, unless it is the end."""
+    return retain_until(record.terms, record.key, target, at) if target in FINAL else UNSET
 
 
 def applies(change: Change, record: InvocationRecord) -> bool:
@@ -188,7 +201,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
     return msgspec.structs.replace(record, **updates)
 
 
-OPTIONAL = ("due_at", "result", "error", "errors", "fingerprint", "queue", "lane")
+OPTIONAL = ("due_at", "result", "error", "errors", "fingerprint", "queue", "lane", "retain_until")
 
 
 def rounds(changes: Sequence[Change]) -> Iterator[list[tuple[int, Change]]]:
@@ -218,6 +231,7 @@ def unowned(
         operation=operation,
         at=at,
         why=why,
+        retain_until=kept_until(record, target, at),
     )
 
 
@@ -259,6 +273,7 @@ def _owned(
         error=error,
         fingerprint=fingerprint,
         never_began=never_began,
+        retain_until=kept_until(record, path[-1], at),
     )
 
 
@@ -376,6 +391,7 @@ def _taken_away(
         version=record.version,
         why=why,
         error=UNSET if error is None else error,
+        retain_until=kept_until(record, target, at),
     )
 
 
@@ -400,6 +416,7 @@ def rescued(
         at=at,
         why=why,
         error=UNSET if error is None else error,
+        retain_until=kept_until(record, target, at),
     )
 
 

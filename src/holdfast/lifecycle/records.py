@@ -50,6 +50,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retries: Mapping[str, Any] | None = None  # a policy as `retries.dump_policy` wrote it; it may be of a newer version
     key_seconds: float = KEY_SECONDS  # how long its key is taken after its end
     key_until: float | None = None  # or until when, whatever becomes of it
+    retention: Mapping[str, float | None] | None = None  # by outcome, how long it is kept after its end; None: for ever
 
 
 PLAIN = Terms()
@@ -85,6 +86,8 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     twin: str | None = None  # no other call has it, as long as it waits for its first start
     terms: Terms = PLAIN
     errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
+    retain_until: float | None = None  # it has ended, and is kept until then
+    rerun_of: str | None = None  # the ended invocation that it repeats
     history: tuple[HistoryEntry, ...] = ()
 
     @property

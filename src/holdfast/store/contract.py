@@ -58,6 +58,17 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     queues: frozenset[str] = frozenset()
     runner: str | None = None  # only what workers of this runner own
     before_id: str | None = None  # for the next page: only ids smaller than this one
+    rerun_of: str | None = None  # only what repeats this one
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ended invocations to list. Empty means: any."""
+
+    statuses: frozenset[Status] = frozenset()
+    tasks: frozenset[str] = frozenset()
+    since: float | None = None  # ended then or later
+    until: float | None = None  # ended before
+    before: tuple[float, str] | None = None  # for the next page: the end and the id of the last one of this page
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,6 +311,30 @@ class Store(Protocol):
 
     async def remove_final(self, app: str, before: float, limit: int) -> int:
         """Remove invocations that ended before that time, oldest ids first; how many there were. Idempotent: yes."""
+        ...
+
+    async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
+        """The archive, at a cost that grows with the answer and not with what is in it.
+
+        Order: latest end first, then larger id. Records that cannot be read are left out and observed. One that ended
+        under an older schema may be missing until `retain_old` has seen it.
+        """
+        ...
+
+    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+        """Remove those of these that have ended; how many there were. Idempotent: yes."""
+        ...
+
+    async def remove_expired(self, app: str, at: float, limit: int) -> int:
+        """Remove ended invocations that need not be kept until that time, longest over first; how many there were.
+        A store with `TTL` does that by itself, too. Idempotent: yes.
+        """
+        ...
+
+    async def retain_old(self, app: str, after: str, limit: int) -> str | None:
+        """Say of those that ended under an older schema how long they are kept. It looks at up to `limit`, and answers
+        after which id to go on; None at the end. Idempotent: yes.
+        """
         ...
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:

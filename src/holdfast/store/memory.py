@@ -45,7 +45,7 @@ from holdfast.lifecycle.records import (
 )
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
-from holdfast.store.contract import Ability, Filter, Finding, Observe, Transaction, ignore
+from holdfast.store.contract import Ability, Ended, Filter, Finding, Observe, Transaction, ignore
 
 _Place = tuple[int, float, str]
 
@@ -324,12 +324,33 @@ class MemoryStore:
     async def remove_final(self, app: str, before: float, limit: int) -> int:
         with self._lock:
             old = [r for r in self._of(app) if r.status in FINAL and r.changed_at < before]
-            gone = sorted(old, key=lambda record: record.id)[:limit]
-            for record in gone:
-                del self._records[app, record.id]
-                for name in _names_of(record):
-                    del self._named[name]
-            return len(gone)
+            return self._remove(sorted(old, key=lambda record: record.id)[:limit])
+
+    def _remove(self, gone: Sequence[InvocationRecord]) -> int:
+        for record in gone:
+            del self._records[record.app, record.id]
+            for name in _names_of(record):
+                del self._named[name]
+        return len(gone)
+
+    async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
+        with self._lock:
+            found = [record for record in self._of(app) if record.status in FINAL and _is_wanted(where, record)]
+            return sorted(found, key=lambda record: (record.changed_at, record.id), reverse=True)[:limit]
+
+    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+        with self._lock:
+            there = [self._records.get((app, id)) for id in dict.fromkeys(ids)]
+            return self._remove([record for record in there if record is not None and record.status in FINAL])
+
+    async def remove_expired(self, app: str, at: float, limit: int) -> int:
+        with self._lock:
+            over = [(r.retain_until, r.id) for r in self._of(app) if r.retain_until is not None]
+            gone = sorted(each for each in over if each[0] <= at)[:limit]
+            return self._remove([self._records[app, id] for _, id in gone])
+
+    async def retain_old(self, app: str, after: str, limit: int) -> str | None:
+        return None  # it is never older than this code
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         return []
@@ -401,6 +422,17 @@ def _matches(where: Filter, record: InvocationRecord) -> bool:
         and (not where.queues or record.queue in where.queues)
         and (where.runner is None or runner_of(record.owner) == where.runner)
         and (where.before_id is None or record.id < where.before_id)
+        and (where.rerun_of is None or record.rerun_of == where.rerun_of)
+    )
+
+
+def _is_wanted(where: Ended, record: InvocationRecord) -> bool:
+    return (
+        (not where.statuses or record.status in where.statuses)
+        and (not where.tasks or record.task in where.tasks)
+        and (where.since is None or record.changed_at >= where.since)
+        and (where.until is None or record.changed_at < where.until)
+        and (where.before is None or (record.changed_at, record.id) < where.before)
     )
 
 

@@ -27,6 +27,7 @@ from holdfast.lifecycle.records import lane_of
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Filter, Store
+from holdfast.testing.conformance_archive import ArchiveConformance
 from holdfast.testing.conformance_identity import IdentityConformance
 from holdfast.testing.conformance_limits import LimitConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
@@ -51,7 +52,9 @@ from holdfast.testing.samples import (
 )
 
 
-class StoreConformance(ReadConformance, PayloadConformance, LimitConformance, RetryConformance, IdentityConformance):
+class StoreConformance(
+    ReadConformance, PayloadConformance, LimitConformance, RetryConformance, IdentityConformance, ArchiveConformance
+):
     """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
     `PayloadConformance`, limits in `LimitConformance`.
     """

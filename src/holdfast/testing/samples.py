@@ -91,6 +91,7 @@ def raw_change(
 ) -> Change:
     """A legal change that has no name yet, for the edges that a later feature will walk."""
     given: dict[str, Any] = {"name": "raw", "at": START + 5, "actor": record.owner, "why": "", **more}
+    given["retain_until"] = changes.kept_until(record, path[-1], given["at"])
     where: dict[str, Any] = {"app": record.app, "id": record.id, "sources": frozenset({record.status})}
     return Change(path=path, epoch=epoch, operation=operation, **where, **given)
 

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
-from holdfast.lifecycle.changes import APPLIED, Applied, Change
+from holdfast.lifecycle.changes import APPLIED, Applied, Change, kept_until
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.records import PLAIN, FailedAttempt, InvocationRecord, RunnerRecord, Terms, lane_of
 from holdfast.lifecycle.status import OWNED, TABLE, Status
-from holdfast.store.contract import Filter, Store
+from holdfast.store.contract import Ended, Filter, Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.samples import BY_NAME, ERROR, START, invocation, runner
@@ -198,6 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
                 at=self.clock.now(),
                 actor=record.owner or "r3/w1",
                 why=data.draw(st.sampled_from(["", "because"])),
+                retain_until=kept_until(record, path[-1], self.clock.now()),
                 **optional,
             )
         except LifecycleError:
@@ -251,6 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
         for app in ("shop", "other"):
             self.both(lambda store, app=app: store.find(app, Filter(), 1000))  # type: ignore[misc]
             self.both(lambda store, app=app: store.counts(app))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.ended(app, Ended(), 1000))  # type: ignore[misc]
             self.both(lambda store, app=app: store.lanes(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.roster(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.owners(app))  # type: ignore[misc]

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import ValidationError, convert
 from msgspec.structs import replace
 from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
@@ -24,7 +25,8 @@ from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim, Claimed, blocked, claimed, refused
 from holdfast.lifecycle.limits import Allotment, Held, Holder, Release, allot, limit_of, why_blocked, why_refused
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms
+from holdfast.lifecycle.retention import retain_until
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.mongo import queries, schema
 from holdfast.store.mongo.crowd import Crowd
@@ -301,14 +303,23 @@ class _Candidate(NamedTuple):
     task: str
     limit_key: str | None
     status: Status
+    terms: Terms
+    name: str | None  # its idempotency key
+
+    def kept_until(self, at: float) -> float:
+        """If it is refused now."""
+        return retain_until(self.terms, self.name, Status.CONCURRENCY_CONTROLLED_FINAL, at)
 
 
 def _candidate(document: Document) -> _Candidate:
     """A field may be missing or strange: whoever reads the whole document finds out."""
-    id, task, key = (document.get(name) for name in ("id", "task", "limit_key"))
-    return _Candidate(
-        document["_id"], str(id), str(task), key if isinstance(key, str) else None, Status(document["status"])
-    )
+    id, task, key, name = (document.get(each) for each in ("id", "task", "limit_key", "key"))
+    try:
+        terms = convert(document.get("terms", {}), Terms)
+    except ValidationError:
+        terms = PLAIN
+    status, limit_key = Status(document["status"]), key if isinstance(key, str) else None
+    return _Candidate(document["_id"], str(id), str(task), limit_key, status, terms, name)
 
 
 def _with(before: Claimed, more: Claimed) -> Claimed:
@@ -327,9 +338,12 @@ def _turned_away(claim: Claim, allotment: Allotment[_Candidate], held: Held) -> 
     for key, names in _by_key(allotment.blocked).items():
         change = blocked(nobody, operation=operation, at=at, why=why_blocked(key))
         updates.append(({"_id": {"$in": names}} | _CLAIMABLE, pipeline(change)))
-    for key, names in _by_key(allotment.refused).items():
-        change = refused(nobody, operation=operation, at=at, why=why_refused(key, held.of(key)))
-        updates.append(({"_id": {"$in": names}} | _CLAIMABLE | _from(change), pipeline(change)))
+    for until in dict.fromkeys(candidate.kept_until(at) for candidate in allotment.refused):
+        same = [candidate for candidate in allotment.refused if candidate.kept_until(at) == until]
+        for key, names in _by_key(same).items():
+            change = refused(nobody, operation=operation, at=at, why=why_refused(key, held.of(key)))
+            guard = {"_id": {"$in": names}} | _CLAIMABLE | _from(change)
+            updates.append((guard, pipeline(replace(change, retain_until=until))))
     return updates
 
 

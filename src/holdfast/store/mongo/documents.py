@@ -10,6 +10,7 @@ what is in the document at that very moment. Strings from outside are wrapped in
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.changes import OPTIONAL, Change, entries
 from holdfast.lifecycle.records import PLAIN, FailedAttempt, HistoryEntry, InvocationRecord, RunnerRecord, Terms
+from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
 
 Document = dict[str, Any]
@@ -72,6 +74,8 @@ def to_document(record: InvocationRecord) -> Document:
         document["terms"] = msgspec.to_builtins(record.terms)
     if record.errors:
         document["errors"] = _errors_document(record.errors)
+    if record.retain_until is not None:
+        document |= expiry(record.retain_until)
     if payloads := record.payloads:
         document["payloads"] = list(payloads)
     return document
@@ -117,9 +121,10 @@ _PLAIN = (
     *("app", "id", "task", "queue", "owner", "epoch", "attempt", "created_at", "due_at", "changed_at"),
     *("claim_token", "fingerprint", "parent_id", "reason"),
 )
-_SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin")  # a document has them only if there is something to say
+# A document has them only if there is something to say.
+_SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin", "retain_until", "rerun_of")
 _STRUCTURED: Mapping[str, Any] = {"terms": Terms, "errors": tuple[FailedAttempt, ...]}  # these too
-_KEYS = ("limit_key", "slot", "key", "twin")
+_KEYS = ("limit_key", "slot", "key", "twin", "rerun_of")
 _TEXTS = ("app", "id", "task", "queue", "reason", "status")
 _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
 
@@ -134,6 +139,8 @@ def _check_types(document: Mapping[str, Any]) -> None:
     for name in _NUMBERS:  # a number may be a double or a long, if somebody has edited it
         if not isinstance(document[name], int | float) or isinstance(document[name], bool):
             raise TypeError(f"{name} is {document[name]!r}")
+    if not isinstance(document.get("retain_until", 0), int | float):
+        raise TypeError(f"retain_until is {document['retain_until']!r}")
 
 
 def entry_document(entry: HistoryEntry) -> Document:
@@ -196,6 +203,8 @@ def pipeline(change: Change) -> list[Document]:
         value = getattr(change, name)
         if value is not UNSET:
             fields[name] = {"$literal": _stored(name, value)}
+    if change.retain_until is not UNSET:
+        fields |= expiry(change.retain_until)
     if payloads := change.payloads:
         fields["payloads"] = {"$setUnion": [{"$ifNull": ["$payloads", []]}, list(payloads)]}
     return [{"$set": fields}]
@@ -229,6 +238,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         value = getattr(change, name)
         if value is not UNSET:
             fields[name] = _stored(name, value)
+    if change.retain_until is not UNSET:
+        fields |= expiry(change.retain_until)
     gone = {}
     for name, holders in (("ready", AVAILABLE), ("owned", OWNED)):
         if last.status in holders:
@@ -272,6 +283,15 @@ def _lines(change: Change) -> tuple[list[Document], Any, int]:
             line["w"] = {"$literal": change.why}
         lines.append(line)
     return lines, owner, acquired
+
+
+def expiry(retain_until: float) -> Document:
+    """When the TTL index may remove it: a date, which is all that such an index reads. Nothing is kept beside an
+    invocation that would have to be removed before it, so it is the same moment.
+    """
+    if retain_until >= FOREVER:
+        return {"retain_until": retain_until}
+    return {"retain_until": retain_until, "expires_at": dt.datetime.fromtimestamp(retain_until, dt.UTC)}
 
 
 def _stored(name: str, value: Any) -> Any:

@@ -54,7 +54,7 @@ async def candidates(invocations: Invocations, claim: Claim, limit: int, share: 
     only: Document = {} if share is None else {"id": {"$regex": share}}
     fields = {"_id": True, "rank": True, "due_at": True, "id": True, "status": True}
     if claim.limits:
-        fields |= {"task": True, "limit_key": True}
+        fields |= {"task": True, "limit_key": True, "terms": True, "key": True}
     found: list[Document] = []
     for lanes in _portions(claim.lanes):
         cursor = invocations.find(ready(claim, lanes) | only, fields, hint="ready").sort(QUEUE_ORDER).limit(limit)
@@ -185,6 +185,9 @@ def listing_filter(app: str, where: Filter) -> tuple[Document, str | None, list[
         if values:
             wanted[name] = {"$in": sorted(str(value) for value in values)}
             indexes += [name] * (len(values) <= MOST_RANGES)
+    if where.rerun_of is not None:
+        wanted["rerun_of"] = where.rerun_of
+        indexes = ["rerun"]
     if where.runner is not None:
         wanted["owner"] = {"$gte": f"{where.runner}/", "$lt": f"{where.runner}0"}  # 0 is the character after /
     if indexes:

@@ -93,7 +93,7 @@ DUPLICATE = 11000
 READS = frozenset(
     {
         *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners", "executions"),
-        *("quarantined", "check", "exists", "waiting keys", "slot holders", "in the way"),
+        *("quarantined", "check", "exists", "waiting keys", "slot holders", "in the way", "ended"),
     }
 )
 """The operations that write nothing."""

@@ -90,6 +90,34 @@ INDEXES = (
         "whether a payload is referred to",
         {"partialFilterExpression": {"payloads": {"$exists": True}}},
     ),
+    Index(
+        INVOCATIONS,
+        "expires",
+        _up("expires_at"),
+        "removes what need not be kept longer",
+        {"expireAfterSeconds": 0, "partialFilterExpression": {"expires_at": {"$exists": True}}},
+    ),
+    Index(
+        INVOCATIONS,
+        "ended",
+        _up("app", "status", "changed_at", "id"),
+        "the archive by outcome, latest end first",
+        {"partialFilterExpression": {"retain_until": {"$exists": True}}},
+    ),
+    Index(
+        INVOCATIONS,
+        "ended_task",
+        _up("app", "task", "status", "changed_at", "id"),
+        "the archive by task and outcome",
+        {"partialFilterExpression": {"retain_until": {"$exists": True}}},
+    ),
+    Index(
+        INVOCATIONS,
+        "rerun",
+        _up("app", "rerun_of", "id"),
+        "what repeats an ended one",
+        {"partialFilterExpression": {"rerun_of": {"$exists": True}}},
+    ),
     Index(PAYLOADS, "wanted", _up("app", "wanted_at"), "payloads that nobody has wanted for long", {}),
     Index(PIECES, "put", _up("app", "put_at"), "pieces that lost their payload", {}),
     Index(
@@ -153,7 +181,9 @@ def indexes(signal_seconds: int) -> tuple[Index, ...]:
     """All of them, with the times to live that the settings say."""
     times = {SIGNALS: {"expireAfterSeconds": signal_seconds}}
     return tuple(
-        index._replace(options=times[index.collection]) if "expireAfterSeconds" in index.options else index
+        index._replace(options=times.get(index.collection, index.options))
+        if "expireAfterSeconds" in index.options
+        else index
         for index in INDEXES
     )
 

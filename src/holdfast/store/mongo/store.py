@@ -40,8 +40,8 @@ from holdfast.lifecycle.records import (
     Quarantined,
 )
 from holdfast.lifecycle.status import FINAL, Status
-from holdfast.store.contract import Ability, Filter, Finding
-from holdfast.store.mongo import connection, limits, queries, schema
+from holdfast.store.contract import Ability, Ended, Filter, Finding
+from holdfast.store.mongo import archive, connection, limits, queries, schema
 from holdfast.store.mongo.beside import MongoBeside
 from holdfast.store.mongo.documents import (
     Document,
@@ -61,7 +61,7 @@ _MOST_BYTES = 14 * 2**20
 class MongoStore(MongoBeside):
     """See `holdfast.store.contract.Store`."""
 
-    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS | Ability.TRANSACTIONS
+    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS | Ability.TRANSACTIONS | Ability.TTL
     schema_version = schema.SCHEMA_VERSION
 
     # --- insert
@@ -225,6 +225,22 @@ class MongoStore(MongoBeside):
             final = [status.value for status in FINAL]
             await invocations.delete_many({"_id": {"$in": keys}, "status": {"$in": final}})
         return len(keys)
+
+    async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        return self._listed(await self._ask("ended", lambda again: archive.ended(invocations, app, where, limit)))
+
+    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+        invocations, keys = self._collection(schema.INVOCATIONS), [key_of(app, id) for id in ids]
+        return await self._ask("remove ended", lambda again: archive.remove(invocations, keys))
+
+    async def remove_expired(self, app: str, at: float, limit: int) -> int:
+        invocations = self._collection(schema.INVOCATIONS)
+        return await self._ask("remove expired", lambda again: archive.remove_expired(invocations, app, at, limit))
+
+    async def retain_old(self, app: str, after: str, limit: int) -> str | None:
+        invocations = self._collection(schema.INVOCATIONS)
+        return await self._ask("retain old", lambda again: archive.retain_old(invocations, app, after, limit))
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         quarantine = self._collection(schema.QUARANTINE)

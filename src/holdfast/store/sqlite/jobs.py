@@ -28,7 +28,7 @@ from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Rel
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.payloads import forget, refer
+from holdfast.store.sqlite.payloads import refer
 from holdfast.store.sqlite.rows import (
     error_text,
     errors_text,
@@ -188,9 +188,11 @@ def _turn_away(
     changed = list(turned_away(claim, allotment, held))
     steps = dict[tuple[str, ...], list[tuple[object, ...]]]()
     for record, change in changed:
-        step = _after(found[record.id][0], change, record, apply_to(change, record))
-        frees = record.twin is not None and change.frees_twin
-        steps.setdefault(("twin",) if frees else (), []).append((*step, None) if frees else step)
+        after = apply_to(change, record)
+        step = _after(found[record.id][0], change, record, after)
+        named = {"twin": record.twin != after.twin, "retain_until": record.retain_until != after.retain_until}
+        columns = tuple([name for name, is_new in named.items() if is_new])
+        steps.setdefault(columns, []).append((*step, *[getattr(after, name) for name in columns]))
     for columns, batch in steps.items():
         _write(connection, columns, batch)
     return len(changed)
@@ -335,13 +337,6 @@ def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
     if len(items) <= size:
         return (items,) if items else ()
     return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def remove_final(connection: sqlite3.Connection, app: str, before: float, limit: int) -> int:
-    gone = connection.execute(queries.ENDED_BEFORE, (app, before, limit)).fetchall()
-    connection.executemany(queries.DELETE, [(rowid,) for rowid, _ in gone])
-    forget(connection, app, [id for _, id in gone])
-    return len(gone)
 
 
 # --- the roster

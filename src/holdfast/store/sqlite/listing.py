@@ -65,6 +65,9 @@ def listing(app: str, where: Filter, limit: int, driver: Driver | None) -> tuple
     if where.runner is not None:
         rest += " AND owner >= ? AND owner < ?"
         values += [f"{where.runner}/", f"{where.runner}0"]  # 0 is the character after /
+    if where.rerun_of is not None:
+        rest += " AND rerun_of = ? AND rerun_of IS NOT NULL"
+        values.append(where.rerun_of)
     if where.before_id is not None:
         rest += " AND id < ?"
         values.append(where.before_id)

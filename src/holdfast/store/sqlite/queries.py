@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from holdfast.lifecycle.status import FINAL, OWNED
 from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
-from holdfast.store.sqlite.schema import READY, WAITING, status_list
+from holdfast.store.sqlite.schema import ENDED, READY, WAITING, status_list
 
 TABLE = "holdfast_invocations"
 
@@ -108,6 +108,14 @@ DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
 ENDED_BEFORE = f"""
 SELECT rowid, id FROM {TABLE} WHERE app = ? AND status IN ({status_list(FINAL)}) AND changed_at < ? ORDER BY id LIMIT ?
 """  # identity
+
+# holdfast_retained
+EXPIRED = f"SELECT rowid, id FROM {TABLE} WHERE app = ? AND {ENDED} AND retain_until <= ? ORDER BY retain_until LIMIT ?"
+UNRETAINED = f"""
+SELECT rowid, status, key, terms, changed_at FROM {TABLE} WHERE app = ? AND {ENDED} AND retain_until IS NULL LIMIT ?
+"""
+RETAIN = f"UPDATE {TABLE} SET retain_until = ? WHERE rowid = ?"
+ENDED_BY_ID = f"SELECT rowid, id FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {ENDED}"  # identity
 
 QUARANTINE = "INSERT INTO holdfast_quarantine (app, id, at, why, raw) VALUES (?, ?, ?, ?, ?)"
 QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app = ? ORDER BY at"

@@ -49,6 +49,8 @@ COLUMNS = [
     "twin",
     "terms",
     "errors",
+    "retain_until",
+    "rerun_of",
     "history",
 ]
 LIST = ", ".join(COLUMNS)
@@ -115,6 +117,8 @@ def to_row(record: InvocationRecord) -> tuple[object, ...]:
         record.twin,
         None if record.terms is PLAIN else _entry_encoder.encode(record.terms).decode(),
         errors_text(record.errors) if record.errors else None,
+        record.retain_until,
+        record.rerun_of,
         history_text(record.history),
     )
 
@@ -146,7 +150,7 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         changed_at,
     ) = row[:15]
     (claim_token, fingerprint, parent_id, reason, arguments, result, error, *rest) = row[15:]
-    at_most_once, limit_key, slot, key, twin, terms, errors, history = rest
+    at_most_once, limit_key, slot, key, twin, terms, errors, retain_until, rerun_of, history = rest
     entries = history_of(history)
     if entries and len(entries) != entries[-1].version:
         raise ValueError(f"its history has {len(entries)} entries for {entries[-1].version} versions")
@@ -182,6 +186,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         twin=twin,
         terms=PLAIN if terms is None else _terms_decoder.decode(terms),
         errors=() if errors is None else _errors_decoder.decode(errors),
+        retain_until=retain_until,
+        rerun_of=rerun_of,
         history=entries,
     )
     if record.lane != lane:

@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 
 from holdfast.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable, UnsupportedFileSystem
-from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
 
 SCHEMA_VERSION = 3
 MIN_READER = 1
@@ -40,6 +40,7 @@ def status_list(statuses: frozenset[Status]) -> str:
 
 READY = f"status IN ({status_list(AVAILABLE)})"
 WAITING = f"status = '{Status.CONCURRENCY_CONTROLLED}'"
+ENDED = f"status IN ({status_list(FINAL)})"
 
 MIGRATIONS: dict[int, list[str]] = {
     1: [
@@ -178,6 +179,15 @@ MIGRATIONS: dict[int, list[str]] = {
         "CREATE INDEX holdfast_status ON holdfast_invocations (app, status, id)",
         # Serves `find` by queue. Most is in the default queue, and found soon in `identity`.
         "CREATE INDEX holdfast_queue ON holdfast_invocations (app, queue, id) WHERE queue <> 'default'",
+        "ALTER TABLE holdfast_invocations ADD COLUMN retain_until REAL",
+        "ALTER TABLE holdfast_invocations ADD COLUMN rerun_of TEXT",
+        # Serves the removal of what need not be kept longer, and the look for what does not say how long.
+        f"CREATE INDEX holdfast_retained ON holdfast_invocations (app, retain_until) WHERE {ENDED}",
+        # Serve the archive, by outcome, and by task and outcome.
+        f"CREATE INDEX holdfast_ended ON holdfast_invocations (app, status, changed_at, id) WHERE {ENDED}",
+        f"CREATE INDEX holdfast_ended_task ON holdfast_invocations (app, task, status, changed_at, id) WHERE {ENDED}",
+        # Serves the look for what repeats an ended one.
+        "CREATE INDEX holdfast_rerun ON holdfast_invocations (app, rerun_of, id) WHERE rerun_of IS NOT NULL",
     ],
 }
 

@@ -36,8 +36,8 @@ from holdfast.lifecycle.records import (
 )
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Ability, Filter, Finding, Observe
-from holdfast.store.sqlite import executions, jobs, listing, payloads, queries, schema
+from holdfast.store.contract import Ability, Ended, Filter, Finding, Observe
+from holdfast.store.sqlite import archive, executions, jobs, listing, payloads, queries, schema
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
@@ -318,7 +318,20 @@ class SqliteStore:
         await self._write(lambda connection: executions.forget(connection, app, ids))
 
     async def remove_final(self, app: str, before: float, limit: int) -> int:
-        return await self._write(lambda connection: jobs.remove_final(connection, app, before, limit))
+        return await self._write(lambda connection: archive.remove_final(connection, app, before, limit))
+
+    async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
+        rows = await self._read(lambda connection: archive.ended(connection, app, where, limit))
+        return [record for record in map(self._readable, rows) if record is not None]
+
+    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+        return await self._write(lambda connection: archive.remove_ended(connection, app, ids))
+
+    async def remove_expired(self, app: str, at: float, limit: int) -> int:
+        return await self._write(lambda connection: archive.remove_expired(connection, app, at, limit))
+
+    async def retain_old(self, app: str, after: str, limit: int) -> str | None:
+        return await self._write(lambda connection: archive.retain_old(connection, app, after, limit))
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())

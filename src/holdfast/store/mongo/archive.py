@@ -1,0 +1,102 @@
+"""What has ended, in MongoDB: listing it, and removing it.
+
+The TTL index removes what need not be kept longer, by the field `expires_at`. It is set with the end; of what ended
+under an older version, by `retain_old`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import ValidationError, convert
+from pymongo import ASCENDING, DESCENDING, UpdateOne
+
+from holdfast.lifecycle.records import Terms
+from holdfast.lifecycle.retention import OUTCOMES, retain_until
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Ended
+from holdfast.store.mongo.documents import Document, expiry
+from holdfast.store.mongo.queries import MOST_RANGES, Invocations
+
+_ORDER = [("changed_at", DESCENDING), ("id", DESCENDING)]
+_MOST_TASKS = MOST_RANGES // len(OUTCOMES)
+_FINAL: Document = {"status": {"$in": list(OUTCOMES)}}
+
+
+async def ended(invocations: Invocations, app: str, where: Ended, limit: int) -> list[Document]:
+    """Index: ended, or ended_task. Those with the very end of the page before are asked for first, by their ids."""
+    if limit <= 0:
+        return []  # to MongoDB, a limit of 0 is none
+    found: list[Document] = []
+    for wanted, hint in looks(app, where):
+        found += await invocations.find(wanted, hint=hint).sort(order_of(wanted)).limit(limit).to_list()
+    return sorted(found, key=lambda one: (one["changed_at"], str(one.get("id"))), reverse=True)[:limit]
+
+
+def order_of(wanted: Document) -> list[tuple[str, int]]:
+    """Of those with one and the same end, only the ids can be told apart; MongoDB would sort by both in memory."""
+    return _ORDER if isinstance(wanted["changed_at"], dict) else _ORDER[1:]
+
+
+def looks(app: str, where: Ended) -> Iterator[tuple[Document, str]]:
+    """Filter and index of each question."""
+    statuses = {"$in": sorted(str(status) for status in where.statuses) or list(OUTCOMES)}
+    base: Document = {"app": app, "status": statuses, "retain_until": {"$exists": True}}
+    tasks = sorted(where.tasks)
+    portions = [tasks[first : first + _MOST_TASKS] for first in range(0, len(tasks), _MOST_TASKS)]
+    for time in _times(where):
+        for portion in portions:
+            yield base | time | {"task": {"$in": portion}}, "ended_task"
+        if not portions:
+            yield base | time, "ended"
+
+
+def _times(where: Ended) -> Iterator[Document]:
+    span: dict[str, Any] = {"$gte": float("-inf") if where.since is None else where.since}
+    if where.until is not None:
+        span["$lt"] = where.until
+    if where.before is None:
+        yield {"changed_at": span}
+        return
+    at, id = where.before
+    if (where.since is None or at >= where.since) and (where.until is None or at < where.until):
+        yield {"changed_at": at, "id": {"$lt": id}}
+    yield {"changed_at": span | {"$lt": at if where.until is None else min(at, where.until)}}
+
+
+async def remove(invocations: Invocations, keys: Sequence[str]) -> int:
+    return (await invocations.delete_many({"_id": {"$in": list(keys)}} | _FINAL)).deleted_count
+
+
+async def remove_expired(invocations: Invocations, app: str, at: float, limit: int) -> int:
+    """Index: expires."""
+    if limit <= 0:
+        return 0
+    wanted = {"expires_at": {"$lte": dt.datetime.fromtimestamp(at, dt.UTC)}, "app": app}
+    cursor = invocations.find(wanted, {"_id": True}, hint="expires").sort([("expires_at", ASCENDING)]).limit(limit)
+    return await remove(invocations, [found["_id"] for found in await cursor.to_list()])
+
+
+async def retain_old(invocations: Invocations, app: str, after: str, limit: int) -> str | None:
+    """Index: status."""
+    wanted = {"app": app, "id": {"$gt": after}} | _FINAL
+    fields = dict.fromkeys(("id", "status", "changed_at", "retain_until", "terms", "key"), True)
+    found = await invocations.find(wanted, fields, hint="status").sort([("id", ASCENDING)]).limit(limit).to_list()
+    updates = [
+        UpdateOne({"_id": one["_id"], "retain_until": {"$exists": False}}, {"$set": expiry(_until(one))})
+        for one in found
+        if "retain_until" not in one and isinstance(one.get("changed_at"), int | float)
+    ]
+    if updates:
+        await invocations.bulk_write(updates, ordered=False)
+    return found[-1]["id"] if len(found) == limit else None
+
+
+def _until(document: Document) -> float:
+    try:
+        terms = convert(document.get("terms", {}), Terms)
+    except ValidationError:  # whoever reads the whole document finds out
+        terms = Terms()
+    return retain_until(terms, document.get("key"), Status(document["status"]), document["changed_at"])

@@ -1,0 +1,84 @@
+"""What has ended, in SQLite: listing it, and removing it in batches.
+
+Each wanted outcome, with each wanted task, is an arm that reads its index backwards, and SQLite merges the arms by the
+time of the end. A removal is a transaction of a bounded number of rows, with their references to payloads.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.lifecycle.records import PLAIN, Terms
+from holdfast.lifecycle.retention import OUTCOMES, retain_until
+from holdfast.lifecycle.status import Status
+from holdfast.store.contract import Ended
+from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.payloads import forget
+from holdfast.store.sqlite.rows import LIST
+from holdfast.store.sqlite.schema import ENDED
+
+_MOST_TASKS = 20  # that have arms of their own; more of them are looked for among all
+_terms_decoder = msgspec.json.Decoder(Terms)
+
+
+def ended(connection: sqlite3.Connection, app: str, where: Ended, limit: int) -> list[Sequence[object]]:
+    statement, values = listing(app, where, limit)
+    return connection.execute(statement, values).fetchall()
+
+
+def listing(app: str, where: Ended, limit: int) -> tuple[str, list[object]]:
+    statuses, tasks = sorted(where.statuses) or OUTCOMES, sorted(where.tasks)
+    rest, values = "", list[object]()
+    for condition, value in ((" AND changed_at >= ?", where.since), (" AND changed_at < ?", where.until)):
+        if value is not None:
+            rest += condition
+            values.append(value)
+    if where.before is not None:
+        rest += " AND changed_at <= ? AND (changed_at < ? OR id < ?)"
+        values += [where.before[0], *where.before]
+    if 0 < len(tasks) <= _MOST_TASKS:
+        driven, keys = "task = ? AND status = ?", [[task, status] for task in tasks for status in statuses]
+    else:
+        driven, keys = "status = ?", [[status] for status in statuses]
+        if tasks:
+            rest += f" AND +task IN ({', '.join('?' * len(tasks))})"
+            values += tasks
+    arm = f"SELECT {LIST} FROM {queries.TABLE} WHERE app = ? AND {driven} AND {ENDED}{rest}"
+    each = [value for key in keys for value in (app, *map(str, key), *values)]
+    return f"{' UNION ALL '.join([arm] * len(keys))} ORDER BY changed_at DESC, id DESC LIMIT ?", [*each, limit]
+
+
+def remove_final(connection: sqlite3.Connection, app: str, before: float, limit: int) -> int:
+    return _remove(connection, app, connection.execute(queries.ENDED_BEFORE, (app, before, limit)).fetchall())
+
+
+def remove_expired(connection: sqlite3.Connection, app: str, at: float, limit: int) -> int:
+    return _remove(connection, app, connection.execute(queries.EXPIRED, (app, at, limit)).fetchall())
+
+
+def remove_ended(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> int:
+    query = queries.ENDED_BY_ID.format(places=", ".join("?" * len(ids)))
+    return _remove(connection, app, connection.execute(query, (app, *ids)).fetchall())
+
+
+def _remove(connection: sqlite3.Connection, app: str, gone: Sequence[tuple[int, str]]) -> int:
+    connection.executemany(queries.DELETE, [(rowid,) for rowid, _ in gone])
+    forget(connection, app, [id for _, id in gone])
+    return len(gone)
+
+
+def retain_old(connection: sqlite3.Connection, app: str, after: str, limit: int) -> str | None:
+    """The index has what is to be done and nothing else, so there is no need to go on after an id."""
+    found = connection.execute(queries.UNRETAINED, (app, limit)).fetchall()
+    steps = []
+    for rowid, status, key, terms, changed_at in found:
+        try:
+            agreed = PLAIN if terms is None else _terms_decoder.decode(terms)
+        except msgspec.MsgspecError:  # whoever reads the whole row finds out
+            agreed = PLAIN
+        steps.append((retain_until(agreed, key, Status(status), changed_at), rowid))
+    connection.executemany(queries.RETAIN, steps)
+    return after if len(found) == limit else None

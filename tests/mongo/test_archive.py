@@ -1,0 +1,109 @@
+"""What has ended on MongoDB is removed by the server, at its time and not before."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pymongo import MongoClient
+from tests.mongo.tools import opened, play
+from tests.mongod import Mongod
+
+from holdfast.lifecycle.records import Terms
+from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
+from holdfast.store.contract import Ended
+from holdfast.store.mongo import archive
+from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.conformance_archive import DAY, end
+from holdfast.testing.samples import START, ids_of, invocation, the
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
+
+
+@pytest.fixture(scope="module")
+def removing() -> Iterator[str]:
+    """A server that removes what a TTL index says, every second."""
+    with tempfile.TemporaryDirectory(prefix="hf-mongo-") as folder:
+        server = Mongod(Path(folder) / "ttl", removes=True)
+        server.start()
+        try:
+            yield server.url("ttl")
+        finally:
+            server.stop()
+
+
+@pytest.mark.slow
+def test_the_server_removes_what_is_over_and_nothing_else(removing: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        now = store.now()
+        await store.insert([invocation("live")])
+        await end(store, "forever", terms=Terms(retention={"success": None}))
+        await end(store, "now", at=now)
+        await end(store, "over")  # years ago
+
+    play(removing, scenario)
+    with MongoClient[dict[str, object]](removing) as client:
+        there, deadline = client.get_default_database().holdfast_invocations, time.monotonic() + 30
+        while there.find_one({"id": "over"}) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert sorted(str(found["id"]) for found in there.find()) == ["forever", "live", "now"]
+
+
+def test_the_date_that_the_index_reads_is_that_of_the_record(mongo_url: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await end(store, "a", at=START + 0.25)
+        await end(store, "b", terms=Terms(retention={"success": None}))
+
+    play(mongo_url, scenario)
+    with MongoClient[dict[str, object]](mongo_url, tz_aware=True) as client:
+        a, b = client.get_default_database().holdfast_invocations.find().sort("id")
+    assert a["retain_until"] == START + 0.25 + RETENTION_SECONDS
+    assert a["expires_at"] == dt.datetime.fromtimestamp(START + 0.25 + RETENTION_SECONDS, dt.UTC)
+    assert (b["retain_until"], "expires_at" in b) == (FOREVER, False)
+
+
+def test_what_an_older_version_has_ended_is_told_how_long_it_is_kept(mongo_url: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for number in range(5):
+            await end(store, f"{number}", terms=Terms(retention={"success": DAY}) if number == 3 else Terms())
+        with MongoClient[dict[str, object]](mongo_url) as client:
+            everything = client.get_default_database().holdfast_invocations
+            everything.update_many({}, {"$unset": {"retain_until": "", "expires_at": ""}})
+        await store.insert([invocation("live")])
+        after: str | None = ""
+        while after is not None:
+            after = await store.retain_old("shop", after, 2)
+        kept = [(await the(store, f"{number}")).retain_until for number in range(5)]
+        assert kept == [START + (DAY if number == 3 else RETENTION_SECONDS) for number in range(5)]
+        assert await store.remove_expired("shop", START + DAY, 10) == 1
+        assert ids_of(await store.get("shop", ["3", "live"])) == [None, "live"]
+
+    play(mongo_url, scenario)
+
+
+def test_a_page_of_the_archive_costs_the_same_however_much_is_in_it(mongo_url: str) -> None:
+    """The server looks at about as many keys as it answers, for any page of any outcome or task."""
+
+    async def scenario(store: MongoStore) -> None:
+        for number in range(60):
+            await end(store, f"{number:02}", at=START + number, task=f"shop:{number % 3}", fails=number % 10 == 0)
+        where = [
+            Ended(),
+            Ended(before=(START + 30, "30")),
+            Ended(tasks=frozenset({"shop:1"}), before=(START + 30, "30")),
+            Ended(since=START + 20, until=START + 40),
+        ]
+        async with opened(mongo_url) as other:
+            there = other._collection("holdfast_invocations")
+            for each in where:
+                for wanted, hint in archive.looks("shop", each):
+                    found = there.find(wanted, hint=hint).sort(archive.order_of(wanted)).limit(5)
+                    plan = (await found.explain())["executionStats"]
+                    assert plan["totalKeysExamined"] <= 5 + 2 * 4, (each, plan)
+                    assert plan["totalDocsExamined"] <= 5
+
+    play(mongo_url, scenario)
