@@ -16,7 +16,7 @@ LAYERS = [
     ["lifecycle"],
     ["store", "wakeup", "execution"],
     ["engine"],
-    ["app", "task", "workflow", "invocation", "embedded", "settings", "declaring", "_bridge", "_inside"],
+    ["app", "task", "workflow", "invocation", "embedded", "settings", "declaring", "archive", "_bridge", "_inside"],
     ["cli", "monitor", "testing"],
 ]
 LAYER = {area: number for number, areas in enumerate(LAYERS) for area in areas}
@@ -32,8 +32,9 @@ SIDEWAYS = {
     "task": {"_bridge", "settings", "invocation", "declaring"},
     "workflow": {"_bridge", "settings", "invocation", "task"},
     "embedded": {"_bridge", "settings"},
+    "archive": {"invocation"},
     "_inside": {"_bridge"},
-    "app": {"_inside", "declaring", "_bridge", "settings", "invocation", "task", "workflow", "embedded"},
+    "app": {"_inside", "archive", "declaring", "_bridge", "settings", "invocation", "task", "workflow", "embedded"},
 }
 FACE = 4  # modules of this layer may name each other's types
 

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from holdfast import crashpoints
 from holdfast._inside import Inside
+from holdfast.archive import Archived
 from holdfast.clock import Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name
@@ -52,7 +53,7 @@ DEFAULT_NAME = "default"
 log = logging.getLogger("holdfast.engine")
 
 
-class App:
+class App(Archived):
     """Tasks, and the store that their invocations live in.
 
     `url` is ``sqlite:///shop.db``, ``memory://`` or what a plug-in provides; without it the setting `url`

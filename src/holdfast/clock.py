@@ -101,6 +101,20 @@ def parse_duration(value: Duration, *, unit: float = 1.0) -> float:
     return abs(seconds)  # turns -0.0 into 0.0
 
 
+_LATEST = 253_402_300_799.0  # the last second of the year 9999
+
+
+def parse_moment(at: object, name: str = "at") -> float:
+    """The seconds since the epoch that an aware datetime, or a number of them, stands for."""
+    if isinstance(at, dt.datetime):
+        if at.tzinfo is None:
+            raise UsageError(f"{name}={at!r} has no time zone, so the moment is ambiguous; use an aware datetime")
+        return at.timestamp()
+    if isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at <= _LATEST:
+        return float(at)
+    raise UsageError(f"{name}={at!r}: expected an aware datetime or seconds since the epoch")
+
+
 def _parse_text(text: str, unit: float) -> float:
     rest = text.strip()
     if not rest:

@@ -6,11 +6,12 @@ processes, say the same.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from holdfast._bridge import refuse_on_loop
-from holdfast.clock import format_duration
+from holdfast.clock import Duration, format_duration, parse_duration, parse_moment
 from holdfast.codec import Codec, Payloads, references
 from holdfast.engine.core import Engine
 from holdfast.errors import (
@@ -19,8 +20,10 @@ from holdfast.errors import (
     InvocationRefused,
     InvocationStatusRaceConditionError,
     InvocationStatusTransitionError,
+    PayloadLost,
     ResultTimeout,
     TaskFailed,
+    UsageError,
 )
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord
@@ -121,6 +124,29 @@ class Invocation(Generic[R]):
             )
         engine.hub.send(Hint(READY, (record.lane,)))
 
+    def rerun(
+        self, *, at: dt.datetime | float | None = None, delay: Duration | None = None, request: str | None = None
+    ) -> Invocation[R]:
+        """A new invocation with the same arguments, task and queue, now or later; see `App.rerun`.
+
+        Raises `InvocationStatusTransitionError` if it has not ended, and `PayloadLost` if its arguments are gone.
+        """
+        return self._app._run(self._rerun(due_time(at, delay), request))
+
+    async def arerun(
+        self, *, at: dt.datetime | float | None = None, delay: Duration | None = None, request: str | None = None
+    ) -> Invocation[R]:
+        return await self._app._arun(self._rerun(due_time(at, delay), request))
+
+    async def _rerun(self, due: tuple[float | None, float], request: str | None) -> Invocation[R]:
+        engine, record = await self._app._engine(), await self._record()
+        due_at = engine.store.now() + due[1] if due[0] is None else due[0]
+        (done,) = await engine.archive.rerun([record], request=request or engine.ids.new(), due_at=due_at)
+        if done.id is None:
+            kind = PayloadLost if record.status in FINAL else InvocationStatusTransitionError
+            raise kind(f"{record.task} {self.id} cannot be run again: {done.why}")
+        return Invocation(self._app, done.id)
+
     # --- how it ends
 
     def result(self, timeout: float | None = None) -> R:
@@ -206,6 +232,13 @@ class InvocationGroup(Sequence[Invocation[R]]):
                 f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(timeout)}"
             )
         return [(invocation, await _end_of(engine, ended[invocation.id])) for invocation in self]
+
+
+def due_time(at: dt.datetime | float | None, delay: Duration | None) -> tuple[float | None, float]:
+    """The moment, or None and the seconds from now. Raises `UsageError`."""
+    if delay is not None and at is not None:
+        raise UsageError("give either delay= or at=, not both")
+    return None if at is None else parse_moment(at), 0.0 if delay is None else parse_duration(delay)
 
 
 class End(NamedTuple):

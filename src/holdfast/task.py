@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
-from holdfast.clock import Duration, parse_duration
+from holdfast.clock import Duration, parse_duration, parse_moment
 from holdfast.codec import Payload, Seen
 from holdfast.declaring import valid_name, valid_priority
 from holdfast.engine.concurrency import RunningConcurrency
@@ -98,7 +98,7 @@ class Submittable(Generic[P, R]):
         changed = msgspec.structs.replace(
             before,
             delay_seconds=kept[0] if delay is None else parse_duration(delay),
-            at=kept[1] if at is None else _moment(at),
+            at=kept[1] if at is None else parse_moment(at),
             priority=self._options.priority if priority is None else valid_priority(priority),
             queue=self._options.queue if queue is None else valid_name("queue", queue),
             key=before.key if key is None else _valid_key(key),
@@ -298,19 +298,6 @@ def _spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(call, dict):
         return (), call
     return (call,), {}
-
-
-_LATEST = 253_402_300_799.0  # the last second of the year 9999
-
-
-def _moment(at: object) -> float:
-    if isinstance(at, dt.datetime):
-        if at.tzinfo is None:
-            raise UsageError(f"at={at!r} has no time zone, so the moment is ambiguous; use an aware datetime")
-        return at.timestamp()
-    if isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at <= _LATEST:
-        return float(at)
-    raise UsageError(f"at={at!r}: expected an aware datetime or seconds since the epoch")
 
 
 def _valid_key(key: str) -> str:

@@ -13,7 +13,7 @@ from holdfast.cli.choosing import looked_at
 from holdfast.cli.naming import find_id, stored_names
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
-from holdfast.cli.reach import codec_of, explained, time_of, with_store
+from holdfast.cli.reach import codec_of, explained, reruns_of, time_of, with_store
 from holdfast.cli.shown import counted, described, length, moment
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, UsageError
@@ -63,7 +63,7 @@ def show(
         why, now = explained(chosen, record), time_of(chosen)
         call, call_facts = _call(chosen, record)
         result, result_facts = _result(chosen, record)
-        error = record.error
+        error, reruns = record.error, reruns_of(chosen, record.id)
         if json:
             facts = _facts(record) | {"explanation": why, "arguments": call_facts, "result": result_facts}
             facts["error"] = error and _error_facts(error)
@@ -72,7 +72,7 @@ def show(
                 | _error_facts(failed.error)
                 for failed in record.errors
             ]
-            facts["retries"] = record.terms.retries
+            facts |= {"retries": record.terms.retries, "reruns": [again.id for again in reruns]}
             return out.document(facts | {"history": [_entry_facts(entry) for entry in record.history]})
         out.line(f"{record.task} is {record.status}: {why}")
         out.line()
@@ -84,6 +84,8 @@ def show(
                 ("queue", f"{record.queue}, priority {record.priority}"),
                 ("tags", ", ".join(record.tags)),
                 ("parent", record.parent_id or ""),
+                ("rerun of", record.rerun_of or ""),
+                *[("rerun as", f"{again.id}, {again.status}") for again in reruns],
                 ("created", f"{moment(record.created_at)}, {length(now - record.created_at)} ago"),
                 ("due", moment(record.due_at)),
                 ("owner", record.owner or ""),
@@ -94,7 +96,7 @@ def show(
                 ("result", result),
                 ("error", _in_a_line(error) if error else ""),
                 ("retries", dumps(record.terms.retries) if record.terms.retries else ""),
-                ("kept until", _kept(record, now)),
+                ("kept", _kept(record, now)),
                 *[(f"failure {one.number}", f"{moment(one.at)}: {_in_a_line(one.error)}") for one in record.errors],
             ]
         )
@@ -113,13 +115,15 @@ def history(
         if json:
             return out.document({"id": record.id, "history": [_entry_facts(entry) for entry in record.history]})
         _print_history(out, record, len(record.history))
+        for again in reruns_of(chosen, record.id):
+            out.line(f"rerun as {again.id} at {moment(again.created_at)}; it is {again.status}")
 
 
 def _kept(record: InvocationRecord, now: float) -> str:
     until = record.retain_until
     if until is None:
         return ""
-    return "for ever" if until >= FOREVER else f"{moment(until)}, {length(max(0.0, until - now))} from now"
+    return "for ever" if until >= FOREVER else f"until {moment(until)}, {length(max(0.0, until - now))} from now"
 
 
 def _error_facts(error: ErrorRecord) -> dict[str, str]:

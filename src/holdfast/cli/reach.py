@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from holdfast.app import App
+from holdfast.archive import ArchiveFilter
 from holdfast.codec import Codec
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.attached import Attached
@@ -23,7 +24,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.invocation import End, Invocation
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.lifecycle.status import FINAL, OWNED
-from holdfast.store.contract import Finding, Store
+from holdfast.store.contract import Filter, Finding, Store
 
 T = TypeVar("T")
 
@@ -111,6 +112,19 @@ async def _held_up(app: App, invocation: Invocation[Any]) -> str:
         return "" if record.status in OWNED | FINAL else await app._explain(record)
     except HoldfastError:  # whoever waits will be told by the wait itself
         return ""
+
+
+def searched(
+    app: App, limit: int, before: str | None, where: ArchiveFilter
+) -> tuple[list[InvocationRecord], str | None]:
+    """A page of the archive, and after which id the next one begins, if there may be one."""
+    records, last = app._run(app._archive(limit, before, where))
+    return records, None if last is None else last[1]
+
+
+def reruns_of(app: App, id: str) -> Sequence[InvocationRecord]:
+    """The last few that repeat this one."""
+    return with_store(app, lambda store: store.find(app.name, Filter(rerun_of=id), 10))
 
 
 def codec_of(app: App) -> Codec:

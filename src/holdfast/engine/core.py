@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.codec import Codec, Limits
+from holdfast.engine.archive import Archive
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew, LocalCrew
 from holdfast.engine.definition import Place, TaskDefinition, limits_of
@@ -67,6 +68,7 @@ class Engine:
         self.limits = limits
         self.depot = Depot(store, app=app, chunk_threshold=chunk_threshold)
         self.submitter = Submitter(store, self.depot, self.hub)
+        self.archive = Archive(store, self.submitter, self.depot, app=app)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
     async def open(self) -> None:

@@ -1,0 +1,141 @@
+"""``archive``, ``rerun`` and ``purge``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.processes import Answer
+
+from holdfast import App
+from holdfast.ids import is_id
+
+Holdfast = Callable[..., Answer]
+
+
+@pytest.fixture
+def ended(shop: Path) -> dict[str, str]:
+    """Three that have ended, and one that has not."""
+    with App(f"sqlite:///{shop / 'shop.db'}") as app:
+
+        @app.task(name="shop:add")
+        def add(a: int, b: int = 0) -> int:
+            return a + b
+
+        @app.task(name="shop:boom", queue="mail", tags=["eu"])
+        def boom(text: str) -> None:
+            raise ValueError(text)
+
+        made = {"good": add.submit(1), "bad": boom.submit("no card"), "keyed": add.options(key="k").submit(2)}
+        with app.runner(tags=["eu"]):
+            for name in ("good", "keyed"):
+                made[name].result(30)  # type: ignore[attr-defined]
+            with pytest.raises(ValueError, match="no card"):
+                made["bad"].result(30)
+        made["later"] = add.options(delay="1h").submit(3)
+        return {name: invocation.id for name, invocation in made.items()}
+
+
+def test_the_archive_tells_the_reason_of_each_failure(holdfast: Holdfast, ended: dict[str, str]) -> None:
+    said = holdfast("archive").out
+    assert "ValueError: no card" in said
+    assert ended["later"] not in said
+    assert all(ended[name] in said for name in ("good", "bad", "keyed"))
+    only = json.loads(holdfast("archive", "--status", "failed", "--error", "card", "--tag", "eu", "--json").out)
+    assert [one["id"] for one in only["invocations"]] == [ended["bad"]]
+    assert only["invocations"][0]["error"] == {"type": "builtins:ValueError", "message": "no card"}
+    assert holdfast("archive", "--task", "add", "--queue", "mail").out.startswith("nothing that has ended")
+    assert holdfast("archive", "--since", "2100-01-01T00:00:00Z").out.startswith("nothing")
+    assert ended["bad"] in holdfast("archive", "--since", "1h ago", "--until", "2100-01-01T00:00:00Z").out
+    assert ended["keyed"] in holdfast("archive", "--key", "k").out
+    assert holdfast("archive", "--status", "running").code == 2
+    assert holdfast("archive", "--since", "soon").code == 2
+
+
+def test_the_archive_has_pages(holdfast: Holdfast, ended: dict[str, str]) -> None:
+    seen, more = list[str](), list[str]()
+    for _ in range(3):
+        page = json.loads(holdfast("archive", "--limit", "1", "--json", *more).out)
+        seen += [one["id"] for one in page["invocations"]]
+        more = ["--before", page["before"]]
+    assert sorted(seen) == sorted(ended[name] for name in ("good", "bad", "keyed"))
+    assert "there may be more: --before" in holdfast("archive", "--limit", "1").err
+
+
+def test_one_is_run_again_and_both_tell_so(holdfast: Holdfast, ended: dict[str, str]) -> None:
+    done = holdfast("rerun", ended["bad"], "--at", "2100-01-01T00:00:00Z")
+    new, _, rest = done.out.partition(" ")
+    assert is_id(new)
+    assert rest.strip() == f"is a rerun of {ended['bad']}"
+    assert f"rerun of  {ended['bad']}" in " ".join(holdfast("show", new).out.split(" "))
+    assert f"rerun of {ended['bad']}" in holdfast("history", new).out
+    assert f"{new}, registered" in holdfast("show", ended["bad"]).out
+    assert f"rerun as {new}" in holdfast("history", ended["bad"]).out
+    assert json.loads(holdfast("show", ended["bad"], "--json").out)["reruns"] == [new]
+    refused = holdfast("rerun", ended["later"])
+    assert refused.code == 1
+    assert "it is registered; only what has ended can be run again" in refused.out
+    assert holdfast("rerun").code == 2
+    assert holdfast("rerun", ended["bad"], "--status", "failed").code == 2
+
+
+def test_a_filter_is_a_dry_run_until_it_is_confirmed(
+    holdfast: Holdfast, ended: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stored() -> int:
+        return len(json.loads(holdfast("ps", "--json").out)["invocations"])
+
+    dry = holdfast("rerun", "--status", "failed")
+    assert dry.code == 0
+    assert "ValueError: no card" in dry.out
+    assert "1 invocation would run again; nothing was done. To do it, add --yes" in dry.err
+    plan = json.loads(holdfast("rerun", "--status", "failed", "--json").out)
+    assert plan == {"dry_run": True, "matched": 1, "ids": [ended["bad"]]}
+    assert stored() == 4
+    done = json.loads(holdfast("rerun", "--status", "failed", "--delay", "1h", "--yes", "--json").out)
+    assert [one["rerun_of"] for one in done["reruns"]] == [ended["bad"]]
+    again = holdfast("rerun", "--status", "failed", "--yes", "--request", done["request"])
+    assert done["reruns"][0]["id"] in again.out
+    assert stored() == 5
+    for answer, more in (("n\n", 0), ("y\n", 1)):
+        monkeypatch.setattr(sys, "stdin", _Terminal(answer))
+        holdfast("rerun", "--status", "failed")
+        assert stored() == 5 + more
+
+
+class _Terminal:
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, *_: int) -> str:
+        return self._line
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+def test_a_purge_removes_what_has_ended_and_nothing_else(holdfast: Holdfast, ended: dict[str, str]) -> None:
+    dry = holdfast("purge", "--status", "success")
+    assert "1 invocation would be removed; nothing was done" in dry.err
+    assert f"{ended['keyed']} is kept: its key 'k' is still taken" in dry.out
+    assert holdfast("purge", "--status", "success", "--yes").out.endswith("1 invocation removed\n")
+    assert holdfast("show", ended["good"]).code == 4
+    forced = json.loads(holdfast("purge", "--status", "success", "--yes", "--force", "--json").out)
+    assert forced == {"dry_run": False, "matched": 1, "removed": 1, "kept": {}}
+    live = holdfast("purge", ended["later"], "--yes")
+    assert live.code == 1
+    assert f"{ended['later']} is kept: it is registered; only what has ended can be removed" in live.out
+    assert holdfast("purge").code == 2
+    assert holdfast("show", ended["bad"]).code == 0
+
+
+def test_show_tells_how_long_it_is_kept(holdfast: Holdfast, ended: dict[str, str]) -> None:
+    (line,) = [line for line in holdfast("show", ended["good"]).out.splitlines() if line.startswith("kept")]
+    assert "6d23h" in line.replace(" ", "") or "7d" in line
+    assert "\nkept" not in holdfast("show", ended["later"]).out
