@@ -102,6 +102,7 @@ def _make() -> typer.Typer:
     store = group("The store itself.")
     store.command("prepare", epilog=_EXIT_CODES)(tending.prepare)
     store.command("check", epilog=_EXIT_CODES)(tending.check)
+    store.command("backup", epilog=_EXIT_CODES)(tending.backup)
     store.command("roles", epilog=_EXIT_CODES)(tending.roles)
     program.add_typer(store, name="store")
     return program

@@ -7,6 +7,7 @@ import dataclasses
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.app import App
@@ -24,7 +25,8 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.invocation import End, Invocation
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.lifecycle.status import FINAL, OWNED
-from holdfast.store.contract import Filter, Finding, Store
+from holdfast.masking import mask_url
+from holdfast.store.contract import Backup, Filter, Finding, Store
 
 T = TypeVar("T")
 
@@ -75,6 +77,18 @@ def looked_over(app: App, *, deep: bool) -> Sequence[Finding]:
 
     async def job() -> Sequence[Finding]:
         return await app._engine_maker()().store.check(deep=deep)
+
+    return app._run(job())
+
+
+def backed_up(app: App, target: Path, *, overwrite: bool) -> Backup:
+    """A copy of the app's store. It is not opened for that."""
+
+    async def job() -> Backup:
+        store: Any = app._engine_maker()().store
+        if not hasattr(store, "backup"):
+            raise UsageError(f"a store at {mask_url(app.url)} is not backed up from here")
+        return await store.backup(target, overwrite=overwrite)  # type: ignore[no-any-return]
 
     return app._run(job())
 

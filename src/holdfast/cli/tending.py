@@ -1,4 +1,4 @@
-"""The commands around the work itself: ``status render``, ``store prepare|check|roles`` and ``config``."""
+"""The commands around the work itself: ``status render``, ``store prepare|check|backup|roles`` and ``config``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 from holdfast.cli.choosing import looked_at, opened, shared
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import FAILED, Output
-from holdfast.cli.reach import looked_over, with_store
+from holdfast.cli.reach import backed_up, looked_over, with_store
+from holdfast.cli.shown import counted
 from holdfast.errors import ConfigurationError, UsageError
 from holdfast.masking import mask_url
 from holdfast.store.contract import Store
@@ -131,6 +132,30 @@ def check(
             out.table(("subject", "state", "detail", "advice"), rows, empty="nothing to look at")
         if not well:
             raise typer.Exit(FAILED)
+
+
+def backup(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    app: AppOption = None,
+    url: UrlOption = None,
+    name: NameOption = None,
+    json: AsJson = False,
+) -> None:
+    """Copy a SQLite store to a file, while runners work; the copy is checked."""
+    with Output(json=json) as out, looked_at(out, app, url, name, made=False) as chosen:
+        if chosen.url.startswith("mongodb"):
+            raise UsageError(
+                "a MongoDB database is backed up with its own tools: a snapshot, mongodump --oplog, or your service's "
+                "backup. See docs/operating-mongodb.md, Backups"
+            )
+        target = path.absolute()
+        made = backed_up(chosen, target, overwrite=overwrite)
+        if json:
+            return out.document({"path": str(target), **msgspec.structs.asdict(made)})
+        out.line(
+            f"{target} has {counted(made.invocations, 'invocation')}, {counted(made.size, 'byte')}; it was checked"
+        )
 
 
 def roles(app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False) -> None:

@@ -80,6 +80,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a copy of a store has."""
+
+    size: int  # bytes
+    invocations: int
+    schema_version: int
+
+
 Observe = Callable[[str, Mapping[str, Any]], None]
 """How a store reports what happens inside it (``"commit"``, ``"retry"``, ``"quarantine"``):
 

@@ -36,8 +36,9 @@ from holdfast.lifecycle.records import (
 )
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Ability, Ended, Filter, Finding, Observe
+from holdfast.store.contract import Ability, Backup, Ended, Filter, Finding, Observe
 from holdfast.store.sqlite import archive, executions, jobs, listing, payloads, queries, schema
+from holdfast.store.sqlite.backup import back_up
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
@@ -345,6 +346,13 @@ class SqliteStore:
             return await self._read(look)
         schema.refuse_network_file_system(self.path)
         return await self._look(look)
+
+    async def backup(self, target: Path, *, overwrite: bool = False) -> Backup:
+        """Copy the store to a file, as it is at one moment, while others use it. Needs no `open`.
+
+        Raises: `UsageError` if something is there already, `StoreFull`, `StoreError` if the store is damaged.
+        """
+        return await self._look(lambda connection: back_up(connection, self.path, target, overwrite=overwrite))
 
     async def _look(self, job: Callable[[sqlite3.Connection], T]) -> T:
         """By a connection for this once, which cannot write."""
