@@ -58,6 +58,7 @@ def test_defaults(tmp_path: Path) -> None:
         "max_pending_seconds": 5.0,
         "recover_running_invocations_cron": "*/15 * * * * *",
         "max_crash_recoveries": 3,
+        "archive_retention_seconds": 604_800.0,
         "sqlite_synchronous": "full",
         "sqlite_busy_timeout_seconds": 10.0,
         "inline_limit": 64 * 2**10,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,18 @@ def test_show_tells_how_long_it_is_kept(holdfast: Holdfast, ended: dict[str, str
     (line,) = [line for line in holdfast("show", ended["good"]).out.splitlines() if line.startswith("kept")]
     assert "6d23h" in line.replace(" ", "") or "7d" in line
     assert "\nkept" not in holdfast("show", ended["later"]).out
+
+
+def test_the_history_tells_what_is_left_out(holdfast: Holdfast, ended: dict[str, str], shop: Path) -> None:
+    line = '{"v":%d,"s":"%s","t":1.0,"op":"o%d"},'
+    lines = [line % (1, "registered", 1), *[line % (v, "retry", v) for v in range(100, 400)]]
+    with closing(sqlite3.connect(shop / "shop.db")) as connection:
+        connection.execute(
+            "UPDATE holdfast_invocations SET history = ?, version = 399, status = 'retry' WHERE id = ?",
+            ("".join(lines), ended["later"]),
+        )
+        connection.commit()
+    told = holdfast("history", ended["later"]).out.splitlines()
+    assert told[1].startswith("1 ")
+    assert "98 lines left out of a long history" in told[2]
+    assert told[3].startswith("100 ")

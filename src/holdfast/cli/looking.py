@@ -18,6 +18,7 @@ from holdfast.cli.shown import counted, described, length, moment
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, UsageError
 from holdfast.ids import is_id
+from holdfast.lifecycle.history import left_out
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED
@@ -114,7 +115,7 @@ def history(
         record = _found(chosen, id)
         if json:
             return out.document({"id": record.id, "history": [_entry_facts(entry) for entry in record.history]})
-        _print_history(out, record, len(record.history))
+        _print_history(out, record, len(record.history) + 1)
         for again in reruns_of(chosen, record.id):
             out.line(f"rerun as {again.id} at {moment(again.created_at)}; it is {again.status}")
 
@@ -190,10 +191,12 @@ def _result(app: App, record: InvocationRecord) -> tuple[str, object]:
 def _print_history(out: Output, record: InvocationRecord, most: int) -> None:
     entries = record.history
     before = [entries[0].at, *(entry.at for entry in entries)] if entries else []
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (e.version, moment(e.at), f"+{length(e.at - then)}", e.status.value, e.owner, e.epoch, e.why)
         for e, then in zip(entries, before, strict=False)
     ]
+    if missing := left_out(entries):
+        rows.insert(1, ("…", "", "", "", "", "", f"{counted(missing, 'line')} left out of a long history"))
     out.table(_HISTORY_TITLES, rows[-most:], empty="no history")
     if len(rows) > most:
         out.line(f"the last {most} of {len(rows)}; all of them: holdfast history {record.id}")

@@ -1,6 +1,6 @@
 """The archive: searching what has ended, running it again, removing it.
 
-The store finds by outcome, task and time of the end; what else is asked for is looked for among those, page by page,
+The store finds by outcome and time of the end; what else is asked for is looked for among those, page by page,
 and a search gives up after so many and says where to go on. So it costs about the same however much is stored.
 
 A rerun is a new invocation with the arguments, task and queue of an ended one. Its id follows from that one and from
@@ -48,11 +48,12 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def looks_closer(self) -> bool:
         """Whether it asks for something that the store has no index for."""
-        return bool(self.queues or self.tags or self.key is not None or self.error is not None)
+        return bool(self.tasks or self.queues or self.tags or self.key is not None or self.error is not None)
 
     def means(self, record: InvocationRecord) -> bool:
         return (
-            (not self.queues or record.queue in self.queues)
+            (not self.tasks or record.task in self.tasks)
+            and (not self.queues or record.queue in self.queues)
             and self.tags.issubset(record.tags)
             and (self.key is None or record.key == self.key)
             and (self.error is None or _failed_with(self.error, record))
@@ -94,9 +95,7 @@ class Archive:
         looked = 0
         while len(found) < limit and looked < MOST_LOOKED:
             size = _PAGE if wanted.looks_closer else min(_PAGE, limit - len(found))
-            where = Ended(
-                statuses=wanted.statuses, tasks=wanted.tasks, since=wanted.since, until=wanted.until, before=before
-            )
+            where = Ended(statuses=wanted.statuses, since=wanted.since, until=wanted.until, before=before)
             page = await self._store.ended(self._app, where, size)
             if not page:
                 return Page(found, None)

@@ -22,6 +22,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle.crashes import taken_from
+from holdfast.lifecycle.history import cut, is_cut_at
 from holdfast.lifecycle.records import FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
 from holdfast.lifecycle.retention import retain_until
 from holdfast.lifecycle.status import FINAL, RELEASING, TABLE, Status, compute_new_owner, validate_transition
@@ -184,7 +185,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
         "attempt": record.attempt + change.attempts,
         "changed_at": change.at,
         "reason": change.why,
-        "history": record.history + lines,
+        "history": cut(record.history + lines) if is_cut_at(lines[-1].version) else record.history + lines,
     }
     if Status.PENDING in change.path:
         updates["claim_token"] = change.operation

@@ -65,7 +65,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """Which ended invocations to list. Empty means: any."""
 
     statuses: frozenset[Status] = frozenset()
-    tasks: frozenset[str] = frozenset()
     since: float | None = None  # ended then or later
     until: float | None = None  # ended before
     before: tuple[float, str] | None = None  # for the next page: the end and the id of the last one of this page

@@ -429,7 +429,6 @@ def _matches(where: Filter, record: InvocationRecord) -> bool:
 def _is_wanted(where: Ended, record: InvocationRecord) -> bool:
     return (
         (not where.statuses or record.status in where.statuses)
-        and (not where.tasks or record.task in where.tasks)
         and (where.since is None or record.changed_at >= where.since)
         and (where.until is None or record.changed_at < where.until)
         and (where.before is None or (record.changed_at, record.id) < where.before)

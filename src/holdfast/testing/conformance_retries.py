@@ -5,7 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import APPLIED, MOST_ERRORS
+from holdfast.lifecycle.changes import APPLIED, MOST_ERRORS, Applied, apply_to
+from holdfast.lifecycle.claims import claimed
+from holdfast.lifecycle.history import CUT_EVERY, CUT_WITHIN, KEPT_LINES, LONGEST, left_out
 from holdfast.lifecycle.records import InvocationRecord, Terms, lane_of
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Store
@@ -72,6 +74,32 @@ class RetryConformance:
             ended = await the(store)
             assert ended.error is None
             assert [failed.error.message for failed in ended.errors] == [f"attempt {number}" for number in kept]
+
+        stage.play(scenario)
+
+    def test_a_long_history_keeps_its_first_line_and_its_last_ones(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([first := invocation("a")])
+            expected, number = first, 0
+            while expected.version < LONGEST + 3 * CUT_EVERY:
+                number += 1
+                claim = wish(f"claim {number}", at=START + 99)
+                (record,) = (await store.claim(claim)).records
+                expected = apply_to(claimed(claim, expected), expected)
+                change = replace(again(record), operation=f"again {number}")
+                if number % 3 == 0:
+                    change = replace(change, version=None)
+                assert list(await store.apply([change])) == [APPLIED]
+                expected = apply_to(change, expected)
+            there = await the(store)
+            assert there.history == expected.history
+            assert there.history[0] == first.history[0]
+            assert KEPT_LINES < len(there.history) <= LONGEST + CUT_WITHIN
+            assert left_out(there.history) == there.version - len(there.history) > 0
+            (verdict,) = await store.apply([change])
+            assert isinstance(verdict, Applied)
+            assert (await the(store)) == there  # its operation is among the last lines
+            assert list(await store.insert([first])) == [True]  # and that of its insert is the first
 
         stage.play(scenario)
 

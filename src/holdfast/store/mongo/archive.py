@@ -18,20 +18,19 @@ from holdfast.lifecycle.retention import OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
 from holdfast.store.mongo.documents import Document, expiry
-from holdfast.store.mongo.queries import MOST_RANGES, Invocations
+from holdfast.store.mongo.queries import Invocations
 
 _ORDER = [("changed_at", DESCENDING), ("id", DESCENDING)]
-_MOST_TASKS = MOST_RANGES // len(OUTCOMES)
 _FINAL: Document = {"status": {"$in": list(OUTCOMES)}}
 
 
 async def ended(invocations: Invocations, app: str, where: Ended, limit: int) -> list[Document]:
-    """Index: ended, or ended_task. Those with the very end of the page before are asked for first, by their ids."""
+    """Index: ended. Those with the very end of the page before are asked for first, by their ids."""
     if limit <= 0:
         return []  # to MongoDB, a limit of 0 is none
     found: list[Document] = []
-    for wanted, hint in looks(app, where):
-        found += await invocations.find(wanted, hint=hint).sort(order_of(wanted)).limit(limit).to_list()
+    for wanted in looks(app, where):
+        found += await invocations.find(wanted, hint="ended").sort(order_of(wanted)).limit(limit).to_list()
     return sorted(found, key=lambda one: (one["changed_at"], str(one.get("id"))), reverse=True)[:limit]
 
 
@@ -40,17 +39,12 @@ def order_of(wanted: Document) -> list[tuple[str, int]]:
     return _ORDER if isinstance(wanted["changed_at"], dict) else _ORDER[1:]
 
 
-def looks(app: str, where: Ended) -> Iterator[tuple[Document, str]]:
-    """Filter and index of each question."""
+def looks(app: str, where: Ended) -> Iterator[Document]:
+    """The filter of each question."""
     statuses = {"$in": sorted(str(status) for status in where.statuses) or list(OUTCOMES)}
     base: Document = {"app": app, "status": statuses, "retain_until": {"$exists": True}}
-    tasks = sorted(where.tasks)
-    portions = [tasks[first : first + _MOST_TASKS] for first in range(0, len(tasks), _MOST_TASKS)]
     for time in _times(where):
-        for portion in portions:
-            yield base | time | {"task": {"$in": portion}}, "ended_task"
-        if not portions:
-            yield base | time, "ended"
+        yield base | time
 
 
 def _times(where: Ended) -> Iterator[Document]:

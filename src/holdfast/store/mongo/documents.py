@@ -21,6 +21,7 @@ from msgspec import UNSET
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.changes import OPTIONAL, Change, entries
+from holdfast.lifecycle.history import CUT_EVERY, CUT_WITHIN, KEPT_LINES, LONGEST, is_cut_at, is_whole
 from holdfast.lifecycle.records import PLAIN, FailedAttempt, HistoryEntry, InvocationRecord, RunnerRecord, Terms
 from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
@@ -99,7 +100,7 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
     status = Status(document["status"])
     if not history or history[-1].version != document["version"] or history[-1].status is not status:
         raise ValueError(f"its history does not end in version {document['version']}, {status}")
-    if len(history) != history[-1].version:
+    if not is_whole(history):
         raise ValueError(f"its history has {len(history)} entries for {history[-1].version} versions")
     error, result = document["error"], document["result"]
     fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
@@ -187,7 +188,7 @@ def pipeline(change: Change) -> list[Document]:
         "attempt": {"$add": ["$attempt", change.attempts]},
         "changed_at": change.at,
         "reason": {"$literal": change.why},
-        "history": {"$concatArrays": ["$history", lines]},
+        "history": _history(lines),
         "ready": True if target in AVAILABLE else "$$REMOVE",
         "owned": True if target in OWNED else "$$REMOVE",
     }
@@ -220,6 +221,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         return None
     lines = entries(change, version=change.version, epoch=change.epoch, owner=change.actor)
     last = lines[-1]
+    if is_cut_at(last.version):
+        return None
     wanted = guard(change) | {"version": change.version, "owner": change.actor}
     del wanted["history.op"]  # the operation cannot be there: it would have moved the version
     fields: Document = {
@@ -258,6 +261,14 @@ def quick(change: Change) -> tuple[Document, Document] | None:
     if payloads := change.payloads:
         update["$addToSet"] = {"payloads": {"$each": list(payloads)}}
     return wanted, update
+
+
+def _history(lines: list[Document]) -> Document:
+    """The history with these lines, cut where `holdfast.lifecycle.history.is_cut_at` says so."""
+    version, longer = {"$add": ["$version", len(lines)]}, {"$concatArrays": ["$history", lines]}
+    is_cut = {"$and": [{"$gt": [version, LONGEST]}, {"$lt": [{"$mod": [version, CUT_EVERY]}, CUT_WITHIN]}]}
+    shorter = {"$concatArrays": [{"$slice": ["$history", 1]}, {"$slice": [longer, -KEPT_LINES]}]}
+    return {"$cond": [is_cut, shorter, longer]}
 
 
 def _lines(change: Change) -> tuple[list[Document], Any, int]:

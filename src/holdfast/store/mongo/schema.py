@@ -106,13 +106,6 @@ INDEXES = (
     ),
     Index(
         INVOCATIONS,
-        "ended_task",
-        _up("app", "task", "status", "changed_at", "id"),
-        "the archive by task and outcome",
-        {"partialFilterExpression": {"retain_until": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
         "rerun",
         _up("app", "rerun_of", "id"),
         "what repeats an ended one",

@@ -1,7 +1,7 @@
 """What has ended, in SQLite: listing it, and removing it in batches.
 
-Each wanted outcome, with each wanted task, is an arm that reads its index backwards, and SQLite merges the arms by the
-time of the end. A removal is a transaction of a bounded number of rows, with their references to payloads.
+Each wanted outcome is an arm that reads its index backwards, and SQLite merges the arms by the time of the end. A
+removal is a transaction of a bounded number of rows, with their references to payloads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from holdfast.store.sqlite.payloads import forget
 from holdfast.store.sqlite.rows import LIST
 from holdfast.store.sqlite.schema import ENDED
 
-_MOST_TASKS = 20  # that have arms of their own; more of them are looked for among all
 _terms_decoder = msgspec.json.Decoder(Terms)
 
 
@@ -30,7 +29,7 @@ def ended(connection: sqlite3.Connection, app: str, where: Ended, limit: int) ->
 
 
 def listing(app: str, where: Ended, limit: int) -> tuple[str, list[object]]:
-    statuses, tasks = sorted(where.statuses) or OUTCOMES, sorted(where.tasks)
+    statuses = [str(status) for status in sorted(where.statuses)] or OUTCOMES
     rest, values = "", list[object]()
     for condition, value in ((" AND changed_at >= ?", where.since), (" AND changed_at < ?", where.until)):
         if value is not None:
@@ -39,16 +38,9 @@ def listing(app: str, where: Ended, limit: int) -> tuple[str, list[object]]:
     if where.before is not None:
         rest += " AND changed_at <= ? AND (changed_at < ? OR id < ?)"
         values += [where.before[0], *where.before]
-    if 0 < len(tasks) <= _MOST_TASKS:
-        driven, keys = "task = ? AND status = ?", [[task, status] for task in tasks for status in statuses]
-    else:
-        driven, keys = "status = ?", [[status] for status in statuses]
-        if tasks:
-            rest += f" AND +task IN ({', '.join('?' * len(tasks))})"
-            values += tasks
-    arm = f"SELECT {LIST} FROM {queries.TABLE} WHERE app = ? AND {driven} AND {ENDED}{rest}"
-    each = [value for key in keys for value in (app, *map(str, key), *values)]
-    return f"{' UNION ALL '.join([arm] * len(keys))} ORDER BY changed_at DESC, id DESC LIMIT ?", [*each, limit]
+    arm = f"SELECT {LIST} FROM {queries.TABLE} WHERE app = ? AND status = ? AND {ENDED}{rest}"
+    each = [value for status in statuses for value in (app, status, *values)]
+    return f"{' UNION ALL '.join([arm] * len(statuses))} ORDER BY changed_at DESC, id DESC LIMIT ?", [*each, limit]
 
 
 def remove_final(connection: sqlite3.Connection, app: str, before: float, limit: int) -> int:

@@ -24,6 +24,7 @@ from holdfast.lifecycle.changes import (
     rounds,
 )
 from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_away
+from holdfast.lifecycle.history import cut, is_cut_at
 from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Release, allot, slot_range
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
@@ -200,7 +201,7 @@ def _turn_away(
 
 def _after(rowid: int, change: Change, before: InvocationRecord, after: InvocationRecord) -> tuple[object, ...]:
     """The step from a record to the one that a change makes of it."""
-    lines = history_text(after.history[len(before.history) :])
+    lines = history_text(after.history[-len(change.path) :])
     return _step(rowid, change, after.owner, after.epoch, after.version, after.attempt, lines)
 
 
@@ -331,6 +332,21 @@ def _write(connection: sqlite3.Connection, optional: tuple[str, ...], steps: lis
     for part in _parts(steps, queries.MOST_ROWS):
         values = [value for step in part for value in step]
         connection.execute(queries.step(optional, len(part)), values)
+        for rowid, *rest in part:
+            if is_cut_at(rest[_VERSION]):  # type: ignore[arg-type]
+                _cut(connection, rowid)
+
+
+_VERSION = queries.STEP.index("version")
+
+
+def _cut(connection: sqlite3.Connection, rowid: object) -> None:
+    """Shorten a history that got long: now and then, so that a change need not read it."""
+    (text,) = connection.execute(queries.HISTORY, (rowid,)).fetchone()
+    try:
+        connection.execute(queries.SET_HISTORY, (history_text(cut(history_of(text))), rowid))
+    except (ValueError, msgspec.MsgspecError):
+        return  # whoever reads the whole row finds out
 
 
 def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:

@@ -103,6 +103,9 @@ CLAIMED_BEFORE = f"""
 SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND status = ? AND claim_token = ?
 """
 
+HISTORY = f"SELECT history FROM {TABLE} WHERE rowid = ?"
+SET_HISTORY = f"UPDATE {TABLE} SET history = ? WHERE rowid = ?"
+
 DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
 
 ENDED_BEFORE = f"""

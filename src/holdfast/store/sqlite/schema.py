@@ -183,9 +183,8 @@ MIGRATIONS: dict[int, list[str]] = {
         "ALTER TABLE holdfast_invocations ADD COLUMN rerun_of TEXT",
         # Serves the removal of what need not be kept longer, and the look for what does not say how long.
         f"CREATE INDEX holdfast_retained ON holdfast_invocations (app, retain_until) WHERE {ENDED}",
-        # Serve the archive, by outcome, and by task and outcome.
+        # Serves the archive, by outcome.
         f"CREATE INDEX holdfast_ended ON holdfast_invocations (app, status, changed_at, id) WHERE {ENDED}",
-        f"CREATE INDEX holdfast_ended_task ON holdfast_invocations (app, task, status, changed_at, id) WHERE {ENDED}",
         # Serves the look for what repeats an ended one.
         "CREATE INDEX holdfast_rerun ON holdfast_invocations (app, rerun_of, id) WHERE rerun_of IS NOT NULL",
     ],

@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import NamedTuple
 
+from holdfast.lifecycle.history import neighbours
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, runner_of
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.testing.checker.case import Case, Tenure, covers
@@ -268,7 +269,7 @@ def only_the_dead_are_recovered(case: Case) -> Iterator[Violation]:
     unknown = [fault for fault in case.faults.all if fault.kind.explains_reruns and not case.names_in(fault)]
     nameless = any(fault.pid not in clients for fault in unknown)  # it may have been any runner
     for record in case.dump.records:
-        for before, after in pairwise(record.history):
+        for before, after in neighbours(record.history):
             if after.status is not Status.RUNNING_RECOVERY or before.owner is None:
                 continue
             at, runner = case.time_of(after), runner_of(before.owner)
