@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
@@ -198,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
                 at=self.clock.now(),
                 actor=record.owner or "r3/w1",
                 why=data.draw(st.sampled_from(["", "because"])),
-                retain_until=kept_until(record, path[-1], self.clock.now()),
+                retain_until=kept_until(record, path[-1], self.clock.now()) if path else UNSET,
                 **optional,
             )
         except LifecycleError:
