@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle.crashes import taken_from
-from holdfast.lifecycle.history import cut, is_cut_at
+from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
 from holdfast.lifecycle.records import FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
 from holdfast.lifecycle.retention import retain_until
 from holdfast.lifecycle.status import FINAL, RELEASING, TABLE, Status, compute_new_owner, validate_transition
@@ -185,8 +185,10 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
         "attempt": record.attempt + change.attempts,
         "changed_at": change.at,
         "reason": change.why,
-        "history": cut(record.history + lines) if is_cut_at(lines[-1].version) else record.history + lines,
+        "history": record.history + lines,
     }
+    if lines[-1].version > LONGEST and is_cut_at(lines[-1].version):
+        updates["history"] = cut(record.history + lines)
     if Status.PENDING in change.path:
         updates["claim_token"] = change.operation
     if change.slot is not None:
@@ -274,7 +276,7 @@ def _owned(
         error=error,
         fingerprint=fingerprint,
         never_began=never_began,
-        retain_until=kept_until(record, path[-1], at),
+        retain_until=retain_until(record.terms, record.key, path[-1], at) if path[-1] in FINAL else UNSET,
     )
 
 

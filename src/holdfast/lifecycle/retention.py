@@ -24,10 +24,10 @@ def retain_until(terms: Terms, key: str | None, outcome: Status, at: float) -> f
     seconds = RETENTION_SECONDS if agreed is None else agreed.get(outcome.value, RETENTION_SECONDS)
     if seconds is None:
         return FOREVER
-    until = at + max(seconds, SHORTEST_SECONDS)
+    until = at + (seconds if seconds > SHORTEST_SECONDS else SHORTEST_SECONDS)
     if key is not None:
         until = max(until, at + terms.key_seconds if terms.key_until is None else terms.key_until)
-    return min(until, FOREVER)
+    return until if until < FOREVER else FOREVER
 
 
 def agreed(declared: Mapping[str, float | None], usual: float) -> Mapping[str, float | None] | None:

@@ -100,7 +100,7 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
     status = Status(document["status"])
     if not history or history[-1].version != document["version"] or history[-1].status is not status:
         raise ValueError(f"its history does not end in version {document['version']}, {status}")
-    if not is_whole(history):
+    if len(history) != history[-1].version and not is_whole(history):
         raise ValueError(f"its history has {len(history)} entries for {history[-1].version} versions")
     error, result = document["error"], document["result"]
     fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
@@ -221,7 +221,7 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         return None
     lines = entries(change, version=change.version, epoch=change.epoch, owner=change.actor)
     last = lines[-1]
-    if is_cut_at(last.version):
+    if last.version > LONGEST and is_cut_at(last.version):
         return None
     wanted = guard(change) | {"version": change.version, "owner": change.actor}
     del wanted["history.op"]  # the operation cannot be there: it would have moved the version

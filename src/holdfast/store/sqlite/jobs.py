@@ -24,7 +24,7 @@ from holdfast.lifecycle.changes import (
     rounds,
 )
 from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_away
-from holdfast.lifecycle.history import cut, is_cut_at
+from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
 from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Release, allot, slot_range
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
@@ -333,7 +333,8 @@ def _write(connection: sqlite3.Connection, optional: tuple[str, ...], steps: lis
         values = [value for step in part for value in step]
         connection.execute(queries.step(optional, len(part)), values)
         for rowid, *rest in part:
-            if is_cut_at(rest[_VERSION]):  # type: ignore[arg-type]
+            version: Any = rest[_VERSION]
+            if version > LONGEST and is_cut_at(version):
                 _cut(connection, rowid)
 
 
