@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow, pytest.mark
 DATABASE = "messages"
 READS = {
     *("lanes", "get", "find", "counts", "get_payload", "get_piece", "roster", "silent", "owners", "executions"),
-    *("quarantined", "check", "exists", "slot_holders", "waiting_keys", "in_the_way"),
+    *("quarantined", "check", "exists", "slot_holders", "waiting_keys", "in_the_way", "ended"),
 }
 MOST_IMPORTANT = ("insert", "claim of one", "claim of many", "end", "enrol", "heartbeat", "leave", "hints")
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.codec import references
+from holdfast.codec import Reference, references
 from holdfast.engine.depot import Depot
 from holdfast.engine.submit import Submitter
 from holdfast.errors import PayloadLost
@@ -134,7 +134,8 @@ class Archive:
 
     async def rerun(self, originals: Sequence[InvocationRecord], *, request: str, due_at: float) -> list[Rerun]:
         """Store a new invocation for each of these, or say why not. Idempotent, by the request."""
-        refusals = {record.id: why for record in originals if (why := await self._why_not(record))}
+        damage: dict[str, str] = {}  # by digest, as several may share one
+        refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage))}
         fresh = [self._repeated(record, request, due_at) for record in originals if record.id not in refusals]
         for new, there in zip(fresh, await self._submitter.submit(fresh), strict=True):
             if there is not None and there.rerun_of != new.rerun_of:
@@ -146,19 +147,23 @@ class Archive:
             for record in originals
         ]
 
-    async def _why_not(self, record: InvocationRecord) -> str:
+    async def _why_not(self, record: InvocationRecord, damage: dict[str, str]) -> str:
         """Why it cannot be run again, if so. What its arguments have apart is kept for a day from now."""
         if record.status not in FINAL:
             return f"it is {record.status}; only what has ended can be run again"
-        apart = references(record.arguments)
-        if not apart:
-            return ""
-        await self._store.keep_payloads(self._app, [digest for digest, _ in apart])
+        for reference in references(record.arguments):
+            if reference.digest not in damage:
+                damage[reference.digest] = await self._damage(reference)
+            if why := damage[reference.digest]:
+                return f"its arguments cannot be read: {why}"
+        return ""
+
+    async def _damage(self, reference: Reference) -> str:
+        await self._store.keep_payloads(self._app, [reference.digest])
         try:
-            for reference in apart:
-                await self._depot.fetch([reference])  # one after the other: each may be large
+            await self._depot.fetch([reference])
         except PayloadLost as error:
-            return f"its arguments cannot be read: {error}"
+            return str(error)
         return ""
 
     def _repeated(self, record: InvocationRecord, request: str, due_at: float) -> InvocationRecord:
