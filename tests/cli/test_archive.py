@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.cli.processes import Answer
 
-from holdfast import App
+from holdfast import App, crashpoints
 from holdfast.ids import is_id
 
 Holdfast = Callable[..., Answer]
@@ -156,3 +159,30 @@ def test_the_history_tells_what_is_left_out(holdfast: Holdfast, ended: dict[str,
     assert told[1].startswith("1 ")
     assert "98 lines left out of a long history" in told[2]
     assert told[3].startswith("100 ")
+
+
+@pytest.mark.slow
+def test_a_request_that_died_half_way_is_repeated_without_a_double(holdfast: Holdfast, shop: Path) -> None:
+    """Killed after a part of the new ones was stored; who repeats the request completes it."""
+    with App(f"sqlite:///{shop / 'shop.db'}") as app:
+        boom = app.task(name="shop:boom")(lambda text: 1 / 0)
+        originals = boom.map([str(number) for number in range(450)])
+        with app.runner():
+            for one in originals:
+                with pytest.raises(ZeroDivisionError):
+                    one.result(timeout=60)
+
+    request = "00000000000000000000000001"
+    command = [sys.executable, "-m", "holdfast", "rerun", "--status", "failed", "--delay", "1h", "--yes"]
+    command += ["--request", request]
+    environment = {**os.environ, crashpoints.VARIABLE: "submit.after:2"}
+    killed = subprocess.run(command, cwd=shop, env=environment, capture_output=True, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+    def repeats() -> list[str | None]:
+        with App(f"sqlite:///{shop / 'shop.db'}") as app:
+            return [record.rerun_of for record in app.invocations(limit=10_000) if record.rerun_of]
+
+    assert len(repeats()) == 400  # two pages
+    assert holdfast(*command[3:]).code == 0
+    assert sorted(map(str, repeats())) == sorted(one.id for one in originals)
