@@ -24,7 +24,7 @@ from holdfast.execution.loop import LoopThread
 T = TypeVar("T")
 
 
-class _Errand(Generic[T]):
+class Errand(Generic[T]):
     """Work for the loop, and what became of it. All but `outcome` happens on the loop.
 
     Whoever waits holds no lock that the loop might want, as one does at times with a future of the standard library: a
@@ -37,7 +37,7 @@ class _Errand(Generic[T]):
         self._task: asyncio.Task[T] | None = None
         self._outcome: Callable[[], T] | None = None
 
-    def start(self, ended: Callable[[_Errand[Any]], None]) -> None:
+    def start(self, ended: Callable[[Errand[Any]], None]) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(self._finish)
         self._task.add_done_callback(lambda _: ended(self))
@@ -72,7 +72,7 @@ class Bridge:
         self._thread = _acquire()
         self._closed = False
         self._sending = threading.RLock()  # nothing is sent once it is closed; a signal handler may close it
-        self._errands: set[_Errand[Any]] = set()  # touched by the loop alone
+        self._errands: set[Errand[Any]] = set()  # touched by the loop alone
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it there and wait here. Short work only, if this thread runs a loop of its own."""
@@ -108,15 +108,15 @@ class Bridge:
             raise
         return errand.outcome()
 
-    def _send(self, work: Coroutine[Any, Any, T], tell: Callable[[], object]) -> _Errand[T]:
-        errand = _Errand(work, tell)
+    def _send(self, work: Coroutine[Any, Any, T], tell: Callable[[], object]) -> Errand[T]:
+        errand = Errand(work, tell)
         with self._sending:
             if not self._closed and self._call(functools.partial(self._begin, errand)):
                 return errand
         work.close()
         raise _closed_meanwhile()
 
-    def _begin(self, errand: _Errand[Any]) -> None:
+    def _begin(self, errand: Errand[Any]) -> None:
         if self._closed:
             errand.cut()
         else:
@@ -144,7 +144,7 @@ class Bridge:
             self._closed = True
         gate = threading.Lock()
         gate.acquire()
-        ending = _Errand(self._end(end), gate.release)
+        ending = Errand(self._end(end), gate.release)
         self.call(functools.partial(ending.start, lambda _: None))
         try:
             if threading.current_thread() is not self._thread.thread:

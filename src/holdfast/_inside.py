@@ -14,9 +14,9 @@ from holdfast.engine.core import Engine
 class Inside:
     """What an app holds while it is in use: its loop thread and its engine. Belongs to the process that made it."""
 
-    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+    def __init__(self, make_engine: Callable[[], Engine], bridge: Bridge | None = None) -> None:
         self.pid = os.getpid()
-        self.bridge = Bridge()
+        self.bridge = bridge or Bridge()
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._opening: asyncio.Lock | None = None

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from holdfast import crashpoints
 from holdfast._inside import Inside
 from holdfast.archive import Archived
-from holdfast.clock import Duration, SystemClock, parse_duration
+from holdfast.clock import Clock, Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name
 from holdfast.embedded import EmbeddedRunner
@@ -41,7 +41,7 @@ from holdfast.masking import mask_url
 from holdfast.schedules import cron
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
-from holdfast.store.contract import Filter
+from holdfast.store.contract import Filter, Store
 from holdfast.task import AsyncTask, Submittable, Task
 
 P = ParamSpec("P")
@@ -70,11 +70,12 @@ class App(Archived):
         self._tasks: dict[str, Submittable[..., Any]] = {}
         self._codec = Codec()
         self._hooks = Hooks()
-        self._clock = SystemClock()
+        self._clock: Clock = SystemClock()
         # Not the kernel's randomness for each id: asking for it lets go of the interpreter, and so splits batches.
         self._rng = random.Random()
         self._ids = Ids(self._clock, self._rng)
         self._inside: Inside | None = None
+        self._make_inside: Callable[[], Inside] | None = None  # what a test has put in the place of the usual
         self._runners: set[EmbeddedRunner] = set()  # those that run
         self._opening = threading.RLock()  # the first use may come from many threads, and from a signal handler
         _APPS.add(self)
@@ -335,7 +336,7 @@ class App(Archived):
             if self._inside is None or self._inside.pid != os.getpid():
                 if self._inside is not None:
                     self._runners = set()  # of the parent, which has them
-                fresh = Inside(self._engine_maker())
+                fresh = Inside(self._engine_maker()) if self._make_inside is None else self._make_inside()
                 weakref.finalize(self, fresh.abandon).atexit = False
                 if self._inside is not None and self._inside.pid == os.getpid():
                     fresh.abandon()  # a signal handler came in between and made one
@@ -343,7 +344,7 @@ class App(Archived):
                     self._inside = fresh
             return self._inside
 
-    def _engine_maker(self) -> Callable[[], Engine]:
+    def _engine_maker(self, given: Store | None = None) -> Callable[[], Engine]:
         """What builds the engine. It must not hold the app, or an app that was forgotten would never be let go."""
         settings, url, name, clock, ids, rng = self.settings, self.url, self.name, self._clock, self._ids, self._rng
         options = {
@@ -359,7 +360,7 @@ class App(Archived):
         }
 
         def make() -> Engine:
-            store = open_store(url, clock=clock, observe=StoreLog(clock), options=options)
+            store = given or open_store(url, clock=clock, observe=StoreLog(clock), options=options)
             poll = settings.poll_interval_seconds
             return Engine(
                 app=name,

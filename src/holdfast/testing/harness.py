@@ -1,0 +1,386 @@
+"""An app in a test: its own tasks, a store in memory, a clock that the test moves, and nobody who works by himself.
+
+What is submitted stays in the queue until the test says `drain`, or waits for a result. Then the real worker claims,
+runs and settles one call after the other: retries, keys, limits, delays and large values are what they are elsewhere.
+Only where user code runs is another matter (see `holdfast.testing.pump`), and time: when nothing is due, and somebody
+waits for what is due later, the clock is moved there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast._bridge import refuse_on_loop
+from holdfast._inside import Inside
+from holdfast.app import App
+from holdfast.clock import Duration, parse_duration
+from holdfast.codec import references
+from holdfast.engine.core import Engine
+from holdfast.engine.ending import end_all
+from holdfast.engine.permit import Unlimited
+from holdfast.engine.recovery import Recovery
+from holdfast.engine.worker import Worker
+from holdfast.errors import ResultTimeout, UsageError
+from holdfast.execution.call import Call
+from holdfast.execution.hooks import Ends
+from holdfast.ids import Ids
+from holdfast.lifecycle.records import InvocationRecord, Serves
+from holdfast.lifecycle.status import FINAL
+from holdfast.task import Submittable
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.pump import BOX, Home, Job, PumpingBridge, WaitingPlaces
+from holdfast.testing.report import Ran, Report
+from holdfast.testing.stage import EagerWatcher, StageStore
+from holdfast.testing.submitted import Submitted, complaint, matching
+
+_MOST = 10_000
+
+
+class Endless(AssertionError):
+    """A drain has run so many calls that it does not look as if it would come to an end."""
+
+
+class Harness:
+    """What ``with testing_app(app) as t:`` gives. Every blocking method has an async sister with an `a` in front."""
+
+    def __init__(self, app: App, start: dt.datetime | float | None = None) -> None:
+        self.app = app
+        self.clock = FakeClock(_moment(start))
+        self._store = StageStore(self.clock)
+        self._home = Home()
+        self._ran: list[Ran] = []
+        self._errors: dict[str, BaseException] = {}
+        self._depth = 0
+        self._swept = self.clock.now()
+        self._before: dict[str, Any] = {}
+
+    # --- taking the place of the app's store
+
+    def __enter__(self) -> Self:
+        if self._before:
+            raise UsageError("this harness is in use already; testing_app() makes another one")
+        app, rng = self.app, random.Random(0)
+        ours = {
+            "url": "memory://",
+            "_clock": self.clock,
+            "_rng": rng,
+            "_ids": Ids(self.clock, rng),
+            "_inside": None,
+            "_runners": set(),
+            "_make_inside": self._make_inside,
+        }
+        self._before = {name: getattr(app, name) for name in ours}
+        for name, value in ours.items():
+            setattr(app, name, value)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.app.close()
+        finally:
+            for name, value in self._before.items():
+                setattr(self.app, name, value)
+            self._before = {}
+            self._home.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def _make_inside(self) -> Inside:
+        """An app that is closed and used again in a test finds what was there."""
+        make = self.app._engine_maker(self._store)
+
+        def with_eager_watcher() -> Engine:
+            engine = make()
+            engine.watcher = EagerWatcher(engine.store, engine.hub, engine.app, self._perform)
+            return engine
+
+        return Inside(with_eager_watcher, PumpingBridge(self._home))
+
+    # --- running
+
+    def drain(self, *, until: Duration | dt.datetime | None = None, check: bool = False, most: int = _MOST) -> Report:
+        """Run everything that is due, one call after the other, on this thread. Tells what was run.
+
+        With `until` (a length of time from now, or a moment) the clock moves on to whatever falls due by then, and
+        ends there. With `check` the errors of calls that failed for good are raised. After `most` calls it is taken
+        to be endless.
+        """
+        refuse_on_loop("drain()", "'await adrain()'")
+        return self.app._run(self._drain(until, most)).checked(check)
+
+    async def adrain(
+        self, *, until: Duration | dt.datetime | None = None, check: bool = False, most: int = _MOST
+    ) -> Report:
+        """As `drain`; coroutine functions run on this loop."""
+        return (await self.app._arun(self._drain(until, most))).checked(check)
+
+    def advance(self, by: Duration, *, check: bool = False) -> Report:
+        """Let so much time pass, and run what falls due on the way, each at its time."""
+        return self.drain(until=by, check=check)
+
+    async def aadvance(self, by: Duration, *, check: bool = False) -> Report:
+        return await self.adrain(until=by, check=check)
+
+    async def _drain(self, until: Duration | dt.datetime | None, most: int) -> Report:
+        end = self._end(until)
+        first = len(self._ran)
+        await self._work(end, most, lambda: False)
+        if until is not None:
+            self._move_to(end)
+        ran = self._ran[first:]
+        records = await self._store.get(self.app.name, [each.id for each in ran])
+        left = [record for record in self._store._of(self.app.name) if record.status not in FINAL]
+        return Report(ran, records, left, self.clock.now())
+
+    def _end(self, until: Duration | dt.datetime | None) -> float:
+        now = self.clock.now()
+        if until is None:
+            return now
+        if not isinstance(until, dt.datetime):
+            return now + parse_duration(until)
+        if (moment := _moment(until)) < now:
+            raise UsageError(f"until={until!r} is over: the clock of this test says {_told(now)}")
+        return moment
+
+    async def _perform(self, ids: Sequence[str], timeout: float | None) -> None:
+        """Somebody waits for these: run what is due until they have ended, and let time pass as if one waited."""
+        name = self.app.name
+
+        def enough() -> bool:
+            found = [self._store._records.get((name, id)) for id in ids]
+            return all(record is None or record.status in FINAL for record in found)
+
+        end = float("inf") if timeout is None else self.clock.now() + timeout
+        await self._work(end, _MOST, enough)
+        if not enough() and timeout is not None:
+            self._move_to(end)
+        elif not enough():
+            open_ones = [r for r in await self._store.get(name, ids) if r is not None and r.status not in FINAL]
+            why = await self.app._explain(open_ones[0])
+            raise ResultTimeout(
+                f"{open_ones[0].task} {open_ones[0].id} will not end in this test: nothing is left to run that could "
+                f"end it. It is {open_ones[0].status}: {why}"
+            )
+
+    async def _work(self, end: float, most: int, enough: Callable[[], bool]) -> None:
+        """Run one call after the other until it is enough, or until nothing is left that falls due by `end`."""
+        engine = await self.app._engine()
+        recovery = engine.recovery(self.app.name, self.app._duties)
+        ends = Ends()
+        if self._depth == 0 and self.app._hooks:
+            await self._here("start hooks", lambda: self.app._hooks.enter(ends))
+        self._depth += 1
+        first = len(self._ran)
+        try:
+            while not enough():
+                if len(self._ran) - first >= most:
+                    raise Endless(f"{most:,} calls were run, and there is more. {self._usual()} Give most= if not.")
+                if await self._step(engine, recovery) or await self._tend(engine):
+                    continue
+                due = self._store.next_due(self.app.name)
+                if due is None or due > end:
+                    return
+                self._move_to(due)
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self.app._hooks:
+                await self._here("stop hooks", ends.leave)
+
+    def _usual(self) -> str:
+        last = self._ran[-1].call if self._ran else ""
+        return f"The last one was {last}: does it submit itself again, or is it retried for ever?"
+
+    async def _step(self, engine: Engine, recovery: Recovery) -> bool:
+        """Let a worker run one call. False: nothing is due."""
+        before = len(self._ran)
+        worker = self._worker(engine, recovery)
+        empty = self._store.nothing[worker.owner] = asyncio.Event()
+        life = asyncio.create_task(worker.run())
+        nothing = asyncio.create_task(empty.wait())
+        try:
+            await asyncio.wait({life, nothing}, return_when=asyncio.FIRST_COMPLETED)
+            if not life.done():
+                worker.stop()
+            account = await life
+        finally:
+            await end_all(life, nothing)
+            del self._store.nothing[worker.owner]
+        for ran in self._ran[before:]:
+            (record,) = await self._store.get(self.app.name, [ran.id])
+            if record is not None and ran.status is None:
+                ran.status = record.status
+                ran.error = self._errors.pop(ran.id, None)
+        return account.started > 0
+
+    def _worker(self, engine: Engine, recovery: Recovery) -> Worker:
+        definitions = [task.definition for task in self.app.tasks.values()]
+        box = BOX.get()
+        return engine.worker(
+            definitions,
+            self.app._codec,
+            owner=f"testing/{engine.ids.new()}",
+            serves=Serves(
+                tasks=frozenset(name for each in definitions for name in each.names),
+                tags=frozenset(tag for each in definitions for tag in each.tags),
+            ),
+            concurrency=1,
+            permit=Unlimited(),
+            recovery=recovery,
+            drain_timeout_seconds=3600.0,
+            make_places=lambda place, deliver: WaitingPlaces(box, deliver, self._noted),
+            max_tasks=1,
+        )
+
+    async def _tend(self, engine: Engine) -> bool:
+        """What services do for the store, at each moment once. True: there may be something to run now."""
+        if self._swept == self.clock.now():
+            return False
+        self._swept = self.clock.now()
+        for duty in engine._duties([task.definition for task in self.app.tasks.values()]):
+            while await duty.perform() is True:
+                pass
+        return True
+
+    async def _here(self, name: str, work: Callable[[], Any]) -> None:
+        """Do that where somebody waits; what it raises is raised here."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[BaseException | None] = loop.create_future()
+
+        def tell(error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(done.set_result, error)
+
+        async def caught() -> BaseException | None:
+            try:
+                await work()
+            except BaseException as error:
+                return error
+            return None
+
+        BOX.get().put(Job(name, caught, True, tell))
+        if isinstance(error := await done, BaseException):
+            raise error
+
+    def _noted(self, call: Call) -> Call:
+        """The same call, and what it raises is kept as it is: a test wants the error itself."""
+        function = call.function
+
+        @contextmanager
+        def noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+            self._errors.pop(call.key, None)
+            self._ran.append(Ran(self.app.invocation(call.key), call.task, args, kwargs))
+            try:
+                yield
+            except BaseException as error:
+                self._errors[call.key] = error
+                raise
+
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            with noted(args, kwargs):
+                return function(*args, **kwargs)
+
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            with noted(args, kwargs):
+                return await function(*args, **kwargs)
+
+        return call._replace(function=coroutine if asyncio.iscoroutinefunction(function) else plain)
+
+    def _move_to(self, moment: float) -> None:
+        while (left := moment - self.clock.now()) > 0:
+            self.clock.advance(max(left, 1e-6))  # a sum of floats may fall a hair short
+
+    # --- what was submitted
+
+    def submitted(self, task: Submittable[..., Any] | str | None = None) -> list[Submitted]:
+        """What was stored since the beginning, or since `forget_submitted`: the calls of this task, or all, in order.
+
+        A call that was taken for one that is there already (the same key, say) was not stored.
+        """
+        return self.app._run(self._submitted(task))
+
+    async def _submitted(self, task: Submittable[..., Any] | str | None) -> list[Submitted]:
+        engine = await self.app._engine()
+        name = None if task is None else self._task(task).name
+        records = [record for record in self._store.submitted if record.app == self.app.name]
+        return [await self._read(engine, record) for record in records if name is None or record.task == name]
+
+    async def _read(self, engine: Engine, record: InvocationRecord) -> Submitted:
+        payloads = await engine.depot.fetch(references(record.arguments))
+        args, kwargs = self.app._codec.decode_call(record.arguments, payloads)
+        (now,) = await engine.store.get(engine.app, [record.id])
+        return Submitted(
+            invocation=self.app.invocation(record.id),
+            task=record.task,
+            args=args,
+            kwargs=kwargs,
+            queue=record.queue,
+            priority=record.priority,
+            key=record.key,
+            delay_seconds=round(max(0.0, record.due_at - record.created_at), 3),
+            status=(now or record).status,
+        )
+
+    def forget_submitted(self) -> None:
+        """From now on `submitted` tells only what comes later."""
+        self._store.submitted.clear()
+
+    def assert_submitted(
+        self, task: Submittable[..., Any] | str, /, *args: Any, times: int | None = 1, **kwargs: Any
+    ) -> list[Submitted]:
+        """Exactly so many calls of the task with these arguments were submitted (`times=None`: at least one).
+
+        ``submit(1)``, ``submit(order=1)`` and ``submit(1, 10)``, if 10 is a default, are one call. Without arguments
+        any call counts. `unittest.mock.ANY` stands for any value.
+        """
+        there = self._task(task)
+        found = self.submitted(there)
+        hits = matching(there.definition, found, args, kwargs)
+        if not hits if times is None else len(hits) != times:
+            raise AssertionError(complaint(there.definition, found, hits, args, kwargs, times, self.submitted()))
+        return hits
+
+    def assert_not_submitted(self, task: Submittable[..., Any] | str, /, *args: Any, **kwargs: Any) -> None:
+        """No call of the task with these arguments was submitted; without arguments: none at all."""
+        self.assert_submitted(task, *args, times=0, **kwargs)
+
+    def _task(self, task: Submittable[..., Any] | str) -> Submittable[..., Any]:
+        return self.app.get_task(task if isinstance(task, str) else task.name)
+
+
+def testing_app(app: App | None = None, *, start: dt.datetime | float | None = None) -> Harness:  # noqa: PT028
+    """``with testing_app(app) as t:`` puts the app on a store in memory of its own until the end of the block.
+
+    Without an app there is a new one, `t.app`. The clock stands at `start`, else at the present time.
+    """
+    return Harness(App("memory://", name="testing") if app is None else app, start)
+
+
+testing_app.__test__ = False  # type: ignore[attr-defined]  # its name begins like that of a test
+
+
+def _moment(at: dt.datetime | float | None) -> float:
+    if at is None:
+        return time.time()
+    if isinstance(at, dt.datetime):
+        if at.tzinfo is None:
+            raise UsageError(f"{at!r} has no time zone, so the moment is ambiguous; use an aware datetime")
+        return at.timestamp()
+    return float(at)
+
+
+def _told(moment: float) -> str:
+    return dt.datetime.fromtimestamp(moment, dt.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,223 @@
+"""User code of a test runs where the test waits for it.
+
+A worker of a test hands its calls to a `Box`. The box belongs to the blocking (or awaited) call of the app that led to
+that worker, and whoever made that call runs what comes into the box until it is answered: on its own thread, or its
+own loop. So a task sees the connections, patches and context variables of the test, and one call runs at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from holdfast._bridge import Bridge, Errand
+from holdfast.execution.call import INTERRUPTED, Call, Outcome, run, run_coroutine
+from holdfast.execution.places import Deliver
+
+T = TypeVar("T")
+
+
+class Job(NamedTuple):
+    """Something to do for an engine, and whom to tell what came of it."""
+
+    key: str
+    work: Callable[[], Any]  # makes a coroutine if it `is_coroutine`
+    is_coroutine: bool
+    tell: Callable[[Any], None]
+
+
+class Box:
+    """What an engine wants done by somebody who waits for it."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._jobs: deque[Job] = deque()
+        self._answered = False
+        self._news = threading.Condition()
+        self._ring: Callable[[], None] = lambda: None
+        self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
+
+    def put(self, job: Job) -> None:
+        with self._news:
+            self._jobs.append(job)
+            self._news.notify_all()
+            self._ring()
+
+    def answer(self) -> None:
+        """There is nothing more to wait for."""
+        with self._news:
+            self._answered = True
+            self._news.notify_all()
+            self._ring()
+
+    def interrupt(self, keys: Iterable[str]) -> None:
+        """End these where that is possible: coroutines. A function on the thread of a test cannot be ended."""
+        for key in keys:
+            if key in self._running:
+                loop, task = self._running[key]
+                loop.call_soon_threadsafe(task.cancel)
+
+    def pump(self) -> None:
+        """Do on this thread what comes in, until there is an answer."""
+        while (job := self._next()) is not None:
+            value = self._home.run(self._as_task(job)) if job.is_coroutine else job.work()
+            job.tell(value)
+
+    def _next(self) -> Job | None:
+        with self._news:
+            while not self._jobs and not self._answered:
+                self._news.wait()
+            return self._jobs.popleft() if self._jobs else None
+
+    async def apump(self) -> None:
+        """The same on this loop; plain functions on a thread, as they may block."""
+        loop, rung = asyncio.get_running_loop(), asyncio.Event()
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(rung.set)
+
+        with self._news:
+            self._ring = ring
+        with self._home.on(loop):
+            while self._jobs or not self._answered:
+                rung.clear()
+                while self._jobs:
+                    job = self._jobs.popleft()
+                    work = self._as_task(job) if job.is_coroutine else asyncio.to_thread(job.work)
+                    job.tell(await _its_own(asyncio.create_task(work)))
+                if not self._answered:
+                    await rung.wait()
+
+    async def _as_task(self, job: Job) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[job.key] = (asyncio.get_running_loop(), task)
+        try:
+            value = await job.work()
+            return INTERRUPTED if task.cancelling() else value
+        except asyncio.CancelledError:
+            if not task.cancelling():
+                raise
+            return INTERRUPTED
+        finally:
+            del self._running[job.key]
+
+
+async def _its_own(task: asyncio.Task[T]) -> T:
+    """What the task comes to. Who is cancelled while it waits for it cancels it, and is cancelled all the same."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    return task.result()
+
+
+class Home:
+    """The loop for coroutines that are run by a thread which has none: that of the test, if it is an async one and
+    waits; else one of its own, which stays the same for the life of a test.
+    """
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+        self._loops: list[asyncio.AbstractEventLoop] = []
+
+    @contextmanager
+    def on(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """This loop waits, and what is to run may run on it."""
+        self._loops.append(loop)
+        try:
+            yield
+        finally:
+            self._loops.remove(loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loops:
+            return asyncio.run_coroutine_threadsafe(work, self._loops[-1]).result()
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:  # not on this thread, which may run a loop now
+            closing = threading.Thread(target=runner.close)
+            closing.start()
+            closing.join()
+
+
+BOX: ContextVar[Box] = ContextVar("BOX")
+
+
+class PumpingBridge(Bridge):
+    """Who waits here does meanwhile what the engine wants done."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__()
+        self._home = home
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread.thread:
+            return super().run(work)
+        box = Box(self._home)
+        errand = self._sent(work, box)
+        try:
+            box.pump()
+        except BaseException:
+            self._call(errand.cancel)
+            raise
+        return errand.outcome()
+
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        if asyncio.get_running_loop() is self._thread.loop:
+            return await work
+        box = Box(self._home)
+        errand = self._sent(work, box)
+        try:
+            await box.apump()
+        except BaseException:
+            self._call(errand.cancel)
+            raise
+        return errand.outcome()
+
+    def _sent(self, work: Coroutine[Any, Any, T], box: Box) -> Errand[T]:
+        token = BOX.set(box)  # what is sent takes the context along
+        try:
+            return self._send(work, box.answer)
+        finally:
+            BOX.reset(token)
+
+
+class WaitingPlaces:
+    """See `holdfast.execution.places.Execution`: every kind of task runs where somebody waits.
+
+    `around` is put around each function that is called.
+    """
+
+    def __init__(self, box: Box, deliver: Deliver, around: Callable[[Call], Call]) -> None:
+        self._box = box
+        self._deliver = deliver
+        self._around = around
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            is_coroutine = asyncio.iscoroutinefunction(call.function)
+            runs = partial(run_coroutine if is_coroutine else run, self._around(call))
+            self._box.put(Job(call.key, runs, is_coroutine, partial(self._tell, call.key)))
+
+    def _tell(self, key: str, outcome: Outcome) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, [(key, outcome)])
+
+    def interrupt(self, keys: Iterable[str]) -> None:
+        self._box.interrupt(keys)
+
+    def close(self) -> None:
+        pass

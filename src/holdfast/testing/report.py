@@ -1,0 +1,106 @@
+"""What a drain has done."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any, Self
+
+from holdfast.invocation import Invocation
+from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.status import FINAL, Status
+
+
+class Ran:
+    """One run of one call. `status` is what it came to (RETRY: it is tried again), `error` what it raised."""
+
+    def __init__(self, invocation: Invocation[Any], task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.invocation = invocation
+        self.task = task
+        self.args = args
+        self.kwargs = kwargs
+        self.status: Status | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def id(self) -> str:
+        return self.invocation.id
+
+    @property
+    def call(self) -> str:
+        return as_call(self.task, self.args, self.kwargs)
+
+    def __repr__(self) -> str:
+        error = "" if self.error is None else f" ({type(self.error).__name__}: {self.error})"
+        return f"{self.call} → {'running' if self.status is None else self.status}{error}"
+
+
+class Report:
+    """What was run, in the order in which it began, and what is left in the store."""
+
+    def __init__(
+        self,
+        ran: Sequence[Ran],
+        records: Sequence[InvocationRecord | None],
+        left: Sequence[InvocationRecord],
+        now: float,
+    ) -> None:
+        self.ran = list(ran)
+        self.left = sorted(left, key=lambda record: record.due_at)
+        self._ends = {record.id: record for record in records if record is not None and record.status in FINAL}
+        self._now = now
+
+    def __len__(self) -> int:
+        return len(self.ran)
+
+    @property
+    def succeeded(self) -> list[Ran]:
+        return [ran for ran in self.ran if ran.status is Status.SUCCESS]
+
+    @property
+    def failed(self) -> list[Ran]:
+        """Those that ended for good, and not well."""
+        return [ran for ran in self.ran if ran.status in FINAL and ran.status is not Status.SUCCESS]
+
+    @property
+    def retried(self) -> list[Ran]:
+        """Those that failed and are tried again, or were."""
+        return [ran for ran in self.ran if ran.status is Status.RETRY]
+
+    def raise_errors(self) -> None:
+        """Raise what the failed one raised, itself; if several failed, an `ExceptionGroup` of what they raised."""
+        errors = []
+        for ran in self.failed:
+            error = ran.error
+            if error is None:
+                end = self._ends.get(ran.id)
+                error = AssertionError(f"it ended as {ran.status}: {end.reason if end else ''}")
+            error.add_note(f"in {ran.call}, {ran.id}")
+            errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise BaseExceptionGroup(f"{len(errors)} of {len(self)} calls failed", errors)
+
+    def checked(self, check: bool) -> Self:
+        if check:
+            self.raise_errors()
+        return self
+
+    def __repr__(self) -> str:
+        lines = [repr(ran) for ran in self.ran] or ["nothing was due"]
+        for record in self.left:
+            due = dt.timedelta(seconds=round(max(0.0, record.due_at - self._now), 3))
+            lines.append(f"left: {record.task} {record.id} is {record.status}" + (f", due in {due}" if due else ""))
+        return "\n".join(lines)
+
+
+def as_call(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """A call as one writes it: ``charge(1, amount=20)``."""
+    parts = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
+    return f"{task.rpartition(':')[2].rpartition('.')[2]}({', '.join(parts)})"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -1,0 +1,59 @@
+"""A store and a watcher for tests: the memory store, which tells what it saw, and waiting that runs what is due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from holdfast.clock import Clock
+from holdfast.engine.watch import Watcher
+from holdfast.lifecycle.claims import Claim, Claimed
+from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.status import AVAILABLE
+from holdfast.store.contract import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.wakeup.hub import Hub
+
+
+class StageStore(MemoryStore):
+    """The memory store, which remembers what was submitted and says when a claim came back empty."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.submitted: list[InvocationRecord] = []
+        self.nothing: dict[str, asyncio.Event] = {}  # by owner: a claim of it came back empty
+
+    async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
+        stored = await super().insert(records)
+        self.submitted += [record for record, ours in zip(records, stored, strict=True) if ours]
+        return stored
+
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        if not claimed.records and not claimed.cut and claim.owner in self.nothing:
+            self.nothing[claim.owner].set()
+        return claimed
+
+    def next_due(self, app: str) -> float | None:
+        """When the next one falls due that does not yet."""
+        with self._lock:
+            times = [record.due_at for record in self._of(app) if record.status in AVAILABLE]
+            return min((time for time in times if time > self.now()), default=None)
+
+
+Perform = Callable[[Sequence[str], float | None], Awaitable[None]]
+
+
+class EagerWatcher(Watcher):
+    """Nobody else would do the work that somebody waits for: who waits has it done."""
+
+    def __init__(self, store: Store, hub: Hub, app: str, perform: Perform) -> None:
+        super().__init__(store, hub, app, poll_interval_seconds=1.0)
+        self._perform = perform
+
+    async def ends(
+        self, ids: Sequence[str], timeout: float | None, *, fresh: bool = False
+    ) -> dict[str, InvocationRecord]:
+        await super().ends(ids, 0.0)  # whether they are there at all
+        await self._perform(ids, timeout)
+        return await super().ends(ids, 0.0)
