@@ -113,6 +113,10 @@ class App(Archived):
         `registration_concurrency` keeps the queue free of doubles: a call that meets one of its kind (of the same
         "task", "arguments" or "keys") that has not been started yet is not stored, and its handle is that one's. With
         ``on_diff_non_key_args_raise=True`` it is refused if other arguments differ.
+
+        ``debounce="5s"`` waits until no call came for so long and then runs once, with the arguments of the last one,
+        at the latest `debounce_max_wait` after the first; ``throttle="10s"`` runs the first call, and those that come
+        within that time are taken for it. Both go by `key_arguments` if there are any, else by the task.
         """
         if function is None:
             refuse_unknown(options)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from holdfast.clock import Duration, format_duration, parse_duration
-from holdfast.engine.concurrency import concurrency_of
+from holdfast.engine.concurrency import RunningConcurrency, concurrency_of
 from holdfast.engine.definition import (
     TaskDefinition,
     import_name,
@@ -22,6 +22,7 @@ from holdfast.engine.definition import (
     where_of,
 )
 from holdfast.errors import UsageError
+from holdfast.lifecycle.pacing import Debounce, Pacing, Throttle
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from holdfast.lifecycle.retention import OUTCOMES, SHORTEST_SECONDS
 from holdfast.lifecycle.retries import Policy
@@ -47,6 +48,9 @@ class TaskOptions(TypedDict, total=False):
     concurrency_limit: int
     registration_concurrency: ConcurrencyMode
     on_diff_non_key_args_raise: bool
+    debounce: Duration | None
+    debounce_max_wait: Duration | None
+    throttle: Duration | None
     reroute_on_concurrency_control: bool
 
 
@@ -59,7 +63,8 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         raise UsageError(f"{where_of(function)} is a generator; a task returns one result")
     signature = signature_of(function)
     at_most_once = bool(options.get("at_most_once", False))
-    return TaskDefinition(
+    pacing = pacing_of(options.get("debounce"), options.get("debounce_max_wait"), None, options.get("throttle"), None)
+    definition = TaskDefinition(
         name=valid_name("task", options.get("name") or import_name(function)),
         function=function,
         signature=signature,
@@ -80,12 +85,98 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         ),
         registration=concurrency_of(
             signature,
-            options.get("registration_concurrency", "disabled"),
+            options.get("registration_concurrency", "disabled") if pacing is None else kind_of(options),
             keys_for("registration_concurrency", options),
             name="registration_concurrency",
         ),
         raises_on_different_twin=bool(options.get("on_diff_non_key_args_raise", False)),
+        pacing=pacing,
     )
+    if pacing is not None and options.get("registration_concurrency", "disabled") != "disabled":
+        raise UsageError(
+            "registration_concurrency= contradicts debounce= and throttle=, which say themselves what becomes of a "
+            "second call; of which arguments they go by, key_arguments= says"
+        )
+    refuse_with_pacing(pacing, None, definition)
+    return definition
+
+
+def kind_of(options: TaskOptions) -> str:
+    """Which calls debounce and throttle take for one: those with the same key arguments, if there are any."""
+    return "keys" if options.get("key_arguments") else "task"
+
+
+def pacing_of(
+    debounce: Duration | None,
+    debounce_max_wait: Duration | None,
+    debounce_key: str | None,
+    throttle: Duration | None,
+    throttle_key: str | None,
+) -> Pacing | None:
+    """What was said about calls that come too often. Raises `UsageError`."""
+    if debounce is not None and throttle is not None:
+        raise UsageError("debounce= and throttle= contradict each other: the one waits, the other does not")
+    for name, value, needed in (
+        ("debounce_max_wait", debounce_max_wait, debounce),
+        ("debounce_key", debounce_key, debounce),
+        ("throttle_key", throttle_key, throttle),
+    ):
+        if value is not None and needed is None:
+            raise UsageError(f"{name}= needs {name.partition('_')[0]}= as well, which says for how long")
+    for name, key in (("debounce_key", debounce_key), ("throttle_key", throttle_key)):
+        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= 1000):
+            raise UsageError(f"{name}={key!r:.80}: expected a text of 1 to 1,000 characters")
+    if throttle is not None:
+        return Throttle(seconds=_positive("throttle", throttle), key=throttle_key)
+    if debounce is None:
+        return None
+    most = None if debounce_max_wait is None else _positive("debounce_max_wait", debounce_max_wait)
+    return Debounce(seconds=_positive("debounce", debounce), most_seconds=most, key=debounce_key)
+
+
+def _positive(name: str, length: Duration) -> float:
+    if not (seconds := parse_duration(length)):
+        raise UsageError(f"{name}={length!r}: expected a length of time")
+    return seconds
+
+
+class CallOptions(Protocol):
+    """What a call may differ in that has to do with its time and identity."""
+
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def at(self) -> float | None: ...
+    @property
+    def delay_seconds(self) -> float: ...
+    @property
+    def session(self) -> Any: ...
+
+
+def refuse_with_pacing(pacing: Pacing | None, options: CallOptions | None, task: TaskDefinition) -> None:
+    """Raise `UsageError` if something contradicts debounce or throttle."""
+    if pacing is None:
+        return
+    name = "debounce" if isinstance(pacing, Debounce) else "throttle"
+    if task.raises_on_different_twin:
+        raise UsageError(f"{name}= contradicts on_diff_non_key_args_raise=: a later call may well have other arguments")
+    if task.pacing is None and task.registration.mode is not RunningConcurrency.DISABLED:
+        raise UsageError(f"{name}= contradicts the registration_concurrency= of {task.name}: both name its twin")
+    same = pacing.key is None and task.concurrency.key_arguments == task.registration.key_arguments
+    by_task = task.concurrency.mode in (RunningConcurrency.DISABLED, RunningConcurrency.TASK)
+    if isinstance(pacing, Debounce) and not by_task and not (same and task.concurrency.key_arguments):
+        raise UsageError(
+            f"debounce= replaces arguments, and running_concurrency='{task.concurrency.mode}' goes by them: the limit "
+            "that a call is under would change while it waits"
+        )
+    if options is None:
+        return
+    if options.key is not None:
+        raise UsageError(f"{name}= and key= contradict each other: both say when a call is the same as another")
+    if isinstance(pacing, Debounce) and (options.delay_seconds or options.at is not None):
+        raise UsageError("debounce= says itself when the call is due; leave delay= and at= out")
+    if isinstance(pacing, Debounce) and options.session is not None:
+        raise UsageError("debounce= may have to change a call that is stored already, so it cannot be part of session=")
 
 
 def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict[str, float | None]:
@@ -106,9 +197,12 @@ def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict
 
 def keys_for(name: Literal["running_concurrency", "registration_concurrency"], options: TaskOptions) -> Iterable[str]:
     """The key arguments, if that option wants them; also if none does, so that they are refused."""
-    others = {"running_concurrency", "registration_concurrency"} - {name}
-    wanted = options.get(name) == "keys" or not any(options.get(other) == "keys" for other in others)
-    return options.get("key_arguments", ()) if wanted else ()
+    paced = options.get("debounce") is not None or options.get("throttle") is not None
+    wanted = {
+        "running_concurrency": options.get("running_concurrency") == "keys",
+        "registration_concurrency": paced or options.get("registration_concurrency") == "keys",
+    }
+    return options.get("key_arguments", ()) if wanted[name] or not any(wanted.values()) else ()
 
 
 def refuse_unknown(options: TaskOptions) -> None:

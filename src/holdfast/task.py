@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.clock import Duration, parse_duration, parse_moment
 from holdfast.codec import Payload, Seen
-from holdfast.declaring import valid_name, valid_priority
+from holdfast.declaring import pacing_of, refuse_with_pacing, valid_name, valid_priority
 from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
@@ -25,6 +25,7 @@ from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, TwinDiffers,
 from holdfast.execution.call import bind
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.limits import limit_key
+from holdfast.lifecycle.pacing import Debounce, Pacing, paced
 from holdfast.lifecycle.records import KEY_SECONDS, InvocationRecord, Terms, registered
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     key: str | None = None
     key_seconds: float = KEY_SECONDS
+    pacing: Pacing | None = None
     session: Any = None
 
 
@@ -56,6 +58,7 @@ class Submittable(Generic[P, R]):
         self._names = tuple(definition.signature.parameters)
         self._limited = definition.limit is not None
         self._terms = definition.terms(app.settings.archive_retention_seconds)
+        self._pacing = self._options.pacing or definition.pacing
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
     @property
@@ -74,6 +77,11 @@ class Submittable(Generic[P, R]):
         queue: str | None = None,
         key: str | None = None,
         key_for: Duration | None = None,
+        debounce: Duration | None = None,
+        debounce_max_wait: Duration | None = None,
+        debounce_key: str | None = None,
+        throttle: Duration | None = None,
+        throttle_key: str | None = None,
         session: Any = None,
     ) -> Self:
         """The same task with other options for the calls that are submitted through it.
@@ -84,6 +92,9 @@ class Submittable(Generic[P, R]):
         `key` makes the call idempotent: the first submit of this task with that key stores it, and every other one
         returns the same invocation; other arguments with the same key are refused with `KeyTaken`. The key is free
         again `key_for` (a day, if nothing is said) after the call has ended.
+
+        `debounce` and `throttle` are as in `App.task`; with `debounce_key` or `throttle_key`, a text, calls of the same
+        one are of a kind, else all of the task.
 
         `session` is your own transaction: a session of pymongo's (async) client inside `start_transaction`, or a
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
@@ -103,8 +114,10 @@ class Submittable(Generic[P, R]):
             queue=self._options.queue if queue is None else valid_name("queue", queue),
             key=before.key if key is None else _valid_key(key),
             key_seconds=before.key_seconds if key_for is None else parse_duration(key_for),
+            pacing=pacing_of(debounce, debounce_max_wait, debounce_key, throttle, throttle_key) or before.pacing,
             session=self._options.session if session is None else session,
         )
+        refuse_with_pacing(changed.pacing or self.definition.pacing, changed, self.definition)
         return type(self)(self._app, self.definition, changed)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
@@ -146,7 +159,8 @@ class Submittable(Generic[P, R]):
     def _store(self, engine: Engine, calls: Iterable[CallArguments]) -> InvocationGroup[R]:
         records, payloads = self._records(engine, calls)
         if not records or self._options.session is None:
-            return self._handles(records, self._app._run(engine.submitter.submit(records, payloads)))
+            work = engine.submitter.submit(records, payloads, self._debounce)
+            return self._handles(records, self._app._run(work))
         transaction = engine.store.joined(self._options.session)
         if transaction.is_async:
             raise UsageError("the session belongs to an asynchronous client; await asubmit() or amap() with it")
@@ -159,7 +173,8 @@ class Submittable(Generic[P, R]):
     async def _astore(self, engine: Engine, calls: Iterable[CallArguments]) -> InvocationGroup[R]:
         records, payloads = self._records(engine, calls)
         if not records or self._options.session is None:
-            return self._handles(records, await self._app._arun(engine.submitter.submit(records, payloads)))
+            work = engine.submitter.submit(records, payloads, self._debounce)
+            return self._handles(records, await self._app._arun(work))
         transaction = engine.store.joined(self._options.session)
         if not transaction.carries_payloads:
             await self._app._arun(engine.submitter.keep(payloads))
@@ -194,6 +209,8 @@ class Submittable(Generic[P, R]):
         """Refuse what is there instead, unless it is the same call."""
         if record.id == before.id:
             raise StoreError(f"the new id {record.id} was taken already; what was there is untouched")
+        if self._pacing is not None:
+            return  # that is what it is for
         if record.key is None or record.key != before.key:
             return self._agree_on_twin(record, before)
         if record.arguments != before.arguments:
@@ -244,16 +261,28 @@ class Submittable(Generic[P, R]):
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
             terms=self._terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
         )
+        if self._pacing is not None:
+            record = paced(record, self._pacing)
         return registered(record, operation=ids.operation(), at=now)
+
+    @property
+    def _debounce(self) -> Debounce | None:
+        return self._pacing if isinstance(self._pacing, Debounce) else None
 
     @property
     def _terms_with_key(self) -> Terms:
         return msgspec.structs.replace(self._terms, key_seconds=self._options.key_seconds)
 
     def _twin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """What it has in common with those of which only one is to wait, as one string."""
-        if self.definition.registration.mode is RunningConcurrency.DISABLED:
+        """What it has in common with those of which only one is to wait, as one string. With a key, that alone says
+        which call is the same: handed the twin of another key, it would be stored again once that one has started.
+        """
+        if self._options.key is not None:
             return None
+        if self._pacing is not None and self._pacing.key is not None:
+            return limit_key(self.name, self._app._codec.digest({"key": self._pacing.key}))
+        if self.definition.registration.mode is RunningConcurrency.DISABLED:
+            return None if self._pacing is None else limit_key(self.name, "")
         shared = self.definition.registration.shared(self.definition.signature, args, kwargs)
         return limit_key(self.name, self._app._codec.digest(shared) if shared else "")
 

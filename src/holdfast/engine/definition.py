@@ -16,6 +16,7 @@ from holdfast.engine.concurrency import Concurrency, RunningConcurrency
 from holdfast.errors import UsageError
 from holdfast.execution.declared import MAINS, why_unreachable
 from holdfast.lifecycle.limits import Limit
+from holdfast.lifecycle.pacing import Pacing
 from holdfast.lifecycle.records import PLAIN, Terms, lane_of
 from holdfast.lifecycle.retention import RETENTION_SECONDS, agreed
 from holdfast.lifecycle.retries import Never, Policy, as_policy, dump_policy
@@ -45,6 +46,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: Concurrency = Concurrency()
     registration: Concurrency = Concurrency()  # of which calls only one waits for its start
     raises_on_different_twin: bool = False
+    pacing: Pacing | None = None
     retries: Policy = Never()
     retention: Mapping[str, float | None] = msgspec.field(default_factory=dict)  # by outcome; None: for ever
 

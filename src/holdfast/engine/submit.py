@@ -16,7 +16,9 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.depot import UNWANTED_SECONDS, Depot
 from holdfast.engine.ending import end_all
 from holdfast.errors import StoreError
+from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.identity import key_is_over
+from holdfast.lifecycle.pacing import Debounce, amended
 from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 from holdfast.store.contract import Store, Transaction
 from holdfast.wakeup.hub import Hub
@@ -34,10 +36,13 @@ class Submitter:
         self._waiting: set[asyncio.Task[None]] = set()
 
     async def submit(
-        self, records: Sequence[InvocationRecord], payloads: Sequence[Payload] = ()
+        self,
+        records: Sequence[InvocationRecord],
+        payloads: Sequence[Payload] = (),
+        debounce: Debounce | None = None,
     ) -> Sequence[InvocationRecord | None]:
         """Store new invocations, and the payloads that they refer to. Where an id, a key or a twin was taken: what has
-        it.
+        it. Those that debounce give a twin their arguments.
         """
         if not records:
             return []
@@ -50,10 +55,10 @@ class Submitter:
             await self._depot.keep(payloads)
         crashpoint("submit.after")
         self._hub.send(_hint(records))
-        return [None] * len(records) if all(stored) else await self._yield(records, stored)
+        return [None] * len(records) if all(stored) else await self._yield(records, stored, debounce)
 
     async def _yield(
-        self, records: Sequence[InvocationRecord], stored: Sequence[bool]
+        self, records: Sequence[InvocationRecord], stored: Sequence[bool], debounce: Debounce | None
     ) -> Sequence[InvocationRecord | None]:
         """Who has what the others wanted. Whoever is gone by now, or has a key whose time is over, yields instead."""
         answers: list[InvocationRecord | None] = [None] * len(records)
@@ -63,7 +68,7 @@ class Submitter:
             free = []
             for number, holder in zip(left, await self._store.in_the_way(wanted), strict=True):
                 answers[number] = holder
-                if holder is None or await self._yields(holder, records[number]):
+                if holder is None or await self._yields(holder, records[number], debounce):
                     free.append(number)
             if not free:
                 return answers
@@ -77,12 +82,22 @@ class Submitter:
                 return answers
         raise StoreError(f"{records[left[0]].id} could not be stored: its name is taken and freed again and again")
 
-    async def _yields(self, holder: InvocationRecord, wanted: InvocationRecord) -> bool:
+    async def _yields(self, holder: InvocationRecord, wanted: InvocationRecord, debounce: Debounce | None) -> bool:
+        """Whether it is worth trying to store that one once more."""
+        if debounce is not None and holder.id != wanted.id and holder.twin == wanted.twin:
+            return not await self._amend(holder, wanted, debounce)
         by_key = holder.id != wanted.id and wanted.key is not None and holder.key == wanted.key
         if not by_key or not key_is_over(holder, self._store.now()):
             return False
         await self._store.free_key(holder.app, holder.id, str(holder.key))
         return True
+
+    async def _amend(self, holder: InvocationRecord, wanted: InvocationRecord, debounce: Debounce) -> bool:
+        """False: it was claimed meanwhile, or moved."""
+        due_at = debounce.next_due(holder, wanted.created_at)
+        (verdict,) = await self._store.apply([amended(holder, wanted, due_at=due_at)])
+        self._hub.send(_hint([holder]))
+        return isinstance(verdict, Applied)
 
     async def keep(self, payloads: Sequence[Payload]) -> None:
         """Store payloads ahead of records that are inserted in a user's own transaction."""

@@ -52,6 +52,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     lane: str | UnsetType = UNSET  # with the queue
     retain_until: float | UnsetType = UNSET  # with the end, and only with it
     slot: str | None = None  # that the invocation takes; only a claim gives one
+    arguments: bytes | UnsetType = UNSET  # in the place of those of one that waits and was never claimed
 
     def __post_init__(self) -> None:
         _check(self)
@@ -71,10 +72,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return Status.PENDING in self.path or self.path[-1] in FINAL
 
     @property
+    def amends(self) -> bool:
+        """Whether it changes what an invocation is, and not where it stands: no edge is walked."""
+        return self.arguments is not UNSET
+
+    @property
     def payloads(self) -> tuple[str, ...]:
-        """The digests of what the change's result or errors have apart."""
+        """The digests of what the change's result, errors or arguments have apart."""
         errors = () if self.errors is UNSET else [failed.error for failed in self.errors]
-        return digests_in(self.result, self.error, *errors)
+        return digests_in(self.result, self.error, self.arguments, *errors)
 
     @property
     def attempts(self) -> int:
@@ -107,14 +113,20 @@ class Missing(msgspec.Struct, frozen=True):
 Verdict = Applied | Lost | Missing
 APPLIED, APPLIED_AGAIN, MISSING = Applied(), Applied(again=True), Missing()
 
-_checked: set[tuple[tuple[Status, ...], frozenset[Status], bool, bool, bool]] = set()
+_checked: set[tuple[tuple[Status, ...], frozenset[Status], bool, bool, bool, bool]] = set()
 
 
 def _check(change: Change) -> None:
     """Refuse a change that the table does not allow. Each shape is checked once; there are a few dozen of them."""
     kept = change.retain_until is not UNSET
-    shape = (change.path, change.sources, change.epoch is None, change.actor is None, kept)
+    shape = (change.path, change.sources, change.epoch is None, change.actor is None, kept, change.amends)
     if shape in _checked:
+        return
+    if change.amends:
+        if change.path not in _AMENDED or change.sources != frozenset(change.path) or change.epoch != 0:
+            raise InvocationStatusTransitionError(
+                f"'{change.name}' of {change.id}: only what was never claimed can be amended, where it stands"
+            )
         return
     if not change.path or not change.sources:
         raise InvocationStatusTransitionError(f"the change '{change.name}' of {change.id} has no path or no source")
@@ -142,6 +154,9 @@ def _check(change: Change) -> None:
 def kept_until(record: InvocationRecord, target: Status, at: float) -> float | UnsetType:
     """What a change to this status has to say about how long the record is kept: nothing, unless it is the end."""
     return retain_until(record.terms, record.key, target, at) if target in FINAL else UNSET
+
+
+_AMENDED = tuple((status,) for status in (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED, Status.REROUTED))
 
 
 def applies(change: Change, record: InvocationRecord) -> bool:
@@ -189,6 +204,8 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
     }
     if lines[-1].version > LONGEST and is_cut_at(lines[-1].version):
         updates["history"] = cut(record.history + lines)
+    if change.amends:
+        updates["arguments"] = change.arguments
     if Status.PENDING in change.path:
         updates["claim_token"] = change.operation
     if change.slot is not None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
+
+from holdfast.codec import Codec, Limits
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import APPLIED
-from holdfast.lifecycle.limits import Limit
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.changes import APPLIED, APPLIED_AGAIN, MISSING, Lost
+from holdfast.lifecycle.history import LONGEST
+from holdfast.lifecycle.limits import Limit, Release
+from holdfast.lifecycle.pacing import amended
+from holdfast.lifecycle.records import InvocationRecord, Piece, StoredPayload
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Store
 from holdfast.testing.samples import ERROR, ODD_NAMES, START, TASK, Stage, ids_of, invocation, the, wish
@@ -131,3 +136,119 @@ class IdentityConformance:
             assert (kept.key, kept.twin) == ("order 7", None)
 
         stage.play(scenario)
+
+    # --- one that waits is called as a later one would have been
+
+    def test_what_waits_can_be_given_other_arguments_and_another_time(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([invocation("a", arguments=b"one", **_TWIN)])
+            before = await the(store, "a")
+            change = amended(before, later("2", b"two"), due_at=START + 30)
+            for verdict in (APPLIED, APPLIED_AGAIN):
+                assert list(await store.apply([change])) == [verdict]
+                after = await the(store, "a")
+                assert after == changes.apply_to(change, before)
+            assert (after.arguments, after.due_at, after.status, after.twin) == (
+                b"two",
+                START + 30,
+                before.status,
+                _TWIN["twin"],
+            )
+            assert [(line.version, line.status) for line in after.history] == [(1, "registered"), (2, "registered")]
+            early = await store.claim(wish("early", ids=("a",)))
+            assert early.records == ()
+            (claimed,) = (await store.claim(wish("late", ids=("a",), at=START + 30))).records
+            assert (claimed.arguments, claimed.epoch, claimed.version) == (b"two", 1, 4)
+
+        stage.play(scenario)
+
+    def test_what_was_claimed_keeps_its_arguments(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([invocation("a", arguments=b"one", **_TWIN)])
+            change = amended(await the(store, "a"), later("2", b"two"), due_at=START + 30)
+            (claimed,) = (await store.claim(wish(ids=("a",)))).records
+            (verdict,) = await store.apply([change])
+            assert verdict == Lost(Status.RUNNING, claimed.owner, 1)
+            await store.apply([changes.killed(claimed, operation="kill", at=START, why="")])
+            (verdict,) = await store.apply([change])
+            assert isinstance(verdict, Lost)  # it is back in the queue, but has had its start
+            assert (await the(store, "a")).arguments == b"one"
+            assert list(await store.apply([replace(change, id="nobody")])) == [MISSING]
+
+        stage.play(scenario)
+
+    def test_of_claim_and_amendment_one_comes_first(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for turn in range(10):
+                id, twin = f"a{turn}", f"{TASK}|{turn}"
+                await store.insert([invocation(id, arguments=b"one", twin=twin)])
+                change = amended(await the(store, id), later(f"amend {turn}", b"two"), due_at=START)
+                claimed, (verdict,) = await asyncio.gather(
+                    store.claim(wish(f"claim {turn}", ids=(id,))), store.apply([change])
+                )
+                ran = {record.arguments for record in claimed.records}
+                assert ran == ({b"two"} if verdict == APPLIED else {b"one"})
+
+        stage.play(scenario)
+
+    def test_who_waits_for_a_slot_can_be_amended_too(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            limit = {TASK: Limit(1)}
+            await store.insert([invocation("h", limit_key="k"), invocation("a", limit_key="k", **_TWIN)])
+            (holder,) = (await store.claim(wish("hold", ids=("h",), limits=limit))).records
+            await store.claim(wish("block", ids=("a",), limits=limit))
+            waiting = await the(store, "a")
+            assert list(await store.apply([amended(waiting, later("2", b"two"), due_at=START + 5)])) == [APPLIED]
+            await store.apply([changes.completed(holder, result=b"", operation="end", at=START)])
+            (free,) = await store.release_waiters(
+                "shop", [Release(limit_key="k", count=1, most=1)], operation="release", at=START
+            )
+            assert (free.status, free.arguments, free.due_at) == (Status.REROUTED, b"two", START + 5)
+            assert list(await store.apply([amended(free, later("3", b"three"), due_at=START + 6)])) == [APPLIED]
+            (claimed,) = (await store.claim(wish("run", ids=("a",), limits=limit, at=START + 6))).records
+            assert claimed.arguments == b"three"
+
+        stage.play(scenario)
+
+    def test_thousands_of_amendments_do_not_grow_without_end(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([invocation("a", **_TWIN)])
+            expected = await the(store, "a")
+            for number in range(LONGEST + 5):
+                change = amended(expected, later(f"amend {number}", b"%d" % number), due_at=START)
+                assert list(await store.apply([change])) == [APPLIED]
+                expected = changes.apply_to(change, expected)
+            there = await the(store, "a")
+            assert there == expected
+            assert len(there.history) <= LONGEST
+            assert there.history[0].version == 1
+            assert there.version == LONGEST + 6
+            (claimed,) = (await store.claim(wish(ids=("a",)))).records
+            await store.apply([changes.completed(claimed, result=b"r", operation="end", at=START)])
+            assert (await the(store, "a")).status is Status.SUCCESS
+
+        stage.play(scenario)
+
+    def test_an_amended_one_refers_to_its_own_payloads_only(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            first, second = (Codec().pack_call((b"x" * 100 + end,), {}, (), Limits(50, 1000)) for end in (b"1", b"2"))
+            digests = [packed.payloads[0].digest for packed in (first, second)]
+            for packed in (first, second):
+                (payload,) = packed.payloads
+                piece = StoredPayload(
+                    digest=payload.digest, size=len(payload.data), pieces=1, first=Piece(payload.data)
+                )
+                await store.put_payloads("shop", [piece])
+            await store.insert([invocation("a", arguments=first.data, **_TWIN)])
+            change = amended(await the(store, "a"), later("2", second.data), due_at=START)
+            assert list(await store.apply([change])) == [APPLIED]
+            assert (await store.collect_payloads("shop", store.now() + 1e6, 100)).removed == 1
+            left = [await store.get_payload("shop", digest) is not None for digest in digests]
+            assert left == [False, True]
+
+        stage.play(scenario)
+
+
+def later(operation: str, arguments: bytes) -> InvocationRecord:
+    """A call that debounces another."""
+    return invocation("later", operation=operation, arguments=arguments)

@@ -23,6 +23,7 @@ from holdfast.errors import LifecycleError
 from holdfast.lifecycle.changes import APPLIED, Applied, Change, kept_until
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
+from holdfast.lifecycle.pacing import amended
 from holdfast.lifecycle.records import PLAIN, FailedAttempt, InvocationRecord, RunnerRecord, Terms, lane_of
 from holdfast.lifecycle.status import OWNED, TABLE, Status
 from holdfast.store.contract import Ended, Filter, Store
@@ -43,6 +44,7 @@ LANES = st.builds(lane_of, QUEUES, TASKS, TAGS)
 KEYS = st.sampled_from(["k1", "k2"])
 MOST = 2  # that any claim here allows under one key
 LIMITS = st.fixed_dictionaries({name: st.builds(Limit, st.integers(1, MOST), st.booleans()) for name in _TASKS})
+AMENDABLE = (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED, Status.REROUTED)
 SHIFTS = st.sampled_from([-5.0, -0.5, 0.0, 0.0, 0.5, 5.0])
 
 
@@ -164,6 +166,9 @@ class StoreMachine(RuleBasedStateMachine):
             record = current or record
         epoch = record.epoch + data.draw(st.sampled_from([0, 0, 0, 0, -1, 1]))
         operation = data.draw(OPERATIONS)
+        if record.epoch == 0 and record.status in AMENDABLE and data.draw(st.booleans()):
+            later = invocation("later", operation=operation, arguments=data.draw(st.binary(max_size=3)))
+            return amended(record, later, due_at=self.clock.now() + data.draw(SHIFTS))
         if data.draw(st.booleans()):
             _, build = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
             return replace(build(replace(record, epoch=epoch)), operation=operation, at=self.clock.now())

@@ -206,7 +206,10 @@ def pipeline(change: Change) -> list[Document]:
             fields[name] = {"$literal": _stored(name, value)}
     if change.retain_until is not UNSET:
         fields |= expiry(change.retain_until)
-    if payloads := change.payloads:
+    if change.arguments is not UNSET:
+        fields["arguments"] = Binary(change.arguments)
+        fields["payloads"] = list(change.payloads) or "$$REMOVE"  # until its first start it has no others
+    elif payloads := change.payloads:
         fields["payloads"] = {"$setUnion": [{"$ifNull": ["$payloads", []]}, list(payloads)]}
     return [{"$set": fields}]
 

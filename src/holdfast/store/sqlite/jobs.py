@@ -19,9 +19,11 @@ from holdfast.lifecycle.changes import (
     Change,
     Lost,
     Verdict,
+    applies,
     apply_to,
     entries,
     rounds,
+    was_applied,
 )
 from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_away
 from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
@@ -249,7 +251,10 @@ def apply(connection: sqlite3.Connection, changes: Sequence[Change], set_aside: 
     """Verdicts in the order of the changes. Two changes of one invocation go into different rounds, in their order."""
     verdicts: dict[int, Verdict] = {}
     for this_round in rounds(changes):
-        for part in _parts(this_round, queries.MOST_ROWS):
+        amends = [item for item in this_round if item[1].amends]
+        verdicts.update((index, _amend(connection, change, set_aside)) for index, change in amends)
+        others = [item for item in this_round if not item[1].amends] if amends else this_round
+        for part in _parts(others, queries.MOST_ROWS):
             verdicts.update(_apply_part(connection, part, set_aside))
     return [verdicts[index] for index in range(len(changes))]
 
@@ -275,6 +280,29 @@ def _apply_part(
         yield index, verdict
     for optional, batch in steps.items():
         _write(connection, optional, batch)
+
+
+def _amend(connection: sqlite3.Connection, change: Change, set_aside: SetAside) -> Verdict:
+    """It comes seldom, and rewrites the history: the whole record is read, and what changes of it is written."""
+    found = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
+    if found is None:
+        return MISSING
+    rowid, *row = found
+    try:
+        record = from_row(row)
+    except CorruptRecord as error:
+        set_aside(connection, rowid, row, error)
+        return MISSING
+    if was_applied(change.operation, record.history):
+        return APPLIED_AGAIN
+    if not applies(change, record):
+        return Lost(record.status, record.owner, record.epoch)
+    after = apply_to(change, record)
+    values = (after.arguments, after.due_at, after.changed_at, after.reason, after.version, history_text(after.history))
+    connection.execute(queries.AMEND, (*values, rowid))
+    forget(connection, change.app, [change.id])
+    refer(connection, change.app, change.id, after.payloads)
+    return APPLIED
 
 
 def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], set_aside: SetAside) -> Verdict:

@@ -65,6 +65,10 @@ CANDIDATES_BY_ID = (
 
 ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # identity
 
+AMEND = f"""
+UPDATE {TABLE} SET arguments = ?, due_at = ?, changed_at = ?, reason = ?, version = ?, history = ? WHERE rowid = ?
+"""
+
 # holdfast_slot. The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
 HOLDERS = f"""
 SELECT slot, id, owner FROM {TABLE}
