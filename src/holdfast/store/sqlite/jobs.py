@@ -31,7 +31,7 @@ from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Rel
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.payloads import refer
+from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
     error_text,
     errors_text,
@@ -251,10 +251,10 @@ def apply(connection: sqlite3.Connection, changes: Sequence[Change], set_aside: 
     """Verdicts in the order of the changes. Two changes of one invocation go into different rounds, in their order."""
     verdicts: dict[int, Verdict] = {}
     for this_round in rounds(changes):
-        amends = [item for item in this_round if item[1].amends]
-        verdicts.update((index, _amend(connection, change, set_aside)) for index, change in amends)
-        others = [item for item in this_round if not item[1].amends] if amends else this_round
-        for part in _parts(others, queries.MOST_ROWS):
+        if amends := [item for item in this_round if item[1].arguments is not UNSET]:
+            verdicts.update((index, _amend(connection, change, set_aside)) for index, change in amends)
+            this_round = [item for item in this_round if item[1].arguments is UNSET]
+        for part in _parts(this_round, queries.MOST_ROWS):
             verdicts.update(_apply_part(connection, part, set_aside))
     return [verdicts[index] for index in range(len(changes))]
 
