@@ -124,8 +124,8 @@ def pacing_of(
         if value is not None and needed is None:
             raise UsageError(f"{name}= needs {name.partition('_')[0]}= as well, which says for how long")
     for name, key in (("debounce_key", debounce_key), ("throttle_key", throttle_key)):
-        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= 1000):
-            raise UsageError(f"{name}={key!r:.80}: expected a text of 1 to 1,000 characters")
+        if key is not None:
+            valid_key(name, key)
     if throttle is not None:
         return Throttle(seconds=_positive("throttle", throttle), key=throttle_key)
     if debounce is None:
@@ -245,3 +245,12 @@ def valid_name(what: str, name: str) -> str:
             f"{name!r} is no name for a {what}: 1 to 200 characters, without spaces, commas and vertical bars"
         )
     return name
+
+
+def valid_key(name: str, key: str) -> str:
+    """A name that a caller gives to calls that are one. It has to be a text that every store can hold."""
+    if not isinstance(key, str) or not 0 < len(key) <= 1000:
+        raise UsageError(f"{name}={key!r:.80}: expected a text of 1 to 1,000 characters")
+    if any("\ud800" <= character <= "\udfff" for character in key):
+        raise UsageError(f"{name}={key!r:.80}: it contains a lone surrogate, which UTF-8 cannot hold")
+    return key

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.clock import Duration, parse_duration, parse_moment
 from holdfast.codec import Payload, Seen
-from holdfast.declaring import pacing_of, refuse_with_pacing, valid_name, valid_priority
+from holdfast.declaring import pacing_of, refuse_with_pacing, valid_key, valid_name, valid_priority
 from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
@@ -112,7 +112,7 @@ class Submittable(Generic[P, R]):
             at=kept[1] if at is None else parse_moment(at),
             priority=self._options.priority if priority is None else valid_priority(priority),
             queue=self._options.queue if queue is None else valid_name("queue", queue),
-            key=before.key if key is None else _valid_key(key),
+            key=before.key if key is None else valid_key("key", key),
             key_seconds=before.key_seconds if key_for is None else parse_duration(key_for),
             pacing=pacing_of(debounce, debounce_max_wait, debounce_key, throttle, throttle_key) or before.pacing,
             session=self._options.session if session is None else session,
@@ -327,9 +327,3 @@ def _spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(call, dict):
         return (), call
     return (call,), {}
-
-
-def _valid_key(key: str) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= 1000:
-        raise UsageError(f"key={key!r:.80}: expected a text of 1 to 1,000 characters")
-    return key

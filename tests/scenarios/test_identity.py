@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 from holdfast import App, KeyTaken, UsageError
-from holdfast.errors import TwinDiffers
+from holdfast.errors import StoreUnavailable, TwinDiffers
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -142,3 +144,128 @@ def test_what_makes_no_sense_is_refused(app: App) -> None:
         app.task(name="b", registration_concurrency="keys")(_take)
     with pytest.raises(UsageError, match="go together"):
         app.task(name="c", key_arguments=["order"])(_take)
+    with pytest.raises(UsageError, match="lone surrogate"):
+        app.task(name="d")(_take).options(key="\ud800")
+
+
+def test_other_large_arguments_are_other_arguments(app: App) -> None:
+    @app.task(name="store")
+    def store(data: bytes) -> int:
+        return len(data)
+
+    keyed = store.options(key="file")
+    first = keyed.submit(b"a" * 100_000)
+    assert keyed.submit(data=b"a" * 100_000) == first
+    with pytest.raises(KeyTaken):
+        keyed.submit(b"b" * 100_000)
+
+
+def test_a_submitter_that_dies_after_it_freed_a_key_leaves_it_to_the_next(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyed = declare(app).options(key="order 7", key_for=0)
+    first = keyed.submit(7)
+    with app.runner():
+        first.result(timeout=20)
+    store = app._ready().store
+    insert = store.insert
+
+    async def once(records: Any) -> Any:
+        if first.id and (await store.get(app.name, [first.id]))[0].key is None:  # type: ignore[union-attr]
+            raise StoreUnavailable("gone")
+        return await insert(records)
+
+    monkeypatch.setattr(store, "insert", once)
+    with pytest.raises(StoreUnavailable):
+        keyed.submit(8)
+    monkeypatch.setattr(store, "insert", insert)
+    assert (first.record().key, len(app.invocations())) == (None, 1)
+    second = keyed.submit(8)
+    assert second.record().key == "order 7"
+    assert keyed.submit(8) == second
+
+
+def test_with_a_key_that_alone_says_what_is_the_same(app: App) -> None:
+    ship = declare(app, registration_concurrency="task")
+    waiting = ship.submit(1)
+    keyed = ship.options(key="order 2")
+    assert keyed.submit(2) != waiting
+    with app.runner():
+        waiting.result(timeout=20)
+    assert keyed.submit(2) == keyed.submit(2)
+    assert len(app.invocations()) == 2
+
+
+def test_a_twin_that_is_claimed_at_that_moment_is_followed_by_another(app: App) -> None:
+    """Every call gets a handle to one that had not been started when the call began, or to a new one."""
+    ran: list[int] = []
+
+    @app.task(name="count", registration_concurrency="task")
+    def count(number: int) -> int:
+        ran.append(number)
+        return number
+
+    def submit(number: int) -> set[str]:
+        return {count.submit(number * 100 + turn).id for turn in range(25)}
+
+    with app.runner(concurrency=4), ThreadPoolExecutor(4) as pool:
+        ids = set().union(*pool.map(submit, range(4)))
+        last = count.submit(999)
+        for id in ids | {last.id}:
+            app.invocation(id).result(timeout=20)
+    assert len(ran) == len(ids | {last.id}) == len(app.invocations(limit=1000))
+
+
+def test_twins_in_one_map_inside_a_transaction(tmp_path: Path, mongo_url: str) -> None:
+    with App(f"sqlite:///{tmp_path}/shop.db") as app:
+        twins = declare(app, registration_concurrency="arguments")
+        app.invocations(limit=1)
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+            group = twins.options(session=connection).map([1, 1, 2])
+        assert group[0] == group[1] != group[2]
+        assert len(app.invocations()) == 2
+    with App(mongo_url) as app, MongoClient[Any](mongo_url) as client, client.start_session() as session:
+        twins = declare(app, registration_concurrency="arguments")
+        app.invocations(limit=1)
+        group = session.with_transaction(lambda session: twins.options(session=session).map([1, 1, 2]))
+        assert group[0] == group[1] != group[2]
+        assert len(app.invocations()) == 2
+
+
+# --- processes
+
+
+def _submit_keys(url: str, ready: Any, answers: Any, key_for: float) -> None:
+    with App(url) as app:
+        ship = declare(app, registration_concurrency="task")
+        app.invocations(limit=1)
+        ready.wait(60)
+        keyed = [ship.options(key=f"order {turn}", key_for=key_for).submit(turn).id for turn in range(10)]
+        answers.put((keyed, ship.submit(99).id))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "mongodb"])
+def test_of_eight_processes_with_one_key_one_stores_a_call(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """At first, and once more when the time of the keys is over and all of them want them at once."""
+    url = f"sqlite:///{tmp_path}/shop.db" if kind == "sqlite" else request.getfixturevalue("mongo_url")
+    context = multiprocessing.get_context("spawn")
+    with App(url) as app:
+        ship = declare(app, registration_concurrency="task")
+        old = [ship.options(key=f"order {turn}", key_for=0).submit(turn) for turn in range(5)]
+        with app.runner():
+            for invocation in old:
+                invocation.result(timeout=20)
+        ready, answers = context.Barrier(8), context.Queue()
+        processes = [context.Process(target=_submit_keys, args=(url, ready, answers, 3600)) for _ in range(8)]
+        for process in processes:
+            process.start()
+        got = [answers.get(timeout=120) for _ in processes]
+        for process in processes:
+            process.join(120)
+        assert len({tuple(keyed) for keyed, _ in got}) == len({twin for _, twin in got}) == 1
+        records = app.invocations(limit=100)
+        assert len(records) == 5 + 10 + 1
+        assert sorted(record.key for record in records if record.key) == sorted(f"order {n}" for n in range(10))

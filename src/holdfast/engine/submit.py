@@ -26,6 +26,8 @@ from holdfast.wakeup.hub import Hub
 _LOOK_SECONDS = 0.02  # it is a look at a flag in memory
 _LONGEST_TRANSACTION_SECONDS = 120.0
 _TRIES = 20
+_AT_ONCE = 3  # tries; then many want the same name, or an election is on, and a moment later all is clear
+_PAUSE_SECONDS = 0.01
 
 
 class Submitter:
@@ -63,7 +65,8 @@ class Submitter:
         """Who has what the others wanted. Whoever is gone by now, or has a key whose time is over, yields instead."""
         answers: list[InvocationRecord | None] = [None] * len(records)
         left = [number for number, ours in enumerate(stored) if not ours]
-        for _ in range(_TRIES):
+        for turn in range(_TRIES):
+            await asyncio.sleep(max(0, turn - _AT_ONCE) * _PAUSE_SECONDS)
             wanted = [records[number] for number in left]
             free = []
             for number, holder in zip(left, await self._store.in_the_way(wanted), strict=True):

@@ -118,7 +118,11 @@ def _in_the_way(
     now = records[0].created_at
     over = [one for one in found if one.key is not None and key_is_over(one, now)]
     still = [replace(one, key=None) if one in over else one for one in found]
-    there = [in_the_way(record, still) for record in records]
+    there = []
+    for record in records:
+        there.append(holder := in_the_way(record, still))
+        if holder is None and (record.twin or record.key):
+            still.append(record)  # the next of its kind meets this one
     return there, [key_of(one.app, one.id) for one in over]
 
 
