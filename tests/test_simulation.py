@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.engine import recovery
+from holdfast.engine import failing, recovery, submit
 from holdfast.engine.heart import Heart
 from holdfast.engine.limits import Limits
 from holdfast.engine.permit import Permit
@@ -20,11 +20,13 @@ from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Holder
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, WorkerRecord
+from holdfast.lifecycle.retries import Retry
 from holdfast.lifecycle.slots import Execution
 from holdfast.store import memory
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.simulation import Plan, plan_of, shrunk, simulate
 from holdfast.testing.simulation.wire import Line
+from holdfast.testing.witness import What
 
 SEEDS = 60
 MOST_SEEDS = 200  # within so many, a planted bug has to show
@@ -57,7 +59,9 @@ def test_the_seeds_meet_every_kind_of_fault_and_outcome() -> None:
     kinds = {str(fault.kind) for run in runs for fault in run.evidence.faults.all}
     assert kinds == {"kill", "stop", "freeze", "cut", "outage"}
     walked = {entry.status for run in runs for record in run.evidence.dump.records for entry in record.history}
-    assert {"running_recovery", "killed", "rerouted", "success", "failed", "pending"} <= walked
+    assert {"running_recovery", "killed", "rerouted", "success", "failed", "pending", "retry"} <= walked
+    keyed = [event for run in runs for event in run.evidence.ledgers.of(What.SUBMIT_OK) if event.idempotency_key]
+    assert len(keyed) > len({(event.idempotency_key, event.id) for event in keyed}) > 20  # several got the same one
     assert {"concurrency_controlled", "running_recovery"} <= {
         entry.status for run in runs for r in run.evidence.dump.records if r.limit_key for entry in r.history
     }
@@ -229,6 +233,26 @@ def no_sweep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Limits, "sweep", sweep)
 
 
+def insert_takes_keys_away(patch: pytest.MonkeyPatch) -> None:
+    insert = MemoryStore._insert
+
+    def taking(self: MemoryStore, record: InvocationRecord) -> bool:
+        there = self._in_the_way(record)
+        if there is not None and there.id != record.id:
+            self._put(replace(there, key=None))
+        return insert(self, record)
+
+    patch.setattr(MemoryStore, "_insert", taking)
+
+
+def keys_whose_time_is_never(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(submit, "key_is_over", lambda holder, now: True)
+
+
+def retries_without_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failing, "decide", lambda policy, **facts: Retry(0.2, None, "again"))
+
+
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (no_epoch_check, "I6"),
     (recovery_without_the_roster, "I20"),
@@ -243,6 +267,9 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (claim_ignores_slots, "I8"),
     (slots_counted_and_then_taken, "I8"),
     (no_sweep, "I8"),
+    (insert_takes_keys_away, "I7"),
+    (keys_whose_time_is_never, "I7"),
+    (retries_without_end, "I14"),
 ]
 
 

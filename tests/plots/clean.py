@@ -14,6 +14,7 @@ from tests.plots.material import (
     Plot,
     S,
     accepted,
+    amends,
     at_service,
     claim,
     crashes,
@@ -32,6 +33,7 @@ from tests.plots.material import (
     walks,
 )
 
+from holdfast.lifecycle.records import Terms
 from holdfast.testing.checker import Bounds, Fault, FaultKind
 from holdfast.testing.checker.stock import Kept, KeptPiece, Stock
 from holdfast.testing.samples import ERROR, START, runner
@@ -152,6 +154,32 @@ CLEAN = [
         "I7",
         left(done(), tokens={"a": "t"}),
         [saw(What.SUBMIT_INVOKE, 0, token="t"), saw(What.SUBMIT_UNKNOWN, 1, token="t"), *accepted("t", "a", 2)],
+    ),
+    Plot(
+        "a key that several clients were given the same invocation for",
+        "I7",
+        left(done("a", key="k"), tokens={"a": "t"}),
+        [*accepted("t", "a", idempotency_key="k"), *accepted("u", "a", 3, idempotency_key="k")],
+    ),
+    Plot(
+        "a key whose time was over",
+        "I7",
+        left(
+            done("a", terms=Terms(key_seconds=10.0)),
+            made(claim(at=14), ends(15), id="b", key="k", created_at=START + 12.5, due_at=START + 12.5),
+        ),
+        [*accepted("t", "a", idempotency_key="k"), *accepted("u", "b", 12.6, idempotency_key="k")],
+    ),
+    Plot(
+        "the same key of another task",
+        "I7",
+        left(done("a", key="k"), done("b", key="k", task="shop:other")),
+        [*accepted("t", "a", idempotency_key="k"), *accepted("u", "b", 1, idempotency_key="k")],
+    ),
+    Plot(
+        "a call that was amended so often that not every line is there",
+        "I2",
+        left(made(*[amends(n / 100) for n in range(30)], claim(), ends())),
     ),
     Plot(
         "a refused submit that is not there",

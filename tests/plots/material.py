@@ -11,6 +11,7 @@ from holdfast.codec import Codec, Limits
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Change, apply_to
 from holdfast.lifecycle.claims import claimed
+from holdfast.lifecycle.pacing import amended
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, WorkerRecord
 from holdfast.lifecycle.slots import Execution
 from holdfast.lifecycle.status import Status
@@ -46,6 +47,11 @@ def crashes(at: float, *, last: bool = False) -> Changes:
 
 def hands_back(at: float) -> Changes:
     return lambda record: changes.handed_back(record, operation=f"back {at}", at=START + at, why="full")
+
+
+def amends(at: float) -> Changes:
+    later = invocation("later", operation=f"amend {at}", at=START + at)
+    return lambda record: amended(record, later, due_at=START + at)
 
 
 def walks(*path: Status, at: float) -> Changes:

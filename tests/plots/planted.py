@@ -35,10 +35,10 @@ from tests.plots.material import (
     without_lines,
 )
 
-from holdfast.lifecycle.records import Quarantined
+from holdfast.lifecycle.records import Quarantined, Terms
 from holdfast.testing.checker import Bounds, Fault, FaultKind
 from holdfast.testing.checker.stock import Kept, KeptPiece, Stock
-from holdfast.testing.samples import ERROR, invocation, runner
+from holdfast.testing.samples import ERROR, START, invocation, runner
 from holdfast.testing.witness import What, digest_of, digest_of_error
 
 PLANTED = [
@@ -206,6 +206,22 @@ PLANTED = [
         left(done("a"), tokens={"a": "t"}),
         [saw(What.SUBMIT_INVOKE, 0, token="t"), saw(What.SUBMIT_FAIL, 0, token="t")],
     ),
+    Plot(
+        "a key that was given to two",
+        "I7",
+        left(done("a"), done("b", created_at=START + 1)),
+        [*accepted("t", "a", idempotency_key="k"), *accepted("u", "b", 1, idempotency_key="k")],
+    ),
+    Plot(
+        "a key that was given away a moment too early",
+        "I7",
+        left(
+            done("a", terms=Terms(key_seconds=10.0)),
+            made(claim(at=12), ends(13), id="b", created_at=START + 11, due_at=START + 11),
+        ),
+        [*accepted("t", "a", idempotency_key="k"), *accepted("u", "b", 11, idempotency_key="k")],
+    ),
+    Plot("two that have one key", "I7", left(done("a", key="k"), done("b", key="k"))),
     # --- I8
     Plot(
         "two under a limit of one",

@@ -18,12 +18,12 @@ _MOST_TIMES = 10
 
 async def end_all(*tasks: asyncio.Task[Any]) -> None:
     """Cancel these and wait for them. What they end with is nobody's business any more."""
-    left = {task for task in tasks if not task.done()}
     for _ in range(_MOST_TIMES):
+        left = [task for task in tasks if not task.done()]
         if not left:
             return
-        for task in left:
+        for task in left:  # in their order: a set of tasks has another one in each run
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=_AGAIN_SECONDS)
-    for task in left:
+        await asyncio.wait(left, timeout=_AGAIN_SECONDS)
+    for task in [task for task in tasks if not task.done()]:
         log.error("%r does not end", task)

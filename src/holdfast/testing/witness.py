@@ -81,6 +81,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int | None = None
     owner: str | None = None  # "runner", or "runner/worker"
     key: str | None = None  # of a limit
+    idempotency_key: str | None = None
     limit: int | None = None
     digest: str | None = None
     status: str | None = None
@@ -160,14 +161,16 @@ class Witness:
     # --- clients
 
     @contextmanager
-    def submission(self, token: str, *, key: str | None = None) -> Iterator[Callable[[str], None]]:
+    def submission(
+        self, token: str, *, key: str | None = None, idempotency_key: str | None = None
+    ) -> Iterator[Callable[[str], None]]:
         """Around a submit; call what it gives with the id, as soon as that is known. `key` is that of its limit."""
         span, known = secrets.token_hex(6), False
 
         def accepted(id: str) -> None:
             nonlocal known
             known = True
-            self.write(What.SUBMIT_OK, token=token, span=span, id=id, key=key)
+            self.write(What.SUBMIT_OK, token=token, span=span, id=id, key=key, idempotency_key=idempotency_key)
 
         self.write(What.SUBMIT_INVOKE, token=token, span=span, key=key)
         try:

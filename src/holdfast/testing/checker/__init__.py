@@ -23,7 +23,8 @@ I2     a history is a legal path of the table, with versions 1, 2, 3 …
 I3     final is final; what was seen once is what everybody sees
 I4     one owner at a time; each claim has the next epoch; an epoch is executed once
 I6     a write carries the epoch that is current; a result is that of the execution in whose epoch it was written
-I7     one submit, one invocation; none or one if its outcome was unknown, none if it was refused
+I7     one submit, one invocation; none or one if its outcome was unknown, none if it was refused. One key, one
+       invocation, over all clients and tries, until its time is over
 I8     at most K leases under a limit of K, and a free slot is filled while work waits
 I14    attempts ≤ 1 + retries + crash recoveries, and those have a cap
 I15    executed once, and once more at most for each fault that touched it
@@ -40,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from holdfast.testing.checker import executions, history, rest, timing
+from holdfast.testing.checker import executions, history, keys, rest, timing
 from holdfast.testing.checker.case import Case
 from holdfast.testing.checker.evidence import Bounds, Dump, Fault, FaultKind, Faults, Violation, dump
 from holdfast.testing.checker.rest import dead_ends
@@ -58,6 +59,8 @@ CHECKS: tuple[Callable[[Case], Iterator[Violation]], ...] = (
     history.current_epoch,
     executions.result_of_its_epoch,
     executions.one_submit_one_invocation,
+    keys.one_key_one_holder,
+    keys.one_key_one_invocation,
     timing.limits_hold,
     timing.slots_are_filled,
     history.bounded_attempts,

@@ -31,8 +31,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     priority: int = 0
     at_most_once: bool = False
-    times: int = 1  # how many clients submit it, with one key
+    times: int = 1  # how many clients submit it: under one id, or with one key
     limit_key: str | None = None
+    keyed: bool = False
+    retries: int = 0  # that its policy allows
+    failures: int = 99  # attempts that raise, if it raises
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +84,7 @@ def plan_of(seed: int) -> Plan:
     rng = random.Random(f"plan {seed}")
     chaos = rng.choice((20.0, 30.0))
     nodes = rng.choice((1, 2, 2, 3, 3, 4))
-    limits = random.Random(f"limits {seed}")
+    limits, identity = random.Random(f"limits {seed}"), random.Random(f"identity {seed}")
     return Plan(
         seed=seed,
         nodes=nodes,
@@ -91,7 +94,7 @@ def plan_of(seed: int) -> Plan:
         skew=rng.choice((0.0, 0.0, 0.15)),
         chaos_seconds=chaos,
         weather=_weather(rng),
-        jobs=_limited(limits, _jobs(rng, chaos)),
+        jobs=_named(identity, _limited(limits, _jobs(rng, chaos))),
         limit=limits.choice((1, 1, 2, 3)),
         strikes=_strikes(rng, nodes, chaos),
     )
@@ -138,6 +141,19 @@ def _limited(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         return jobs
     keys = ("one", "one", "other", None)
     return tuple(replace(job, limit_key=rng.choice(keys)) for job in jobs)
+
+
+def _named(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Half of them have a key, and most of those that raise are tried again."""
+    return tuple(
+        replace(
+            job,
+            keyed=rng.random() < 0.5,
+            retries=rng.choice((0, 1, 3, 3)) if job.ending is Ending.RAISE and not job.at_most_once else 0,
+            failures=rng.choice((1, 2, 99)) if job.ending is Ending.RAISE else 99,
+        )
+        for job in jobs
+    )
 
 
 def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]:

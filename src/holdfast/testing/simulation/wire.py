@@ -145,7 +145,7 @@ class Server:
     def _after_apply(self, process: Process, answer: Sequence[object], changes: Sequence[Change]) -> None:
         """A write of an owner that is repeated, because its reply was lost, has to be recognised as the same."""
         for change, verdict in zip(changes, answer, strict=True):
-            if change.name in ("recovered", "rescued", "woken") or change.epoch is None:
+            if change.name in ("recovered", "rescued", "woken", "amended") or change.epoch is None:
                 continue
             key = (change.id, change.epoch, change.name)
             if isinstance(verdict, Lost) and self._ends.get(key, change.operation) != change.operation:

@@ -23,7 +23,8 @@ from holdfast.execution.call import Call
 from holdfast.execution.places import Deliver, InlinePlaces
 from holdfast.ids import Ids, derived_id
 from holdfast.lifecycle.limits import Limit, limit_key
-from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms, registered
+from holdfast.lifecycle.retries import Fixed, dump_policy
 from holdfast.lifecycle.slots import SlotSettings
 from holdfast.lifecycle.status import FINAL
 from holdfast.schedules import cron
@@ -97,6 +98,7 @@ class World:
         self.came_late: set[str] = set()
         self.healing = False
         self._crashed: dict[str, int] = {}  # how often each job took its process with it
+        self._failed: dict[str, int] = {}  # how often each job raised
         self._pids = 100
         self._nodes = [Node(self, number) for number in range(plan.nodes)]
         self._processes: list[Process] = []
@@ -166,7 +168,7 @@ class World:
     async def work(self, token: str) -> str:
         """The task that all jobs are calls of."""
         job, process = self.jobs[token], PROCESS.get()
-        id = id_of(token)
+        id = self.id_of(job)
         span = self.ledger.span()
         facts = {"token": token, "id": id, "span": span, "epoch": self.lines[process.pid].epochs.get(id)}
         self.ledger.write(What.EXEC_START, process.pid, **facts)
@@ -177,7 +179,8 @@ class World:
                 self._crashed[token] = self._crashed.get(token, 0) + 1
                 process.kill()
                 await asyncio.sleep(1e9)
-            if job.ending is Ending.RAISE:
+            if job.ending is Ending.RAISE and self._failed.get(token, 0) < job.failures:
+                self._failed[token] = self._failed.get(token, 0) + 1
                 raise ValueError(f"{token} {span}")
         except BaseException as error:
             self.ledger.write(What.EXEC_END, process.pid, **facts, raised=True, digest=digest_of_error(error))
@@ -185,6 +188,11 @@ class World:
         result = f"{token} {span}"
         self.ledger.write(What.EXEC_END, process.pid, **facts, digest=digest_of(result, self.codec))
         return result
+
+    def id_of(self, job: Job) -> str:
+        """Which invocation a job became. With a key that is whichever came first."""
+        name = (APP, "key", f"{TASK}|{job.token}")
+        return self.server.store._named[name] if job.keyed else id_of(job.token)
 
     @contextmanager
     def _lease(self, job: Job, pid: int, facts: dict[str, Any]) -> Iterator[None]:
@@ -398,11 +406,31 @@ class Client:
         await asyncio.gather(*[self._submit(job) for job in jobs])
 
     async def _submit(self, job: Job) -> None:
-        world, ledger = self._world, self._world.ledger
+        ledger = self._world.ledger
         await asyncio.sleep(job.at)
-        now, id = world.clock.now(), id_of(job.token)
+        facts = {"token": job.token, "span": ledger.span(), "idempotency_key": job.token if job.keyed else None}
+        ledger.write(What.SUBMIT_INVOKE, self.process.pid, **facts)
+        record = self._record(job)
+        for _ in range(4):
+            try:
+                (there,) = await self._engine.submitter.submit([record])
+            except StoreError:
+                await asyncio.sleep(0.3)
+                record = self._record(job) if job.keyed else record  # as if it were another process
+            else:
+                id = record.id if there is None else there.id
+                ledger.write(What.SUBMIT_OK, self.process.pid, **facts, id=id)
+                return await self._see(job, id)
+        ledger.write(What.SUBMIT_UNKNOWN, self.process.pid, **facts)
+        return None
+
+    def _record(self, job: Job) -> InvocationRecord:
+        world, now = self._world, self._world.clock.now()
+        policy = dump_policy(Fixed(job.retries, 0.5)) if job.retries else None
         record = InvocationRecord(
-            id=id,
+            id=self._engine.ids.new() if job.keyed else id_of(job.token),
+            key=job.token if job.keyed else None,
+            terms=PLAIN if policy is None else Terms(retries=policy),
             app=APP,
             task=TASK,
             arguments=world.codec.encode_call((job.token,), {}),
@@ -412,19 +440,7 @@ class Client:
             at_most_once=job.at_most_once,
             limit_key=job.limit_key and limit_key(TASK, job.limit_key),
         )
-        record = registered(record, operation=self._engine.ids.operation(), at=now)
-        facts = {"token": job.token, "span": ledger.span()}
-        ledger.write(What.SUBMIT_INVOKE, self.process.pid, **facts)
-        for _ in range(4):
-            try:
-                await self._engine.submitter.submit([record])
-            except StoreError:
-                await asyncio.sleep(0.3)
-            else:
-                ledger.write(What.SUBMIT_OK, self.process.pid, **facts, id=id)
-                return await self._see(job, id)
-        ledger.write(What.SUBMIT_UNKNOWN, self.process.pid, **facts)
-        return None
+        return registered(record, operation=self._engine.ids.operation(), at=now)
 
     async def _see(self, job: Job, id: str) -> None:
         while True:
