@@ -235,6 +235,13 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         def again() -> None:
             raise KeyError
 
+        limits: dict[str, Any] = {"timeout": 60, "soft_timeout": 30, "cancel_grace": 1, "cancel_children": False}
+
+        @app.task(name="parent", **limits)
+        def parent() -> None:
+            doomed = again.options(delay="1h", expires="2h").submit()
+            doomed.cancel("no longer wanted", children=False)
+
         app.invocations()  # now the collections are there
         fails.map([b"small", os.urandom(3 * 2**20)])  # beyond a piece of 1 MB
         bad = database[schema.INVOCATIONS].find_one({"payloads": {"$exists": False}})
@@ -243,6 +250,7 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         seen, deadline = Seen(database), time.monotonic() + 30
         again.options(key="once").submit()
         again.submit()
+        parent.options(expires="2h").submit()
         seen.look()  # while they are ready
         with app.runner():
             while (there := seen.look()) != wanted and time.monotonic() < deadline:

@@ -15,7 +15,9 @@ PUBLIC = [
     "App",
     "AsyncTask",
     "BlockingCall",
+    "Context",
     "EmbeddedRunner",
+    "Expired",
     "Exponential",
     "Fatal",
     "FirstMatch",
@@ -36,13 +38,16 @@ PUBLIC = [
     "ResultTimeout",
     "Retries",
     "RetryLater",
+    "SoftTimeout",
     "Status",
     "StoreError",
     "Task",
     "TaskFailed",
+    "TimedOut",
     "Timetable",
     "UsageError",
     "__version__",
+    "context",
 ]
 
 

@@ -7,6 +7,7 @@ from holdfast.app import App
 from holdfast.embedded import EmbeddedRunner
 from holdfast.errors import (
     BlockingCall,
+    Expired,
     Fatal,
     HoldfastError,
     InvocationCancelled,
@@ -15,10 +16,13 @@ from holdfast.errors import (
     KeyTaken,
     ResultTimeout,
     RetryLater,
+    SoftTimeout,
     StoreError,
     TaskFailed,
+    TimedOut,
     UsageError,
 )
+from holdfast.execution.context import Context, context
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.retries import (
@@ -39,7 +43,9 @@ __all__ = [
     "App",
     "AsyncTask",
     "BlockingCall",
+    "Context",
     "EmbeddedRunner",
+    "Expired",
     "Exponential",
     "Fatal",
     "FirstMatch",
@@ -60,13 +66,16 @@ __all__ = [
     "ResultTimeout",
     "Retries",
     "RetryLater",
+    "SoftTimeout",
     "Status",
     "StoreError",
     "Task",
     "TaskFailed",
+    "TimedOut",
     "Timetable",
     "UsageError",
     "__version__",
+    "context",
 ]
 
 # A library does not decide where its log goes: without this, Python prints warnings to stderr by itself.

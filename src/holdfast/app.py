@@ -117,6 +117,9 @@ class App(Archived):
         ``debounce="5s"`` waits until no call came for so long and then runs once, with the arguments of the last one,
         at the latest `debounce_max_wait` after the first; ``throttle="10s"`` runs the first call, and those that come
         within that time are taken for it. Both go by `key_arguments` if there are any, else by the task.
+        Each attempt may take up to `timeout`; then it is ended and has failed with `TimedOut`. After `soft_timeout` it
+        gets a `SoftTimeout`. What was not started within `expires` ends with `Expired`. What is cancelled has
+        `cancel_grace` to clean up, and what it has submitted is cancelled with it, unless ``cancel_children=False``.
         """
         if function is None:
             refuse_unknown(options)
@@ -375,6 +378,7 @@ class App(Archived):
                 poll_interval_seconds=poll,
                 limits=Limits(settings.inline_limit, settings.payload_limit),
                 chunk_threshold=settings.chunk_threshold,
+                cancel_grace_seconds=settings.cancel_grace_seconds,
             )
 
         return make

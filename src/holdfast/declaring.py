@@ -21,6 +21,7 @@ from holdfast.engine.definition import (
     signature_of,
     where_of,
 )
+from holdfast.engine.time_limits import TimeLimits, limit_of, seconds_of
 from holdfast.errors import UsageError
 from holdfast.lifecycle.pacing import Debounce, Pacing, Throttle
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY
@@ -52,6 +53,11 @@ class TaskOptions(TypedDict, total=False):
     debounce_max_wait: Duration | None
     throttle: Duration | None
     reroute_on_concurrency_control: bool
+    timeout: Duration | None
+    soft_timeout: Duration | None
+    expires: Duration | None
+    cancel_grace: Duration | None
+    cancel_children: bool
 
 
 def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
@@ -91,6 +97,13 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         ),
         raises_on_different_twin=bool(options.get("on_diff_non_key_args_raise", False)),
         pacing=pacing,
+        time=TimeLimits(
+            timeout=limit_of("timeout", options.get("timeout")),
+            soft_timeout=limit_of("soft_timeout", options.get("soft_timeout")),
+            expires=limit_of("expires", options.get("expires")),
+            cancel_grace=seconds_of(options.get("cancel_grace")),
+            cancel_children=bool(options.get("cancel_children", True)),
+        ),
     )
     if pacing is not None and options.get("registration_concurrency", "disabled") != "disabled":
         raise UsageError(

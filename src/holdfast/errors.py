@@ -32,11 +32,14 @@
     │   ├── SchemaMismatch                      the store was written by another version, or is foreign
     │   ├── CorruptRecord                       one stored record cannot be read; the others can
     │   └── PayloadLost                         a large value is not in the store any more, or is damaged
+    ├── SoftTimeout                             raised in a task: its soft_timeout is over, it should come to an end
     ├── InvocationNotFound
     ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
     └── InvocationError                         the invocation ended, but not with a result
         ├── TaskFailed                          user code raised a class that is not registered here
         ├── WorkerLost                          the process that ran it died
+        ├── TimedOut                            (also a TimeoutError) an attempt ran longer than its timeout
+        ├── Expired                             it was not started in time
         ├── InvocationCancelled
         └── InvocationRefused                   ended as CONCURRENCY_CONTROLLED_FINAL
 
@@ -239,8 +242,30 @@ class WorkerLost(InvocationError):
     """The process that ran the invocation died before it was done. Nobody knows how far it came."""
 
 
+class SoftTimeout(HoldfastError):
+    """Raised in a task when its `soft_timeout` is over: it should come to an end."""
+
+    def __init__(self, message: str = "the soft timeout is over") -> None:
+        super().__init__(message)
+
+
+class TimedOut(InvocationError, TimeoutError):
+    """An attempt ran for longer than its `timeout` and was ended."""
+
+
+class Expired(InvocationError):
+    """The invocation was not started by the time that `expires` had set."""
+
+
 class InvocationCancelled(InvocationError):
-    """The invocation was cancelled. Never asyncio's CancelledError, which would cancel the waiter instead."""
+    """The invocation was cancelled: `by` whom, and for what `reason`. Never asyncio's CancelledError, which would
+    cancel the waiter instead.
+    """
+
+    def __init__(self, message: str, *, invocation_id: str | None = None, by: str = "", reason: str = "") -> None:
+        super().__init__(message, invocation_id=invocation_id)
+        self.by = by
+        self.reason = reason
 
 
 class InvocationRefused(InvocationError):

@@ -7,6 +7,9 @@ processes, say the same.
 from __future__ import annotations
 
 import datetime as dt
+import getpass
+import os
+import socket
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
@@ -25,6 +28,7 @@ from holdfast.errors import (
     TaskFailed,
     UsageError,
 )
+from holdfast.execution.context import context, here
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import FINAL, Status
@@ -147,6 +151,24 @@ class Invocation(Generic[R]):
             raise kind(f"{record.task} {self.id} cannot be run again: {done.why}")
         return Invocation(self._app, done.id)
 
+    def cancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> Status:
+        """Ask for its end; nothing happens to what has ended. Returns where it stands then.
+
+        What waits is CANCELLED at once. What runs is CANCELLING: its code is told and has some time to clean up, and
+        whether it ended by that or with a result is for `result` to say. What it has submitted is cancelled with it,
+        unless `children` is false or its task declares ``cancel_children=False``. `by` and `reason` are kept; without
+        `by`, it is the user and the host, or the task, that asks.
+        """
+        return self._app._run(self._cancel(reason, by or asking(), children))
+
+    async def acancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> Status:
+        return await self._app._arun(self._cancel(reason, by or asking(), children))
+
+    async def _cancel(self, reason: str, by: str, children: bool | None) -> Status:
+        engine = await self._app._engine()
+        record = await engine.canceller.cancel(self.id, by=by, reason=reason, children=children)
+        return record.status
+
     # --- how it ends
 
     def result(self, timeout: float | None = None) -> R:
@@ -264,13 +286,31 @@ def outcome_of(end: End, codec: Codec) -> object:
         case Status.FAILED:
             raise TaskFailed("holdfast:Failed", record.reason, invocation_id=record.id)
         case Status.CANCELLED:
-            raise InvocationCancelled(
-                f"{record.task} {record.id} was cancelled. {record.reason}", invocation_id=record.id
-            )
+            raise _cancelled(record)
         case _:
             assert record.status in FINAL
             why = f"{record.task} {record.id} met a concurrency limit and was declared not to wait. {record.reason}"
             raise InvocationRefused(why, invocation_id=record.id)
+
+
+def _cancelled(record: InvocationRecord) -> InvocationCancelled:
+    asked = record.cancellation
+    if asked is None:
+        text = f"{record.task} {record.id} was cancelled. {record.reason}"
+        return InvocationCancelled(text, invocation_id=record.id)
+    text = f"{record.task} {record.id} was {asked}"
+    return InvocationCancelled(text, invocation_id=record.id, by=asked.by, reason=asked.reason)
+
+
+def asking() -> str:
+    """Who asks for something here: the invocation that does, or a person and a host."""
+    if here.get() is not None:
+        return f"invocation {context().invocation_id}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in a container
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 __all__ = ["Invocation", "InvocationGroup"]

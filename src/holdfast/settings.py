@@ -85,6 +85,9 @@ class Settings:
     drain_timeout_seconds: float = _setting(
         30.0, "how long a stopping runner lets running work finish", low=0, high=86_400
     )
+    cancel_grace_seconds: float = _setting(
+        10.0, "how long the code of a cancelled invocation may clean up before it is ended", low=0, high=86_400
+    )
     runner_heartbeat_seconds: float = _setting(
         2.0, "how often a runner says that it is alive; at most a quarter of dead-after", low=0.01, high=3_600
     )

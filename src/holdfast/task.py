@@ -21,8 +21,10 @@ from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.engine.depot import whole
+from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, TwinDiffers, UsageError
 from holdfast.execution.call import bind
+from holdfast.execution.context import here, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.pacing import Debounce, Pacing, paced
@@ -46,6 +48,8 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     key_seconds: float = KEY_SECONDS
     pacing: Pacing | None = None
     session: Any = None
+    expires_at: float | None = None
+    time: TimeLimits | None = None
 
 
 class Submittable(Generic[P, R]):
@@ -57,7 +61,8 @@ class Submittable(Generic[P, R]):
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
         self._limited = definition.limit is not None
-        self._terms = definition.terms(app.settings.archive_retention_seconds)
+        self._time = self._options.time or definition.time
+        self._terms = self._time.added_to(definition.terms(app.settings.archive_retention_seconds))
         self._pacing = self._options.pacing or definition.pacing
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
@@ -83,6 +88,11 @@ class Submittable(Generic[P, R]):
         throttle: Duration | None = None,
         throttle_key: str | None = None,
         session: Any = None,
+        timeout: Duration | None = None,
+        soft_timeout: Duration | None = None,
+        expires: Duration | dt.datetime | None = None,
+        cancel_grace: Duration | None = None,
+        cancel_children: bool | None = None,
     ) -> Self:
         """The same task with other options for the calls that are submitted through it.
 
@@ -95,6 +105,8 @@ class Submittable(Generic[P, R]):
 
         `debounce` and `throttle` are as in `App.task`; with `debounce_key` or `throttle_key`, a text, calls of the same
         one are of a kind, else all of the task.
+        `timeout`, `soft_timeout`, `expires`, `cancel_grace` and `cancel_children` are as in `App.task`; `expires` may
+        also be a moment (an aware datetime).
 
         `session` is your own transaction: a session of pymongo's (async) client inside `start_transaction`, or a
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
@@ -116,8 +128,18 @@ class Submittable(Generic[P, R]):
             key_seconds=before.key_seconds if key_for is None else parse_duration(key_for),
             pacing=pacing_of(debounce, debounce_max_wait, debounce_key, throttle, throttle_key) or before.pacing,
             session=self._options.session if session is None else session,
+            expires_at=parse_moment(expires, "expires") if isinstance(expires, dt.datetime) else before.expires_at,
+            time=self._time.changed(
+                timeout=timeout,
+                soft_timeout=soft_timeout,
+                expires=None if isinstance(expires, dt.datetime) else expires,
+                cancel_grace=cancel_grace,
+                cancel_children=cancel_children,
+            ),
         )
         refuse_with_pacing(changed.pacing or self.definition.pacing, changed, self.definition)
+        if expires is not None and not isinstance(expires, dt.datetime):
+            changed = msgspec.structs.replace(changed, expires_at=None)
         return type(self)(self._app, self.definition, changed)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
@@ -260,10 +282,23 @@ class Submittable(Generic[P, R]):
             due_at=now + options.delay_seconds if options.at is None else options.at,
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
             terms=self._terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
+            parent_id=None if here.get() is None else parent_in(self._app.name),
         )
         if self._pacing is not None:
             record = paced(record, self._pacing)
+        if options.expires_at is not None or self._time.expires is not None:
+            record = self._expiring(record)
         return registered(record, operation=ids.operation(), at=now)
+
+    def _expiring(self, record: InvocationRecord) -> InvocationRecord:
+        at = self._options.expires_at
+        start_by = record.created_at + (self._time.expires or 0.0) if at is None else at
+        if start_by <= record.due_at:
+            raise UsageError(
+                f"expires= ends before the call is due, so {record.task} could never be started; give more time"
+            )
+        terms = msgspec.structs.replace(record.terms, start_by=start_by)
+        return msgspec.structs.replace(record, start_by=start_by, terms=terms)
 
     @property
     def _debounce(self) -> Debounce | None:

@@ -169,6 +169,8 @@ STEPS: dict[str, Step] = {
     "waiting_keys": lambda store: store.waiting_keys("shop"),
     "slot_holders": lambda store: store.slot_holders("shop", "k1"),
     "lanes": lambda store: store.lanes("shop"),
+    "start_limits": lambda store: store.start_limits("shop", 10),
+    "find children": lambda store: store.find("shop", Filter(parent="p", statuses=frozenset({Status.RETRY})), 10),
     "apply": apply_twice,
     "insert again": lambda store: store.insert([invocation(f"{TASK}000"), invocation("new")]),
     "get": lambda store: store.get("shop", [f"{TASK}000", "none"]),

@@ -47,12 +47,15 @@ def statements() -> dict[str, str]:
 
 
 FILTERS = [
-    Filter(statuses=frozenset(statuses), tasks=frozenset(tasks), queues=frozenset(queue), before_id=before)
-    for statuses, tasks, queue, before in itertools.product(
+    Filter(
+        statuses=frozenset(statuses), tasks=frozenset(tasks), queues=frozenset(queue), before_id=before, parent=parent
+    )
+    for statuses, tasks, queue, before, parent in itertools.product(
         [(), (Status.FAILED,), (Status.FAILED, Status.RUNNING, Status.RETRY), (Status.SUCCESS,), tuple(Status)],
         [(), ("a",), ("a", "b")],
         [(), ("q", "r")],
         [None, "x"],
+        [None, "p"],
     )
 ]
 

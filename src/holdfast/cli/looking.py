@@ -90,6 +90,8 @@ def show(
                 ("created", f"{moment(record.created_at)}, {length(now - record.created_at)} ago"),
                 ("due", moment(record.due_at)),
                 ("owner", record.owner or ""),
+                ("cancelled", _cancelled(record)),
+                ("limits of time", _times(record)),
                 ("limit key", record.limit_key or ""),
                 ("slot", record.slot or ""),
                 ("attempt", f"{record.attempt}, epoch {record.epoch}"),
@@ -125,6 +127,21 @@ def _kept(record: InvocationRecord, now: float) -> str:
     if until is None:
         return ""
     return "for ever" if until >= FOREVER else f"until {moment(until)}, {length(max(0.0, until - now))} from now"
+
+
+def _cancelled(record: InvocationRecord) -> str:
+    asked = record.cancellation
+    return "" if asked is None else f"{moment(asked.at)}: {asked}"
+
+
+def _times(record: InvocationRecord) -> str:
+    terms = record.terms
+    each = [
+        f"{name} {length(seconds)}"
+        for name, seconds in (("timeout", terms.timeout), ("soft timeout", terms.soft_timeout))
+        if seconds is not None
+    ]
+    return ", ".join([*each, *([] if terms.start_by is None else [f"expires {moment(terms.start_by)}"])])
 
 
 def _error_facts(error: ErrorRecord) -> dict[str, str]:
@@ -224,6 +241,16 @@ def _facts(record: InvocationRecord) -> dict[str, Any]:
         "rerun_of": record.rerun_of,
         "limit_key": record.limit_key,
         "slot": record.slot,
+        "timeout": record.terms.timeout,
+        "soft_timeout": record.terms.soft_timeout,
+        "expires_at": None if record.terms.start_by is None else moment(record.terms.start_by),
+        "cancellation": record.cancellation
+        and {
+            "by": record.cancellation.by,
+            "reason": record.cancellation.reason,
+            "at": moment(record.cancellation.at),
+            "until": moment(record.cancellation.until),
+        },
     }
 
 

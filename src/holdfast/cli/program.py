@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from holdfast._version import __version__
-from holdfast.cli import archive, fleet, logs, looking, running, submitting, tending
+from holdfast.cli import archive, cancelling, fleet, logs, looking, running, submitting, tending
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
 # The base of everything that is wrong with a command line. Typer exports only this one descendant, and has its own
@@ -78,6 +78,7 @@ def _make() -> typer.Typer:
         running.run,
         submitting.submit,
         submitting.wake,
+        cancelling.cancel,
         looking.ps,
         looking.show,
         looking.history,

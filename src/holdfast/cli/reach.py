@@ -214,6 +214,7 @@ def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], obje
                 hooks=app._hooks,
                 max_tasks=orders.max_tasks,
                 leaves_unfinished=True,
+                look_seconds=duties.runner.heartbeat_seconds,
             )
 
         return await attached.run(make_worker)

@@ -15,10 +15,12 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.codec import Codec, Limits
 from holdfast.engine.archive import Archive
+from holdfast.engine.cancel import GRACE_SECONDS, Canceller
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew, LocalCrew
 from holdfast.engine.definition import Place, TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
+from holdfast.engine.expiry import Expiry
 from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery, core_app
@@ -57,6 +59,7 @@ class Engine:
         poll_interval_seconds: float,
         limits: Limits = LIMITS,
         chunk_threshold: int = CHUNK_THRESHOLD,
+        cancel_grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.app = app
         self.store = store
@@ -69,6 +72,7 @@ class Engine:
         self.depot = Depot(store, app=app, chunk_threshold=chunk_threshold)
         self.submitter = Submitter(store, self.depot, self.hub)
         self.archive = Archive(store, self.submitter, self.depot, app=app)
+        self.canceller = Canceller(store, self.hub, ids, app=app, grace_seconds=cancel_grace_seconds)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
     async def open(self) -> None:
@@ -96,10 +100,12 @@ class Engine:
         max_tasks: int | None = None,
         leaves_unfinished: bool = False,
         patience: int = 1,
+        look_seconds: float = 2.0,
     ) -> Worker:
         """A worker of these tasks, not started yet. Core tasks lie in an app of their own.
 
-        `patience`: how many polling intervals it waits before it looks by itself.
+        `patience`: how many polling intervals it waits before it looks by itself; `look_seconds`: how often it looks
+        whether something that it runs was cancelled, if nobody tells.
         """
         refuse_while_importing()
         coroutines = LoopThread("holdfast-coroutines") if hooks else None
@@ -136,6 +142,7 @@ class Engine:
             around=hooks.around(coroutines) if hooks and coroutines else None,
             max_tasks=max_tasks,
             leaves_unfinished=leaves_unfinished,
+            look_seconds=look_seconds,
         )
 
     def recovery(self, app: str, duties: Duties) -> Recovery:
@@ -191,6 +198,7 @@ class Engine:
                 drain_timeout_seconds=drain_timeout_seconds,
                 make_places=make_places,
                 hooks=hooks,
+                look_seconds=duties.runner.heartbeat_seconds,
             )
 
         runner = Runner(
@@ -230,8 +238,10 @@ class Engine:
 
     def _duties(self, definitions: Iterable[TaskDefinition]) -> tuple[Duty, ...]:
         """What services do for the tasks and the store."""
+        expiry = Expiry(self.store, self.hub, self.ids, app=self.app)
         slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
         return (
+            Duty(name="expiry", every_seconds=1.0, perform=expiry.sweep),
             Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
             Duty(name="payloads", every_seconds=3600.0, perform=self._collect),
             *upkeep(self.store, self.app),

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.engine.concurrency import Concurrency, RunningConcurrency
+from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import UsageError
 from holdfast.execution.declared import MAINS, why_unreachable
 from holdfast.lifecycle.limits import Limit
@@ -49,6 +50,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     pacing: Pacing | None = None
     retries: Policy = Never()
     retention: Mapping[str, float | None] = msgspec.field(default_factory=dict)  # by outcome; None: for ever
+    time: TimeLimits = TimeLimits()
 
     @property
     def fingerprint(self) -> str:
@@ -60,7 +62,8 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
         """What is agreed with each call; `retention_seconds` is how long it is kept if the task does not say."""
         policy = None if isinstance(self.retries, Never) else dump_policy(self.retries)
         retention = agreed(self.retention, retention_seconds)
-        return PLAIN if policy is None and retention is None else Terms(retries=policy, retention=retention)
+        terms = PLAIN if policy is None and retention is None else Terms(retries=policy, retention=retention)
+        return self.time.added_to(terms)
 
     @property
     def limit(self) -> Limit | None:

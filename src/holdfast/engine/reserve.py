@@ -68,6 +68,12 @@ class Reserve:
         """The oldest ones, to be started."""
         return [self._waiting.popleft()[1] for _ in range(min(count, len(self._waiting)))]
 
+    def remove(self, id: str) -> bool:
+        """Take it out, if it is here."""
+        before = len(self._waiting)
+        self._waiting = deque(item for item in self._waiting if item[1].id != id)
+        return len(self._waiting) < before
+
     def stale(self, now: float) -> list[InvocationRecord]:
         """What lay too long, to be given back.
 

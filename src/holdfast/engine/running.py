@@ -17,11 +17,13 @@ from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.depot import Depot
 from holdfast.engine.ending import end_all
 from holdfast.engine.patience import Patience
+from holdfast.engine.stopping import Stopping
 from holdfast.engine.suspects import CROWDED_SECONDS, Suspects
 from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable
-from holdfast.execution.call import Call, Outcome, Unfit
+from holdfast.execution.call import INTERRUPTED, Call, Outcome, Unfit
+from holdfast.execution.context import cancelled, deadline_in
 from holdfast.execution.places import Deliver, Execution
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.records import PLAIN, InvocationRecord
 
 log = logging.getLogger("holdfast.worker")
 
@@ -72,6 +74,9 @@ class Running:
         self._fetching: set[asyncio.Task[None]] = set()
         self._began: dict[str, float] = {}
         self.records: dict[str, InvocationRecord] = {}
+        self._stopping = Stopping(self._tell, self._give_up)
+        self.abandoned: set[str] = set()  # calls that cannot be stopped, and have their places
+        self._keys: dict[str, str] = {}  # of calls that are not called by their id, since an abandoned one is
 
     def __len__(self) -> int:
         return len(self.records)
@@ -120,6 +125,8 @@ class Running:
         why_not = self._employer.why_not()
         if isinstance(found, Unfit):
             self._deliver([(record.id, found)])
+        elif record.id not in self.records:
+            pass  # it was cancelled meanwhile
         elif found is not None and not why_not:
             self._call([(record, found)])
         elif self.records.pop(record.id, None) is not None:
@@ -145,7 +152,10 @@ class Running:
                 self._codec,
                 self._limits,
                 payloads,
+                record,
             )
+            if self.abandoned or record.terms is not PLAIN:
+                call = self._limited(call, record)
             batches.setdefault(place, []).append(call)
         if crowded:
             why = "as many as can run apart from others do so already"
@@ -155,6 +165,18 @@ class Running:
             self._employer.apart()  # before they can do any harm
         for place, calls in batches.items():
             self._at(place).start(calls)
+
+    def _limited(self, call: Call, record: InvocationRecord) -> Call:
+        """The call, with what its terms say about time; watched, if they do."""
+        terms = record.terms
+        if record.id in self.abandoned:
+            self._keys[record.id] = key = f"{record.id}~{record.epoch}"
+            call = call._replace(key=key)
+        if terms.timeout is None and terms.soft_timeout is None:
+            return call
+        self._stopping.watch(record)
+        deadline = None if terms.timeout is None else deadline_in(terms.timeout)
+        return call._replace(deadline=deadline, softly=terms.soft_timeout is not None)
 
     def _at(self, place: Place) -> Execution:
         if place not in self._places:
@@ -166,7 +188,15 @@ class Running:
     def _deliver(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
         """User code is done with these; called on the engine's loop."""
         ended, now = [], _loop_time()
-        for id, outcome in outcomes:
+        for key, outcome in outcomes:
+            id = key
+            if self.abandoned:
+                if key in self.abandoned:
+                    self.abandoned.discard(key)
+                    cancelled.discard(key.partition("~")[0])
+                    continue
+                id = key.partition("~")[0]
+                self._keys.pop(id, None)
             record = self.records.pop(id, None)
             began = self._began.pop(id, now)
             if record is None:
@@ -175,8 +205,44 @@ class Running:
                 self._employer.began(-1)
                 self._employer.begin([record])
                 continue
+            if self._stopping.watched and id in self._stopping.watched:
+                outcome = self._stopping.ended(record, outcome)
             ended.append(Ended(record, outcome, now - began))
         self._employer.ended(ended)
+
+    def cancel(self, record: InvocationRecord, grace_seconds: float) -> None:
+        """This is to end, which its owner runs; called once or more."""
+        mine = self.records.get(record.id)
+        if mine is None or mine.epoch != record.epoch or mine.status is record.status:
+            return
+        self.records[record.id] = record
+        if record.id in self._began:
+            self._stopping.cancel(record, grace_seconds)
+        else:  # it waits for its arguments
+            del self.records[record.id]
+            self._employer.ended([Ended(record, INTERRUPTED, 0.0)])
+
+    def _tell(self, what: str, id: str) -> None:
+        keys = [self._keys.get(id, id)]
+        for places in self._places.values():
+            match what:
+                case "cancel":
+                    places.cancel(keys)
+                case "soften":
+                    places.soften(keys)
+                case "force":
+                    places.force(keys)
+
+    def _give_up(self, id: str, outcome: Outcome) -> None:
+        """Go on without the code of this one, which cannot be stopped. Its place is taken until it ends."""
+        record = self.records.pop(id, None)
+        if record is None:
+            return
+        log.error("%s %s cannot be stopped; its place is taken until it ends", record.task, id)
+        self._stopping.forget(id)
+        self.abandoned.add(self._keys.pop(id, id))
+        self._suspects.come_home(id, outcome)
+        self._employer.ended([Ended(record, outcome, _loop_time() - self._began.pop(id, 0.0))])
 
     def interrupt(self) -> None:
         """Tell user code to end, where that is possible."""
@@ -188,6 +254,7 @@ class Running:
             task.cancel()
 
     async def close(self) -> None:
+        self._stopping.close()
         await end_all(*self._fetching)
         for places in self._places.values():
             places.close()

@@ -19,7 +19,9 @@ from msgspec.structs import replace
 
 from holdfast.codec import ErrorRecord, Payload
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.cancel import Canceller
 from holdfast.engine.depot import Depot
+from holdfast.engine.expiry import expiry
 from holdfast.engine.failing import change_after
 from holdfast.engine.limits import Limits
 from holdfast.engine.patience import Patience
@@ -28,6 +30,7 @@ from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailab
 from holdfast.execution.call import Crashed, Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
+from holdfast.lifecycle.cancelling import expired, gave_way
 from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
 from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord
 from holdfast.lifecycle.status import AVAILABLE, Status
@@ -60,6 +63,7 @@ class Settler:
         rng: random.Random,
     ) -> None:
         self._store = store
+        self._canceller = Canceller(store, hub, ids, app=recovery.app)
         self._rng = rng
         self._depot = depot
         self._hub = hub
@@ -82,17 +86,49 @@ class Settler:
         match outcome:
             case Returned(result, _):
                 return changes.completed(record, result=result, operation=operation, at=at)
-            case Raised():
+            case Raised() if record.status is not Status.CANCELLING:
                 drawn = self._rng.random()
                 return change_after(
                     record, outcome, operation=operation, at=at, random_unit=drawn, fingerprint=fingerprint
                 )
+            case Raised(error, why):
+                return changes.failed(record, error=error, operation=operation, at=at, why=why)
+            case Unfit(how) | Interrupted(how) if record.status is Status.CANCELLING:
+                return gave_way(record, operation=operation, at=at, how=how)
             case Unfit(why):
                 return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
             case Interrupted():
                 return self._recovery.ended(record, "the runner stopped before it was done")
             case Crashed(why):
                 return self._recovery.change(record, f"the process that ran it died: {why}")
+
+    async def _give_way(self, record: InvocationRecord) -> None:
+        """Somebody has cancelled it, and its owner was about to write something else than its end."""
+
+        async def look(again: bool) -> Sequence[InvocationRecord | None]:
+            return await self._store.get(record.app, [record.id])
+
+        try:
+            (found,) = await self._patience.until_answered(f"reading {record.id}", look)
+        except StoreError as error:  # the runner stops, and the store is away: recovery ends it
+            log.debug("%s is left to recovery: %s", record.id, error)
+            return
+        if found is not None and found.status is Status.CANCELLING and found.epoch == record.epoch:
+            self.settle([(found, gave_way(found, operation=self._ids.operation(), at=self._store.now()))])
+
+    async def _cancel_children(self, record: InvocationRecord) -> None:
+        """It may have submitted some since it was asked to end."""
+        asked = record.cancellation
+        assert asked is not None
+        try:
+            await self._canceller.cancel_children(record, asked.by, asked.reason)
+        except StoreError as error:
+            log.warning("the children of %s were not cancelled: %s", record.id, error, extra=fields(record))
+
+    def expiry_of(self, record: InvocationRecord) -> Change | None:
+        """It was to be started before now."""
+        at = self._store.now()
+        return expired(record, error=expiry(record, at), operation=self._ids.operation(), at=at)
 
     def start_of(self, record: InvocationRecord) -> Change:
         """Reserved work begins."""
@@ -265,11 +301,15 @@ class Settler:
                     freed.append(record)
                 if target in FINAL_STATUSES:
                     ended.append(record.id)
+                    if record.cancellation is not None and record.cancellation.children:
+                        self._beside(record.id, self._cancel_children(record))
                 elif target in AVAILABLE:
                     ready.append(record.lane if change.lane is UNSET else change.lane)
                 _log_end(record, change)
             else:
                 _log_lost(record, change, verdict)
+                if isinstance(verdict, Lost) and _is_to_end(record, verdict):
+                    self._beside(record.id, self._give_way(record))
         told = ((FINAL, ended), (READY, ready))
         hints = [Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in told if names]
         if hints:
@@ -279,6 +319,11 @@ class Settler:
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if change.name == "started":
                 self._on_started(record, change, isinstance(verdict, Applied))
+
+
+def _is_to_end(record: InvocationRecord, lost: Lost) -> bool:
+    """Whether it is still ours, and was cancelled."""
+    return lost.status is Status.CANCELLING and (lost.owner, lost.epoch) == (record.owner, record.epoch)
 
 
 def _plain(text: str) -> str:

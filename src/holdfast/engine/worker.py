@@ -26,6 +26,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
 from holdfast.engine.audit import Audit
 from holdfast.engine.bell import Bell
+from holdfast.engine.cancel import Ear
 from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
@@ -43,8 +44,9 @@ from holdfast.errors import StoreError
 from holdfast.execution.call import INTERRUPTED, Raised, Returned
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
+from holdfast.lifecycle.cancelling import is_too_late
 from holdfast.lifecycle.changes import Change
-from holdfast.lifecycle.records import Hint, InvocationRecord, Serves
+from holdfast.lifecycle.records import PLAIN, Hint, InvocationRecord, Serves
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Store
 from holdfast.wakeup.hub import Hub
@@ -86,6 +88,7 @@ class Worker:
         around: AbstractAsyncContextManager[None] | None = None,
         max_tasks: int | None = None,
         leaves_unfinished: bool = False,
+        look_seconds: float = 2.0,
     ) -> None:
         self.owner = owner
         self._app = app
@@ -129,6 +132,7 @@ class Worker:
         self._fenced = False
         self._claiming = 0
         self._audit = Audit(store, recovery, app=app, owner=owner, known=self._known)
+        self._ear = Ear(store, hub, app, owner, look_seconds, self._holds, self._is_to_end)
         self._drains_until = float("inf")  # by the loop's time; endless for one that retires
 
     # --- life
@@ -150,8 +154,17 @@ class Worker:
         return self.account
 
     async def _work(self, ready: Callable[[], None]) -> None:
+        audit, ear = (asyncio.create_task(work) for work in (self._audit.run(), self._ear.run()))
+        try:
+            await self._look_for_work(ready)
+            await end_all(audit)
+            if not self._fenced:
+                await self._finish()
+        finally:
+            await end_all(audit, ear)
+
+    async def _look_for_work(self, ready: Callable[[], None]) -> None:
         known = (self._store, self._ids, self._app, self.owner, self._tasks)
-        audit = asyncio.create_task(self._audit.run())
         try:
             await self._search.until_reached("waking parked work", lambda again: wake_parked(*known))
             await self._discover()
@@ -168,10 +181,6 @@ class Worker:
         except StoreError:
             if not self._stopping:
                 raise
-        finally:
-            await end_all(audit)
-        if not self._fenced:
-            await self._finish()
 
     @property
     def running(self) -> int:
@@ -256,7 +265,8 @@ class Worker:
 
     def _free(self) -> int:
         # A large end keeps its place until its payloads are stored: else memory could fill faster than the store takes.
-        free = self._concurrency - len(self._running) - self._starting - self._settler.storing
+        taken = len(self._running.records) + len(self._running.abandoned)
+        free = self._concurrency - taken - self._starting - self._settler.storing
         if self._max_tasks is None:
             return free
         return min(free, self._max_tasks - self.account.started - self._starting - self._running.fetching)
@@ -338,8 +348,33 @@ class Worker:
         """Call these. Their claim may have taken so long that they may not be begun any more."""
         if self._fenced or not self._permit.holds():
             self._hand_back(list(records), _UNHEARD)
-        else:
-            self._running.begin(records)
+            return
+        for record in records:
+            if record.terms is not PLAIN and record.terms.start_by is not None:
+                records = self._in_time(records)
+                break
+        self._running.begin(records)
+
+    def _in_time(self, records: Sequence[InvocationRecord]) -> list[InvocationRecord]:
+        """Those that may be started. The others have just expired, and end."""
+        now = self._store.now()
+        late = [record for record in records if is_too_late(record, now)]
+        ends = [(record, self._settler.expiry_of(record)) for record in late]
+        self._settler.settle([(record, change) for record, change in ends if change is not None])
+        return [record for record in records if record not in late]
+
+    # --- being asked to end
+
+    def _holds(self, id: str | None) -> bool:
+        if id is None:
+            return bool(self._running.records) or len(self._reserve) > 0
+        return id in self._running.records or id in self._reserve.ids()
+
+    def _is_to_end(self, record: InvocationRecord) -> None:
+        if self._reserve.remove(record.id):
+            self._settler.settle([(record, self._settler.change_for(record, INTERRUPTED, None))])
+        elif record.cancellation is not None:
+            self._running.cancel(record, max(0.0, record.cancellation.until - self._store.now()))
 
     def _why_not(self) -> str:
         if self._stopping:

@@ -15,6 +15,9 @@ from holdfast.clock import parse_duration
 from holdfast.codec import Codec, ErrorRecord, Limits, Payload
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError, NotEncodable, RetryLater
+from holdfast.execution.context import Context, here
+from holdfast.execution.throwing import Softly
+from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.retries import exception_names
 
 
@@ -29,6 +32,9 @@ class Call(NamedTuple):
     codec: Codec
     limits: Limits
     payloads: dict[str, bytes]  # that the arguments refer to; emptied once they are decoded, to save memory
+    about: InvocationRecord | Context | None = None  # what `context()` tells
+    deadline: float | None = None
+    softly: bool = False  # it may be told that its time is up
 
 
 class Returned(NamedTuple):
@@ -56,7 +62,9 @@ class Unfit(NamedTuple):
 
 
 class Interrupted(NamedTuple):
-    """User code was ended from outside before it was done."""
+    """User code was ended from outside before it was done. `how`: what is to be said about it, if it was asked to."""
+
+    how: str = ""
 
 
 class Crashed(NamedTuple):
@@ -79,6 +87,7 @@ def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, 
 
 def run(call: Call) -> Outcome:
     """Call a plain function. Whatever happens is an outcome: nothing may escape and take the thread with it."""
+    entered = here.set(call)
     try:
         arguments = _arguments(call)
         if isinstance(arguments, Unfit):
@@ -89,11 +98,14 @@ def run(call: Call) -> Outcome:
         crashpoint("user.after")
         return _returned(call, value)
     except BaseException as error:
-        return _raised(call, error)
+        return raised(call, error)
+    finally:
+        here.reset(entered)
 
 
-async def run_coroutine(call: Call) -> Outcome:
+async def run_coroutine(call: Call, softly: Softly | None = None) -> Outcome:
     """Call a coroutine function. Whatever happens is an outcome; its caller tells a cancellation from outside."""
+    here.set(call)
     try:
         arguments = _arguments(call)
         if isinstance(arguments, Unfit):
@@ -101,11 +113,11 @@ async def run_coroutine(call: Call) -> Outcome:
         args, kwargs = arguments
         crashpoint("user.before")
         coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
-        value = await coroutine
+        value = await (coroutine if softly is None else softly.awaited(coroutine))
         crashpoint("user.after")
         return _returned(call, value)
     except BaseException as error:
-        return _raised(call, error)
+        return raised(call, error)
 
 
 def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
@@ -126,7 +138,8 @@ def _returned(call: Call, value: object) -> Outcome:
         return Raised(call.codec.encode_error(error), f"the result cannot be stored: {error}", fatal=True)
 
 
-def _raised(call: Call, error: BaseException) -> Outcome:
+def raised(call: Call, error: BaseException) -> Raised:
+    """What it means that this was raised."""
     payloads: tuple[Payload, ...] = ()
     try:
         record, payloads = call.codec.pack_error(error, call.limits)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import faulthandler
+import functools
 import inspect
 import os
 import signal
@@ -17,17 +18,22 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
-from holdfast.execution.call import Call, Outcome, Raised, Unfit, run, run_coroutine
+from holdfast.errors import SoftTimeout
+from holdfast.execution.call import Call, Outcome, Raised, Unfit, raised, run, run_coroutine
+from holdfast.execution.context import Context, cancelled
 from holdfast.execution.declared import Address, Found, Program, Unreachable, find
 from holdfast.execution.hooks import Ends, Hooks
-from holdfast.execution.wire import Answer, Channel, Hello, Question, answer_of
+from holdfast.execution.throwing import Softly
+from holdfast.execution.wire import CANCEL, DOORBELL, SOFT, Answer, Channel, Hello, Question, answer_of
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 1.0
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, ear: int) -> None:
     """Serve the parent that started this process, until it lets go."""
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
@@ -35,9 +41,10 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         hello, _ = channel.receive(Hello)
         end_with(hello.pid)
-        _keep_calm(connection)
+        ears = Ears(socket.socket(fileno=ear))
+        _keep_calm(connection, ears)
         sys.argv[:] = [os.fsdecode(each) for each in hello.argv]
-        with contextlib.closing(_Worker(hello.program)) as worker:
+        with contextlib.closing(_Worker(hello.program, ears)) as worker:
             while True:
                 channel.send(*worker.answer(*channel.receive(Question)))
 
@@ -68,14 +75,85 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-def _keep_calm(connection: socket.socket) -> None:
+class Ears:
+    """Hears what the parent says about the call that runs, in the middle of it.
+
+    A signal handler runs on the main thread, where calls do, and also while that waits in a system call. Each message
+    has the number of the call that it is about: one that comes too late is about none, and one that comes too early
+    waits for its call.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.set_inheritable(False)
+        self.connection = connection
+        self._number = 0
+        self._call: Call | None = None
+        self._early: list[tuple[str, int]] = []
+        self._task: asyncio.Task[Any] | None = None
+        self._softly: Softly | None = None
+
+    def ring(self, number: int, frame: object) -> None:
+        """The handler of the signal."""
+        self._hear()
+
+    def next_call(self) -> None:
+        self._number += 1
+
+    @contextlib.contextmanager
+    def during(self, call: Call) -> Iterator[None]:
+        """What is heard from now on is about this call."""
+        self._call = call
+        try:
+            self._hear()
+            yield
+        finally:
+            self._call = self._task = self._softly = None
+            cancelled.discard(_id_of(call))
+
+    async def run_coroutine(self, call: Call) -> Outcome:
+        self._task, self._softly = asyncio.current_task(), Softly()
+        self._hear()
+        return await run_coroutine(call, self._softly)
+
+    def _hear(self) -> None:
+        try:
+            said = self.connection.recv(2**16).decode().split("\n")[:-1]
+        except OSError:  # nothing, or nobody
+            said = []
+        heard = [*self._early, *[(what, int(number)) for what, number in map(str.split, said)]]
+        mine = [what for what, number in heard if number == self._number] if self._call is not None else []
+        self._early = [each for each in heard if each[1] > self._number or (each[1] == self._number and not mine)]
+        for what in mine:
+            self._react(what)
+
+    def _react(self, what: str) -> None:
+        assert self._call is not None
+        task, is_coroutine = self._task, inspect.iscoroutinefunction(self._call.function)
+        if what == CANCEL:
+            cancelled.add(_id_of(self._call))
+        if is_coroutine and task is None:
+            self._early.append((what, self._number))  # it is about to begin
+        elif task is not None and self._softly is not None:
+            strike = task.cancel if what == CANCEL else functools.partial(self._softly.strike, task)
+            task.get_loop().call_soon_threadsafe(strike)
+        elif what == SOFT:
+            raise SoftTimeout
+
+
+def _id_of(call: Call) -> str:
+    return call.about.invocation_id if isinstance(call.about, Context) else call.key
+
+
+def _keep_calm(connection: socket.socket, ears: Ears) -> None:
     """Leave it to the parent to react to Ctrl-C and to a service manager that tells every process to stop.
 
     Handlers, not SIG_IGN: programs that a task starts react as usual.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _nothing)
-    forks = _Forks(connection)
+    signal.signal(DOORBELL, ears.ring)
+    forks = _Forks(connection, ears.connection)
     os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.inside)
     with contextlib.suppress(Exception):  # no stderr
         faulthandler.enable()
@@ -90,8 +168,8 @@ class _Forks:
     which `multiprocessing` relies on. A signal that comes in between waits.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, *connections: socket.socket) -> None:
+        self._connections = connections
         self._before = threading.local()
 
     def before(self) -> None:
@@ -101,7 +179,8 @@ class _Forks:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
 
     def inside(self) -> None:
-        self._connection.close()
+        for connection in self._connections:
+            connection.close()
         if signal.getsignal(signal.SIGTERM) is _nothing:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.after()
@@ -110,8 +189,9 @@ class _Forks:
 class _Worker:
     """Runs calls, and keeps between them what it has found and the event loop."""
 
-    def __init__(self, program: Program | None) -> None:
+    def __init__(self, program: Program | None, ears: Ears) -> None:
         self._program = program
+        self._ears = ears
         self._found: dict[Address, tuple[Found, inspect.Signature]] = {}
         self._runner: asyncio.Runner | None = None
         self._hooked: dict[Hooks, Ends] = {}
@@ -124,6 +204,7 @@ class _Worker:
             self._runner.close()
 
     def answer(self, question: Question, parts: list[bytes]) -> tuple[Answer, list[bytes]]:
+        self._ears.next_call()
         payloads = dict(zip(question.digests, parts[1:], strict=True))
         return answer_of(self._outcome(question, parts[0], payloads))
 
@@ -135,8 +216,16 @@ class _Worker:
         except Unreachable as error:
             return Unfit(str(error))
         task = question.address.task
-        call = Call(question.key, task, function, signature, arguments, codec, question.limits, payloads)
-        return self._run_coroutine(call) if inspect.iscoroutinefunction(function) else run(call)
+        call = Call(
+            question.key, task, function, signature, arguments, codec, question.limits, payloads, question.about
+        )
+        outcome: Outcome | None = None
+        try:
+            with self._ears.during(call):
+                outcome = self._run_coroutine(call) if inspect.iscoroutinefunction(function) else run(call)
+            return outcome
+        except SoftTimeout as error:  # user code had not begun, or was through
+            return outcome or raised(call, error)
 
     def _find(self, address: Address) -> tuple[Found, inspect.Signature]:
         if address not in self._found:
@@ -167,7 +256,7 @@ class _Worker:
         """On a loop that stays: what a module keeps between calls, a client say, belongs to the loop it was made on."""
         runner = self._loop()
         try:
-            return runner.run(run_coroutine(call), context=contextvars.copy_context())
+            return runner.run(self._ears.run_coroutine(call), context=contextvars.copy_context())
         except BaseException as error:  # something beside the coroutine ended the loop: sys.exit() in another task
             broken, self._runner = runner, None
             with contextlib.suppress(BaseException):

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, run, run_coroutine
+from holdfast.errors import SoftTimeout
+from holdfast.execution.call import INTERRUPTED, Call, Outcome, raised, run, run_coroutine
 from holdfast.execution.loop import LoopThread
+from holdfast.execution.throwing import Softly, Stopped, throw_into
 
 Deliver = Callable[[Sequence[tuple[str, Outcome]]], None]
 
@@ -33,6 +35,20 @@ class Execution(Protocol):
 
         Each still gets its outcome; a plain thread cannot be ended and goes on.
         """
+        ...
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        """Tell these that they are to end. Coroutines get a CancelledError; what they make of it is their outcome.
+        Plain functions learn it from their context only.
+        """
+        ...
+
+    def soften(self, keys: Iterable[str]) -> None:
+        """Raise `SoftTimeout` in these."""
+        ...
+
+    def force(self, keys: Iterable[str]) -> None:
+        """End these with what there is: kill a process, cancel a coroutine, raise in a thread."""
         ...
 
     def close(self) -> None:
@@ -89,6 +105,9 @@ class ThreadPlaces:
         self._coming = False  # a thread was woken and has not looked yet
         self._threads = 0
         self._busy = 0
+        self._throwing = threading.Lock()  # nothing is thrown into a thread that has gone on to another call
+        self._where: dict[str, int] = {}  # the thread of each call
+        self._thrown: set[str] = set()
 
     def start(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -111,12 +130,13 @@ class ThreadPlaces:
         self._deliver(outcomes)
 
     def _main(self) -> None:
+        thread = threading.get_ident()
         while self._wake.get():
             self._coming = False
             self._pile.announce()
-            self._work()
+            self._work(thread)
 
-    def _work(self) -> None:
+    def _work(self, thread: int) -> None:
         while True:
             try:
                 call = self._calls.popleft()
@@ -124,28 +144,93 @@ class ThreadPlaces:
                 return
             if self._calls:
                 self._send_one()
-            self._pile.add(call.key, run(call))
+            outcome: Outcome | None = None
+            try:
+                self._where[call.key] = thread
+                outcome = run(call)
+                with self._throwing:
+                    del self._where[call.key]
+                if call.key in self._thrown:
+                    self._catch(call.key, thread)
+            except BaseException as error:  # it was thrown when user code was through with it
+                self._catch(call.key, thread)
+                outcome = outcome or raised(call, error)
+            self._pile.add(call.key, outcome)
             if not self._coming or not self._calls:
                 self._pile.announce()
-            del call  # an idle thread must not keep the last call's values alive
+            del call, outcome  # an idle thread must not keep the last call's values alive
+
+    def _catch(self, key: str, thread: int) -> None:
+        """What was thrown, and has not been raised by now, is not to be."""
+        with self._throwing:
+            self._where.pop(key, None)
+            self._thrown.discard(key)
+            throw_into(thread, None)
+
+    def _throw(self, keys: Iterable[str], error: type[BaseException]) -> None:
+        with self._throwing:
+            for key in keys:
+                if (thread := self._where.get(key)) is not None:
+                    self._thrown.add(key)
+                    throw_into(thread, error)
 
     def interrupt(self, keys: Iterable[str]) -> None:
         pass
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        pass
+
+    def soften(self, keys: Iterable[str]) -> None:
+        self._throw(keys, SoftTimeout)
+
+    def force(self, keys: Iterable[str]) -> None:
+        self._throw(keys, Stopped)
 
     def close(self) -> None:
         for _ in range(self._threads):
             self._wake.put(False)
 
 
-class LoopPlaces:
+class _Coroutines:
+    """Calls as tasks of one loop, on which all of this happens."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._asked: set[str] = set()  # to end; what they make of it is their outcome
+        self._soft: dict[str, Softly] = {}
+
+    def _softly(self, call: Call) -> Softly:
+        return self._soft.setdefault(call.key, Softly())
+
+    def _left(self, key: str) -> None:
+        self._asked.discard(key)
+        self._soft.pop(key, None)
+
+    def _cancel(self, keys: Iterable[str], *, asked: bool = False) -> None:
+        for key in keys:
+            if task := self._tasks.get(key):
+                if asked:
+                    self._asked.add(key)
+                task.cancel()
+
+    def _ask(self, keys: Iterable[str]) -> None:
+        self._cancel(keys, asked=True)
+
+    def _soften(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if (task := self._tasks.get(key)) and (softly := self._soft.get(key)):
+                softly.strike(task)
+
+
+class LoopPlaces(_Coroutines):
     """Coroutine functions, all on one loop of their own.
 
     A coroutine that blocks hurts its sisters, but never the engine.
     """
 
     def __init__(self, deliver: Deliver, thread: LoopThread | None = None) -> None:
+        super().__init__()
         self._pile = _Pile(deliver)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._own = thread is None
         self._thread = thread or LoopThread("holdfast-coroutines")
         self._loop = self._thread.loop
@@ -160,12 +245,14 @@ class LoopPlaces:
     async def _run(self, call: Call) -> None:
         outcome: Outcome = INTERRUPTED
         try:
-            outcome = await run_coroutine(call)
+            outcome = await run_coroutine(call, self._softly(call) if call.softly else None)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if task is not None and task.cancelling() and call.key not in self._asked:
                 outcome = INTERRUPTED
         finally:
             self._tasks.pop(call.key, None)
+            if self._asked or self._soft:
+                self._left(call.key)
             self._pile.add(call.key, outcome)
             # One turn of the loop later: by then everything that ends in this turn is on the pile.
             self._loop.call_soon(self._pile.announce)
@@ -173,25 +260,28 @@ class LoopPlaces:
     def interrupt(self, keys: Iterable[str]) -> None:
         self._loop.call_soon_threadsafe(self._cancel, list(keys))
 
-    def _cancel(self, keys: list[str]) -> None:
-        for key in keys:
-            if task := self._tasks.get(key):
-                task.cancel()
+    def cancel(self, keys: Iterable[str]) -> None:
+        self._loop.call_soon_threadsafe(self._ask, list(keys))
+
+    def soften(self, keys: Iterable[str]) -> None:
+        self._loop.call_soon_threadsafe(self._soften, list(keys))
+
+    force = cancel
 
     def close(self) -> None:
         if self._own:
             self._thread.end(wait=False)
 
 
-class InlinePlaces:
+class InlinePlaces(_Coroutines):
     """Everything on the engine's own loop:
 
     for tests and the simulation, where there is one thread and time is not real.
     """
 
     def __init__(self, deliver: Deliver) -> None:
+        super().__init__()
         self._deliver = deliver
-        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -202,18 +292,26 @@ class InlinePlaces:
         outcome: Outcome = INTERRUPTED
         try:
             is_coroutine = asyncio.iscoroutinefunction(call.function)
-            outcome = await run_coroutine(call) if is_coroutine else run(call)
+            softly = self._softly(call) if call.softly else None
+            outcome = await run_coroutine(call, softly) if is_coroutine else run(call)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if task is not None and task.cancelling() and call.key not in self._asked:
                 outcome = INTERRUPTED
         finally:
             self._tasks.pop(call.key, None)
+            self._left(call.key)
             self._deliver([(call.key, outcome)])
 
     def interrupt(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            if task := self._tasks.get(key):
-                task.cancel()
+        self._cancel(keys)
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        self._ask(keys)
+
+    def soften(self, keys: Iterable[str]) -> None:
+        self._soften(keys)
+
+    force = cancel
 
     def close(self) -> None:
         pass

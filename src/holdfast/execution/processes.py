@@ -28,7 +28,18 @@ from collections.abc import Iterable, Sequence
 from holdfast.execution.call import INTERRUPTED, Call, Crashed, Outcome, Unfit
 from holdfast.execution.declared import Unreachable, address_of
 from holdfast.execution.places import Deliver, _Pile
-from holdfast.execution.wire import Answer, Channel, Question, hello, outcome_of, question_of
+from holdfast.execution.wire import (
+    CANCEL,
+    DOORBELL,
+    FLAGS,
+    SOFT,
+    Answer,
+    Channel,
+    Question,
+    hello,
+    outcome_of,
+    question_of,
+)
 
 _GRACE_SECONDS = 2.0  # for a child to end by itself
 _LOOK_MILLISECONDS = 1000  # how often to look whether a silent child is alive; its end usually announces itself
@@ -41,7 +52,7 @@ while len(path) < {size}:
     path += os.read({descriptor}, {size} - len(path)) or sys.exit(1)
 sys.path[:] = os.fsdecode(path).split("\\0")
 from holdfast.execution.child import main
-main({descriptor})
+main({descriptor}, {ear})
 """
 
 
@@ -90,6 +101,24 @@ class ProcessPlaces:
                     place.interrupt()
         self._pile.announce()
 
+    def cancel(self, keys: Iterable[str]) -> None:
+        with self._news:
+            for key in keys:
+                if self._waiting.pop(key, None) is not None:
+                    self._pile.add(key, INTERRUPTED)
+                elif place := self._running.get(key):
+                    place.tell(CANCEL)
+        self._pile.announce()
+
+    def soften(self, keys: Iterable[str]) -> None:
+        with self._news:
+            for key in keys:
+                if place := self._running.get(key):
+                    place.tell(SOFT)
+
+    def force(self, keys: Iterable[str]) -> None:
+        self.interrupt(keys)
+
     def close(self) -> None:
         """End all children. Calls that still run are interrupted: nobody would learn what became of them."""
         with self._news:
@@ -120,7 +149,7 @@ class ProcessPlaces:
                 return None
             call = self._waiting.pop(next(iter(self._waiting)))
             self._running[call.key] = place
-            place.interrupted = False
+            place.begin()
             return call
 
 
@@ -137,6 +166,20 @@ class _Place:
         self._calls_per_process = calls_per_process
         self._with_hooks = with_hooks
         self._child: _Child | None = None
+        self._untold: list[str] = []  # since nobody was there yet to hear it
+        self._asked_already = False
+
+    def begin(self) -> None:
+        """A new call. Called with the guard held."""
+        self.interrupted = self._asked_already = False
+        self._untold.clear()
+
+    def tell(self, what: str) -> None:
+        """Called with the guard held."""
+        if self._child is not None and self._asked_already:
+            self._child.tell(what)
+        else:
+            self._untold.append(what)
 
     def interrupt(self) -> None:
         """Called with the guard held."""
@@ -152,6 +195,10 @@ class _Place:
             call.payloads.clear()  # they are in `parts`, and go when they are sent
             child = self._asked(question, parts)
             parts.clear()
+            with self._guard:
+                self._asked_already = True
+                for what in self._untold:
+                    child.tell(what)
             outcome = outcome_of(*child.hear())
         except Unreachable as error:
             return Unfit(str(error))
@@ -215,17 +262,19 @@ class _Child:
     def __init__(self) -> None:
         path = os.fsencode("\0".join(part for part in sys.path if isinstance(part, str)))
         self._connection, theirs = socket.socketpair()
-        with theirs:
+        self._mouth, ear = socket.socketpair()
+        with theirs, ear:
             try:
-                boot = _BOOT.format(size=len(path), descriptor=theirs.fileno())
+                boot = _BOOT.format(size=len(path), descriptor=theirs.fileno(), ear=ear.fileno())
                 self._process = subprocess.Popen(
                     [_executable(), *_interpreter_flags(), "-c", boot],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), ear.fileno()],
                     process_group=0,
                 )
             except BaseException:
                 self._connection.close()
+                self._mouth.close()
                 raise
         self._greeting = path
         self._channel = Channel(self._connection)
@@ -251,6 +300,12 @@ class _Child:
                 raise EOFError
         return self._channel.receive(Answer)
 
+    def tell(self, what: str) -> None:
+        """Say something about the call that it runs. It is heard in the middle of it: see `child.Ears`."""
+        with contextlib.suppress(OSError):  # it has died, or does not listen to a thousand messages
+            self._mouth.send(f"{what} {self.calls}\n".encode(), socket.MSG_DONTWAIT | FLAGS)
+            os.kill(self._process.pid, DOORBELL)
+
     def kill(self) -> None:
         """End it and what it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a dead group
@@ -259,6 +314,7 @@ class _Child:
     def ended(self) -> str:
         """Wait for its end, which has begun, and say how it came."""
         self._connection.close()
+        self._mouth.close()
         try:
             why = _in_words(self._process.wait(_GRACE_SECONDS))
         except subprocess.TimeoutExpired:
@@ -272,6 +328,7 @@ class _Child:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # a close is not enough if somebody has forked meanwhile
         self._connection.close()
+        self._mouth.close()
         try:
             self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:

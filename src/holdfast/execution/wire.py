@@ -8,6 +8,7 @@ with its own codec. Talk is strictly question and answer, so neither side can wa
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import sys
@@ -18,13 +19,19 @@ import msgspec
 
 from holdfast.codec import ErrorRecord, Limits, Payload
 from holdfast.execution.call import Call, Outcome, Raised, Returned, Unfit
+from holdfast.execution.context import Context, context_of
 from holdfast.execution.declared import Address, Program, this_program
 
 T = TypeVar("T")
 
+# What is said to a child in the middle of a call goes over a connection of its own, and a signal makes it look there.
+# By default that signal does nothing, so it may come before the child expects it.
+DOORBELL = signal.SIGURG
+CANCEL, SOFT = "cancel", "soft"
+
 _LENGTH = struct.Struct(">I")
 _TOGETHER_BYTES = 64 * 2**10  # less is worth joining: one system call instead of several
-_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it, and a child's death must not
+FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it, and a child's death must not
 
 
 class Hello(msgspec.Struct, array_like=True):
@@ -48,6 +55,7 @@ class Question(msgspec.Struct, array_like=True):
     limits: Limits
     digests: list[str]
     with_hooks: bool = False
+    about: Context | None = None
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -80,13 +88,13 @@ class Channel:
         for part in parts:
             size += len(part)
             if size > _TOGETHER_BYTES:
-                self._connection.sendall(b"".join(pending), _FLAGS)
-                self._connection.sendall(part, _FLAGS)
+                self._connection.sendall(b"".join(pending), FLAGS)
+                self._connection.sendall(part, FLAGS)
                 pending, size = [], 0
             else:
                 pending.append(part)
         if pending:
-            self._connection.sendall(b"".join(pending), _FLAGS)
+            self._connection.sendall(b"".join(pending), FLAGS)
 
     def receive(self, kind: type[T]) -> tuple[T, list[bytes]]:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
@@ -113,7 +121,8 @@ def hello() -> Hello:
 
 
 def question_of(call: Call, address: Address, *, with_hooks: bool = False) -> tuple[Question, list[bytes]]:
-    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks)
+    about = context_of(call.about, call.deadline)
+    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about)
     return question, [call.arguments, *call.payloads.values()]
 
 

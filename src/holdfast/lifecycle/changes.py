@@ -23,7 +23,7 @@ from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.lifecycle.crashes import taken_from
 from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
-from holdfast.lifecycle.records import FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
+from holdfast.lifecycle.records import Cancellation, FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
 from holdfast.lifecycle.retention import retain_until
 from holdfast.lifecycle.status import FINAL, RELEASING, TABLE, Status, compute_new_owner, validate_transition
 
@@ -51,6 +51,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | UnsetType = UNSET
     lane: str | UnsetType = UNSET  # with the queue
     retain_until: float | UnsetType = UNSET  # with the end, and only with it
+    cancellation: Cancellation | UnsetType = UNSET
+    start_by: float | UnsetType = UNSET
     slot: str | None = None  # that the invocation takes; only a claim gives one
     arguments: bytes | UnsetType = UNSET  # in the place of those of one that waits and was never claimed
 
@@ -75,6 +77,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     def amends(self) -> bool:
         """Whether it changes what an invocation is, and not where it stands: no edge is walked."""
         return self.arguments is not UNSET
+
+    @property
+    def has_started(self) -> bool:
+        """Whether no time limit for its first start is left: it is started, or has ended."""
+        return Status.RUNNING in self.path or self.path[-1] in FINAL
 
     @property
     def payloads(self) -> tuple[str, ...]:
@@ -214,6 +221,8 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
         updates["slot"] = None
     if change.frees_twin:
         updates["twin"] = None
+    if record.start_by is not None and change.has_started:
+        updates["start_by"] = None
     for name in OPTIONAL:
         value = getattr(change, name)
         if value is not UNSET and name != "lane":  # which a record derives
@@ -221,7 +230,18 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
     return msgspec.structs.replace(record, **updates)
 
 
-OPTIONAL = ("due_at", "result", "error", "errors", "fingerprint", "queue", "lane", "retain_until")
+OPTIONAL = (
+    "due_at",
+    "result",
+    "error",
+    "errors",
+    "fingerprint",
+    "queue",
+    "lane",
+    "retain_until",
+    "cancellation",
+    "start_by",
+)
 
 
 def rounds(changes: Sequence[Change]) -> Iterator[list[tuple[int, Change]]]:
@@ -311,7 +331,9 @@ def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str
     path, sources = (
         ((Status.KILLED, Status.REROUTED), frozenset({Status.RUNNING})) if ahead else ((Status.REROUTED,), _RESERVED)
     )
-    return _owned("handed_back", record, path, sources, operation=operation, at=at, why=why, never_began=ahead)
+    change = _owned("handed_back", record, path, sources, operation=operation, at=at, why=why, never_began=ahead)
+    again = ahead and record.attempt == 1 and record.terms.start_by is not None
+    return msgspec.structs.replace(change, start_by=record.terms.start_by) if again else change
 
 
 def completed(record: InvocationRecord, *, result: bytes, operation: str, at: float) -> Change:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from holdfast.clock import format_duration
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, runner_of
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
@@ -41,6 +43,10 @@ def explain(
             f"parked for {since}: {record.reason}. "
             "A runner with other code wakes it when it starts, or you do: holdfast wake " + record.id
         )
+    if status is Status.CANCELLED and record.cancellation is not None:
+        asked = record.cancellation
+        how = record.reason.removeprefix(str(asked)).removeprefix("; ")
+        return f"{asked}{f' ({how})' if how else ''}, {format_duration(max(0.0, now - asked.at))} ago."
     reason = f": {record.reason}" if record.reason else ""
     return f"{TABLE[status].meaning}{reason}."
 
@@ -50,6 +56,10 @@ def _waiting(record: InvocationRecord, alive: list[RunnerRecord], now: float, si
         times = "1 time" if record.failures == 1 else f"{record.failures} times"
         last, wait = record.errors[-1].error, format_duration(record.due_at - now)
         return f"failed {times}, last with {last.type_name}: {last.message}; the next attempt is due in {wait}."
+    if record.start_by is not None and record.start_by > now:
+        left = format_duration(record.start_by - now)
+        rest = _waiting(replace(record, start_by=None), alive, now, since)
+        return f"{rest} It expires in {left} unless it is started."
     if record.due_at > now:
         return f"not due for another {format_duration(record.due_at - now)}."
     if not alive:
@@ -73,6 +83,12 @@ def _owned(
     record: InvocationRecord, roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float, since: str
 ) -> str:
     meaning = f"{TABLE[record.status].meaning} on {record.owner} for {since}"
+    if record.status is Status.CANCELLING and record.cancellation is not None:
+        left = record.cancellation.until - now
+        grace = f"it has {format_duration(left)} left to clean up" if left > 0 else "its time to clean up is over"
+        meaning = f"{record.cancellation}; asked to end on {record.owner} for {since}, {grace}"
+    elif record.terms.timeout is not None:
+        meaning += f" of the {format_duration(record.terms.timeout)} that it may take"
     runner_id = (record.owner or "").partition("/")[0]
     entry = next((runner for runner in roster if runner.id == runner_id), None)
     if entry is None:

@@ -51,9 +51,27 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key_seconds: float = KEY_SECONDS  # how long its key is taken after its end
     key_until: float | None = None  # or until when, whatever becomes of it
     retention: Mapping[str, float | None] | None = None  # by outcome, how long it is kept after its end; None: for ever
+    timeout: float | None = None  # seconds for each attempt
+    soft_timeout: float | None = None  # seconds after which an attempt is told that its time is up
+    start_by: float | None = None  # without a first start by then, it ends
+    cancel_grace: float | None = None  # seconds to clean up; None: as the settings say
+    cancel_children: bool = True  # what it has submitted is cancelled with it
 
 
 PLAIN = Terms()
+
+
+class Cancellation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Somebody asks an invocation to end: who, why and when, and until when its code may clean up."""
+
+    by: str
+    at: float
+    until: float
+    reason: str = ""
+    children: bool = True  # and what it has submitted
+
+    def __str__(self) -> str:
+        return f"cancelled by {self.by}: {self.reason}" if self.reason else f"cancelled by {self.by}"
 
 
 class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +102,8 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     slot: str | None = None  # the place under that limit that it holds
     key: str | None = None  # no other call of its task has it, as long as it is taken
     twin: str | None = None  # no other call has it, as long as it waits for its first start
+    start_by: float | None = None  # of its terms, as long as it waits for its first start
+    cancellation: Cancellation | None = None
     terms: Terms = PLAIN
     errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
     retain_until: float | None = None  # it has ended, and is kept until then
@@ -226,8 +246,9 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 class Hint(msgspec.Struct, frozen=True):
     """A message that may be lost: something happened that somebody may be waiting for."""
 
-    kind: str  # READY, FINAL or ROSTER
-    subjects: tuple[str, ...]  # lanes that have work, invocations that ended, runners that are gone; empty means: any
+    kind: str  # READY, FINAL, ROSTER or CANCEL
+    # Lanes that have work, invocations that ended or are to end, runners that are gone; empty means: any.
+    subjects: tuple[str, ...]
     count: int = 1  # how many invocations it is about
 
     def joined(self, other: Hint, most_subjects: int) -> Hint:
@@ -245,6 +266,7 @@ def runner_of(owner: str | None) -> str:
 READY = "ready"
 FINAL = "final"
 ROSTER = "roster"
+CANCEL = "cancel"
 
 
 class HintChannel(Protocol):

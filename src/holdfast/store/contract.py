@@ -57,6 +57,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     tasks: frozenset[str] = frozenset()
     queues: frozenset[str] = frozenset()
     runner: str | None = None  # only what workers of this runner own
+    parent: str | None = None  # only what this invocation has submitted
     before_id: str | None = None  # for the next page: only ids smaller than this one
     rerun_of: str | None = None  # only what repeats this one
 
@@ -170,6 +171,10 @@ class Store(Protocol):
 
     async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
         """Who holds slots of this key. Order: by slot."""
+        ...
+
+    async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
+        """Those that have to be started by some time (`start_by`) and are not yet. Order: by that time."""
         ...
 
     async def lanes(self, app: str) -> Sequence[str]:

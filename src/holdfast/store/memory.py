@@ -149,6 +149,11 @@ class MemoryStore:
             held = self._slots.get((app, limit_key), {})
             return [self._records[app, id] for _, id in sorted(held.items())]
 
+    async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
+        with self._lock:
+            found = [(record.start_by, record.id, record) for record in self._of(app) if record.start_by is not None]
+            return [record for _, _, record in sorted(found)[:limit]]
+
     async def lanes(self, app: str) -> Sequence[str]:
         with self._lock:
             return sorted(lane for (owner, lane), queue in self._ready.items() if owner == app and queue)
@@ -421,6 +426,7 @@ def _matches(where: Filter, record: InvocationRecord) -> bool:
         and (not where.tasks or record.task in where.tasks)
         and (not where.queues or record.queue in where.queues)
         and (where.runner is None or runner_of(record.owner) == where.runner)
+        and (where.parent is None or record.parent_id == where.parent)
         and (where.before_id is None or record.id < where.before_id)
         and (where.rerun_of is None or record.rerun_of == where.rerun_of)
     )

@@ -28,6 +28,7 @@ from holdfast.lifecycle.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.conformance_archive import ArchiveConformance
+from holdfast.testing.conformance_cancelling import CancellingConformance
 from holdfast.testing.conformance_identity import IdentityConformance
 from holdfast.testing.conformance_limits import LimitConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
@@ -53,7 +54,13 @@ from holdfast.testing.samples import (
 
 
 class StoreConformance(
-    ReadConformance, PayloadConformance, LimitConformance, RetryConformance, IdentityConformance, ArchiveConformance
+    ReadConformance,
+    PayloadConformance,
+    LimitConformance,
+    RetryConformance,
+    IdentityConformance,
+    ArchiveConformance,
+    CancellingConformance,
 ):
     """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
     `PayloadConformance`, limits in `LimitConformance`.

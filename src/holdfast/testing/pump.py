@@ -42,6 +42,7 @@ class Box:
         self._news = threading.Condition()
         self._ring: Callable[[], None] = lambda: None
         self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
+        self._asked: set[str] = set()  # to end; what they make of it is their outcome
 
     def put(self, job: Job) -> None:
         with self._news:
@@ -62,6 +63,12 @@ class Box:
             if key in self._running:
                 loop, task = self._running[key]
                 loop.call_soon_threadsafe(task.cancel)
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        """Ask these to end."""
+        asked = list(keys)
+        self._asked.update(asked)
+        self.interrupt(asked)
 
     def pump(self) -> None:
         """Do on this thread what comes in, until there is an answer."""
@@ -101,7 +108,7 @@ class Box:
         self._running[job.key] = (asyncio.get_running_loop(), task)
         try:
             value = await job.work()
-            return INTERRUPTED if task.cancelling() else value
+            return INTERRUPTED if task.cancelling() and job.key not in self._asked else value
         except asyncio.CancelledError:
             if not task.cancelling():
                 raise
@@ -218,6 +225,14 @@ class WaitingPlaces:
 
     def interrupt(self, keys: Iterable[str]) -> None:
         self._box.interrupt(keys)
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        self._box.cancel(keys)
+
+    force = cancel
+
+    def soften(self, keys: Iterable[str]) -> None:
+        """Time stands still while a task runs."""
 
     def close(self) -> None:
         pass

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import ErrorRecord
-from holdfast.lifecycle import changes, claims
+from holdfast.lifecycle import cancelling, changes, claims
 from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, lane_of, registered
+from holdfast.lifecycle.records import Cancellation, InvocationRecord, RunnerRecord, Terms, lane_of, registered
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Observe, Store
@@ -102,6 +103,22 @@ def again(record: InvocationRecord, queue: str | None = None, error: ErrorRecord
     return changes.retried(record, error=error, due_at=START + 31, queue=queue, **facts)
 
 
+CANCELLATION = Cancellation(by="a person", reason="no longer wanted", at=START + 1, until=START + 11)
+
+
+def cancelled(record: InvocationRecord) -> Change:
+    """Somebody asks for its end; what has ended is asked as if it had not."""
+    asked = cancelling.cancel(record, CANCELLATION, operation="op")
+    return asked or cancelling.gave_way(record, operation="op", at=START + 1)
+
+
+def expired(record: InvocationRecord) -> Change:
+    """It was not started in time."""
+    late = replace(record, terms=Terms(start_by=START))
+    change = cancelling.expired(late, error=ERROR, operation="op", at=START + 1)
+    return change or cancelled(record)
+
+
 BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     "started": (Status.PENDING, lambda r: changes.started(r, operation="op", at=START + 1)),
     "handed_back": (Status.PENDING, lambda r: changes.handed_back(r, operation="op", at=START + 1, why="leaving")),
@@ -142,6 +159,17 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     "blocked": (Status.REGISTERED, lambda r: claims.blocked(r, operation="op", at=START + 1, why="no slot")),
     "refused": (Status.REGISTERED, lambda r: claims.refused(r, operation="op", at=START + 1, why="no slot")),
     "released": (Status.CONCURRENCY_CONTROLLED, lambda r: claims.released(r, operation="op", at=START + 1)),
+    "cancelled": (Status.REGISTERED, cancelled),
+    "cancelled, again": (Status.RETRY, cancelled),
+    "cancelled, without a slot": (Status.CONCURRENCY_CONTROLLED, cancelled),
+    "cancelled, parked": (Status.PARKED, cancelled),
+    "cancelled, on its way back": (Status.KILLED, cancelled),
+    "cancelling, reserved": (Status.PENDING, cancelled),
+    "cancelling": (Status.RUNNING, cancelled),
+    "gave_way": (Status.CANCELLING, cancelled),
+    "expired": (Status.REGISTERED, expired),
+    "expired, reserved": (Status.PENDING, expired),
+    "expired, marked as running": (Status.RUNNING, expired),
     "woken": (Status.PARKED, lambda r: changes.woken(r, operation="op", at=START + 60, why="new code")),
 }
 """Every named change, with the status to try it from."""
@@ -158,6 +186,8 @@ async def in_status(store: Store, status: Status, id: str = "a") -> InvocationRe
         await store.apply([changes.parked(record, fingerprint="f0", operation=f"park {id}", at=START, why="stuck")])
     if status in (Status.KILLED, Status.CANCELLING):
         await store.apply([raw_change(record, status, operation=f"to {id}", epoch=record.epoch)])
+    if status is Status.RETRY:
+        await store.apply([replace(again(record), operation=f"again {id}")])
     return await the(store, id)
 
 

@@ -29,7 +29,7 @@ from holdfast.lifecycle.status import OWNED, TABLE, Status
 from holdfast.store.contract import Ended, Filter, Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.samples import BY_NAME, ERROR, START, invocation, runner
+from holdfast.testing.samples import BY_NAME, CANCELLATION, ERROR, START, invocation, runner
 
 T = TypeVar("T")
 
@@ -57,7 +57,8 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
         "priority": draw(st.integers(-2, 2)),
     }
     more |= {"due_at": START + draw(SHIFTS), "arguments": draw(st.binary(max_size=3))}
-    more |= {"key": draw(st.none() | KEYS), "twin": draw(st.none() | KEYS)}
+    more |= {"key": draw(st.none() | KEYS), "twin": draw(st.none() | KEYS), "parent_id": draw(st.none() | IDS)}
+    more |= {"start_by": draw(st.none() | SHIFTS.map(lambda shift: START + shift))}
     more |= {"limit_key": draw(st.none() | KEYS), "terms": draw(st.sampled_from([PLAIN, Terms(retries={"kind": "?"})]))}
     return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
 
@@ -82,6 +83,7 @@ FILTERS = st.builds(
     tasks=st.frozensets(TASKS, max_size=2),
     queues=st.frozensets(QUEUES, max_size=2),
     runner=st.none() | st.sampled_from(["r1", "r2", "r"]),
+    parent=st.none() | IDS,
     before_id=st.none() | IDS,
 )
 
@@ -189,6 +191,7 @@ class StoreMachine(RuleBasedStateMachine):
                     "error": st.none() | st.just(ERROR),
                     "errors": st.just((FailedAttempt(number=1, attempt=1, at=START, error=ERROR),)),
                     "fingerprint": st.none() | st.just("f"),
+                    "cancellation": st.just(CANCELLATION),
                 },
             )
         )
@@ -263,6 +266,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.both(lambda store, app=app: store.roster(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.owners(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.waiting_keys(app))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.start_limits(app, 3))  # type: ignore[misc]
 
     @invariant()
     def no_slot_has_two_holders_and_no_key_more_than_its_limit(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.lifecycle.records import FINAL, READY, ROSTER, Hint, HintChannel
+from holdfast.lifecycle.records import CANCEL, FINAL, READY, ROSTER, Hint, HintChannel
 
 log = logging.getLogger("holdfast.engine")
 
@@ -30,6 +30,7 @@ class Hub:
         self._ready: list[OnReady] = []
         self._final: dict[str, set[Wake]] = {}
         self._roster: list[Wake] = []
+        self._cancel: list[OnReady] = []
         self._ended: dict[str, None] = {}  # the last ids that ended, in that order
 
     def connect(self, channel: HintChannel | None) -> None:
@@ -66,6 +67,12 @@ class Hub:
         self._roster.append(wake)
         return lambda: self._roster.remove(wake)
 
+    def on_cancel(self, heard: OnReady) -> Unsubscribe:
+        """Call `heard` with each hint that invocations are to end. Returns what ends the subscription."""
+        self._listen(CANCEL)
+        self._cancel.append(heard)
+        return lambda: self._cancel.remove(heard)
+
     def _listen(self, kind: str) -> None:
         if self._channel is not None and kind not in self._listening:
             self._listening.add(kind)
@@ -84,6 +91,9 @@ class Hub:
     def _receive(self, hint: Hint) -> None:
         if hint.kind == READY:
             for heard in tuple(self._ready):
+                heard(hint)
+        elif hint.kind == CANCEL:
+            for heard in tuple(self._cancel):
                 heard(hint)
         elif hint.kind == ROSTER:
             for wake in tuple(self._roster):

@@ -22,7 +22,15 @@ from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.changes import OPTIONAL, Change, entries
 from holdfast.lifecycle.history import CUT_EVERY, CUT_WITHIN, KEPT_LINES, LONGEST, is_cut_at, is_whole
-from holdfast.lifecycle.records import PLAIN, FailedAttempt, HistoryEntry, InvocationRecord, RunnerRecord, Terms
+from holdfast.lifecycle.records import (
+    PLAIN,
+    Cancellation,
+    FailedAttempt,
+    HistoryEntry,
+    InvocationRecord,
+    RunnerRecord,
+    Terms,
+)
 from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
 
@@ -71,6 +79,8 @@ def to_document(record: InvocationRecord) -> Document:
     for name in _SELDOM:
         if value := getattr(record, name):
             document[name] = value
+    if record.cancellation is not None:
+        document["cancellation"] = msgspec.to_builtins(record.cancellation)
     if record.terms is not PLAIN:
         document["terms"] = msgspec.to_builtins(record.terms)
     if record.errors:
@@ -122,9 +132,9 @@ _PLAIN = (
     *("app", "id", "task", "queue", "owner", "epoch", "attempt", "created_at", "due_at", "changed_at"),
     *("claim_token", "fingerprint", "parent_id", "reason"),
 )
-# A document has them only if there is something to say.
-_SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin", "retain_until", "rerun_of")
-_STRUCTURED: Mapping[str, Any] = {"terms": Terms, "errors": tuple[FailedAttempt, ...]}  # these too
+# A document has these only if there is something to say.
+_SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin", "retain_until", "rerun_of", "start_by")
+_STRUCTURED: Mapping[str, Any] = {"terms": Terms, "errors": tuple[FailedAttempt, ...], "cancellation": Cancellation}
 _KEYS = ("limit_key", "slot", "key", "twin", "rerun_of")
 _TEXTS = ("app", "id", "task", "queue", "reason", "status")
 _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
@@ -200,6 +210,8 @@ def pipeline(change: Change) -> list[Document]:
         fields["slot"] = "$$REMOVE"
     if change.frees_twin:
         fields["twin"] = "$$REMOVE"
+    if change.has_started:
+        fields["start_by"] = "$$REMOVE"
     for name in OPTIONAL:
         value = getattr(change, name)
         if value is not UNSET:
@@ -256,6 +268,8 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         gone["slot"] = ""
     if change.frees_twin:
         gone["twin"] = ""
+    if change.has_started:
+        gone["start_by"] = ""
     update: Document = {"$set": fields, "$push": {"history": {"$each": [entry_document(line) for line in lines]}}}
     if change.attempts:
         update["$inc"] = {"attempt": change.attempts}
@@ -311,6 +325,8 @@ def expiry(retain_until: float) -> Document:
 def _stored(name: str, value: Any) -> Any:
     if name == "error" and value is not None:
         return error_document(value)
+    if name == "cancellation":
+        return msgspec.to_builtins(value)
     if name == "errors":
         return _errors_document(value)
     if name == "result" and value is not None:

@@ -105,6 +105,13 @@ async def lanes(invocations: Invocations, app: str) -> list[str]:
     return sorted(await invocations.distinct("lane", {"app": app, "ready": True}))
 
 
+async def start_limits(invocations: Invocations, app: str, limit: int) -> list[Document]:
+    """Those that have to be started by some time. Index: start_by."""
+    wanted = {"app": app, "start_by": {"$gte": float("-inf")}}
+    order = [("start_by", ASCENDING), ("id", ASCENDING)]
+    return await invocations.find(wanted, hint="start_by").sort(order).limit(limit).to_list()
+
+
 def task_in(lane: str) -> str:
     return lane.split("|", 2)[1]
 
@@ -180,11 +187,14 @@ def listing_filter(app: str, where: Filter) -> tuple[Document, str | None, list[
     page soonest. Failures are few, and so are the calls of a rare task; which of them is not known here.
     """
     wanted: Document = {"app": app}
-    indexes = []
+    indexes: list[str] = []
+    if where.parent is not None:  # one has few children
+        wanted["parent_id"] = where.parent
+        indexes.append("parent")
     for name, values in (("status", where.statuses), ("task", where.tasks), ("queue", where.queues)):
         if values:
             wanted[name] = {"$in": sorted(str(value) for value in values)}
-            indexes += [name] * (len(values) <= MOST_RANGES)
+            indexes += [name] * (len(values) <= MOST_RANGES and where.parent is None)
     if where.rerun_of is not None:
         wanted["rerun_of"] = where.rerun_of
         indexes = ["rerun"]

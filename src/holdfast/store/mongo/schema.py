@@ -143,6 +143,20 @@ INDEXES = (
     ),
     Index(
         INVOCATIONS,
+        "start_by",
+        _up("app", "start_by", "id"),
+        "what was not started in time",
+        {"partialFilterExpression": {"start_by": {"$exists": True}}},
+    ),
+    Index(
+        INVOCATIONS,
+        "parent",
+        _up("app", "parent_id", "id"),
+        "find by parent",
+        {"partialFilterExpression": {"parent_id": {"$gt": ""}}},
+    ),
+    Index(
+        INVOCATIONS,
         "waiting",
         # With `status` among the keys, the limit keys can be told by jumping from one to the next, without a document.
         _up("status", "app", "limit_key", "rank", "due_at", "id"),

@@ -136,6 +136,12 @@ class MongoStore(MongoBeside):
         found = await self._ask("slot holders", lambda again: queries.slot_holders(invocations, app, limit_key))
         return self._listed(found)
 
+    async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        return self._listed(
+            await self._ask("start limits", lambda again: queries.start_limits(invocations, app, limit))
+        )
+
     # --- apply
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:

@@ -33,6 +33,7 @@ from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
+    cancellation_text,
     error_text,
     errors_text,
     from_row,
@@ -175,6 +176,7 @@ def _take(
         taken = apply_to(change, record)
         more: list[tuple[str, str | None]] = [] if slot is None else [("slot", slot)]
         more += [] if record.twin is None else [("twin", None)]
+        more += [] if record.start_by is None or not change.has_started else [("start_by", None)]
         step = _after(found[record.id][0], change, record, taken)
         columns = tuple([name for name, _ in more])
         steps.setdefault(columns, []).append((*step, *[value for _, value in more]))
@@ -182,6 +184,9 @@ def _take(
     for columns, batch in steps.items():
         _write(connection, columns, batch)
     return got
+
+
+_NAMED = ("twin", "start_by", "retain_until")
 
 
 def _turn_away(
@@ -193,8 +198,7 @@ def _turn_away(
     for record, change in changed:
         after = apply_to(change, record)
         step = _after(found[record.id][0], change, record, after)
-        named = {"twin": record.twin != after.twin, "retain_until": record.retain_until != after.retain_until}
-        columns = tuple([name for name, is_new in named.items() if is_new])
+        columns = tuple([name for name in _NAMED if getattr(record, name) != getattr(after, name)])
         steps.setdefault(columns, []).append((*step, *[getattr(after, name) for name in columns]))
     for columns, batch in steps.items():
         _write(connection, columns, batch)
@@ -306,7 +310,7 @@ def _amend(connection: sqlite3.Connection, change: Change, set_aside: SetAside) 
 
 
 def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], set_aside: SetAside) -> Verdict:
-    _, _, status, owner, epoch, _, _, seen, _, _ = head
+    _, _, status, owner, epoch, _, _, seen, *_ = head
     if seen:
         return APPLIED_AGAIN
     if status in change.sources and (change.epoch is None or epoch == change.epoch):
@@ -321,16 +325,27 @@ def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], 
 
 
 def _step_of(change: Change, head: Sequence[Any]) -> tuple[tuple[str, ...], tuple[object, ...]]:
-    _, rowid, _, owner, epoch, version, attempt, _, slot, twin = head
+    _, rowid, _, owner, epoch, version, attempt, _, slot, twin, start_by = head
     lines = entries(change, version=version, epoch=epoch, owner=owner)
     last = lines[-1]
     attempt += change.attempts
     step = _step(rowid, change, last.owner, last.epoch, last.version, attempt, history_text(lines))
     optional = tuple([name for name in OPTIONAL if getattr(change, name) is not UNSET])
     step += tuple([_column(name, getattr(change, name)) for name in optional])
-    freed = [("slot", slot is not None and change.frees), ("twin", twin is not None and change.frees_twin)]
-    names = tuple([name for name, is_so in freed if is_so])
-    return (*optional, *names), (*step, *[None] * len(names))
+    if slot is None and twin is None and start_by is None:
+        return optional, step
+    gone = _cleared(change, slot, twin, start_by)
+    return (*optional, *gone), (*step, *[None] * len(gone))
+
+
+def _cleared(change: Change, slot: str | None, twin: str | None, start_by: float | None) -> tuple[str, ...]:
+    """Which of these columns the change empties."""
+    freed = (
+        ("slot", slot is not None and change.frees),
+        ("twin", twin is not None and change.frees_twin),
+        ("start_by", start_by is not None and change.has_started),
+    )
+    return tuple([name for name, is_so in freed if is_so])
 
 
 def _may_refer(change: Change) -> bool:
@@ -342,6 +357,8 @@ def _may_refer(change: Change) -> bool:
 def _column(name: str, value: Any) -> object:
     if name == "error":
         return error_text(value)
+    if name == "cancellation":
+        return cancellation_text(value)
     return errors_text(value) if name == "errors" else value
 
 

@@ -17,7 +17,8 @@ from holdfast.store.sqlite.rows import LIST
 
 _MOST_ARMS = 20  # more than there are statuses
 _MOST_COUNTED = 1000
-_ONLY = {"status": "", "task": "", "queue": " AND queue <> 'default'"}  # what an index is limited to
+# What an index is limited to.
+_ONLY = {"status": "", "task": "", "queue": " AND queue <> 'default'", "parent_id": " AND parent_id IS NOT NULL"}
 
 
 class Driver(NamedTuple):
@@ -38,6 +39,8 @@ def find(connection: sqlite3.Connection, app: str, where: Filter, limit: int) ->
 
 def drivers(where: Filter) -> list[Driver]:
     """The columns that a filter could be answered by."""
+    if where.parent is not None:  # one has few children
+        return [Driver("parent_id", [where.parent])]
     wanted = {"status": where.statuses, "task": where.tasks, "queue": where.queues}
     return [
         Driver(column, sorted(str(value) for value in values))

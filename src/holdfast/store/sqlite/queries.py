@@ -68,6 +68,9 @@ ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # ide
 AMEND = f"""
 UPDATE {TABLE} SET arguments = ?, due_at = ?, changed_at = ?, reason = ?, version = ?, history = ? WHERE rowid = ?
 """
+START_BY = f"""
+SELECT {LIST} FROM {TABLE} WHERE app = ? AND start_by IS NOT NULL ORDER BY start_by, id LIMIT ?
+"""  # holdfast_start_by
 
 # holdfast_slot. The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
 HOLDERS = f"""
@@ -159,7 +162,7 @@ def heads_of(rows: int) -> str:
     return f"""
     WITH wanted (id, operation) AS (VALUES {_values(rows, 2)})
     SELECT wanted.id, found.rowid, found.status, found.owner, found.epoch, found.version, found.attempt,
-        instr(found.history, wanted.operation), found.slot, found.twin
+        instr(found.history, wanted.operation), found.slot, found.twin, found.start_by
     FROM wanted JOIN {TABLE} AS found ON found.app = ? AND found.id = wanted.id
     """
 

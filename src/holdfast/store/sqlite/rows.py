@@ -17,7 +17,15 @@ import msgspec
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.history import is_whole
-from holdfast.lifecycle.records import PLAIN, FailedAttempt, HistoryEntry, InvocationRecord, RunnerRecord, Terms
+from holdfast.lifecycle.records import (
+    PLAIN,
+    Cancellation,
+    FailedAttempt,
+    HistoryEntry,
+    InvocationRecord,
+    RunnerRecord,
+    Terms,
+)
 from holdfast.lifecycle.status import Status
 
 COLUMNS = [
@@ -52,6 +60,8 @@ COLUMNS = [
     "errors",
     "retain_until",
     "rerun_of",
+    "start_by",
+    "cancellation",
     "history",
 ]
 LIST = ", ".join(COLUMNS)
@@ -64,6 +74,7 @@ _history_decoder = msgspec.json.Decoder(tuple[HistoryEntry, ...])
 _error_decoder = msgspec.json.Decoder(ErrorRecord)
 _errors_decoder = msgspec.json.Decoder(tuple[FailedAttempt, ...])
 _terms_decoder = msgspec.json.Decoder(Terms)
+_cancellation_decoder = msgspec.json.Decoder(Cancellation)
 
 
 def history_text(entries: Iterable[HistoryEntry]) -> str:
@@ -85,6 +96,10 @@ def error_text(error: ErrorRecord | None) -> str | None:
 
 def errors_text(errors: Sequence[FailedAttempt]) -> str:
     return _entry_encoder.encode(errors).decode()
+
+
+def cancellation_text(cancellation: Cancellation | None) -> str | None:
+    return None if cancellation is None else _entry_encoder.encode(cancellation).decode()
 
 
 def to_row(record: InvocationRecord) -> tuple[object, ...]:
@@ -120,6 +135,8 @@ def to_row(record: InvocationRecord) -> tuple[object, ...]:
         errors_text(record.errors) if record.errors else None,
         record.retain_until,
         record.rerun_of,
+        record.start_by,
+        None if record.cancellation is None else cancellation_text(record.cancellation),
         history_text(record.history),
     )
 
@@ -151,7 +168,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         changed_at,
     ) = row[:15]
     (claim_token, fingerprint, parent_id, reason, arguments, result, error, *rest) = row[15:]
-    at_most_once, limit_key, slot, key, twin, terms, errors, retain_until, rerun_of, history = rest
+    at_most_once, limit_key, slot, key, twin, terms, errors, *late, history = rest
+    retain_until, rerun_of, start_by, cancellation = late
     entries = history_of(history)
     if entries and len(entries) != entries[-1].version and not is_whole(entries):
         raise ValueError(f"its history has {len(entries)} entries for {entries[-1].version} versions")
@@ -189,6 +207,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         errors=() if errors is None else _errors_decoder.decode(errors),
         retain_until=retain_until,
         rerun_of=rerun_of,
+        start_by=start_by,
+        cancellation=None if cancellation is None else _cancellation_decoder.decode(cancellation),
         history=entries,
     )
     if record.lane != lane:

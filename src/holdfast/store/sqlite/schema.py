@@ -174,6 +174,12 @@ MIGRATIONS: dict[int, list[str]] = {
         "CREATE UNIQUE INDEX holdfast_twin ON holdfast_invocations (app, twin) WHERE twin IS NOT NULL",
         "ALTER TABLE holdfast_invocations ADD COLUMN terms TEXT",
         "ALTER TABLE holdfast_invocations ADD COLUMN errors TEXT",
+        "ALTER TABLE holdfast_invocations ADD COLUMN start_by REAL",
+        "ALTER TABLE holdfast_invocations ADD COLUMN cancellation TEXT",
+        # Serves the look for what was not started in time.
+        "CREATE INDEX holdfast_start_by ON holdfast_invocations (app, start_by, id) WHERE start_by IS NOT NULL",
+        # Serves `find` by parent.
+        "CREATE INDEX holdfast_parent_id ON holdfast_invocations (app, parent_id, id) WHERE parent_id IS NOT NULL",
         # Serves `find` by status and `counts`, success included.
         "DROP INDEX holdfast_status",
         "CREATE INDEX holdfast_status ON holdfast_invocations (app, status, id)",

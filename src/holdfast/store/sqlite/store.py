@@ -208,6 +208,10 @@ class SqliteStore:
         rows = await self._read(lambda connection: connection.execute(queries.SLOT_HOLDERS, values).fetchall())
         return [record for record in map(self._readable, rows) if record is not None]
 
+    async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
+        rows = await self._read(lambda connection: connection.execute(queries.START_BY, (app, limit)).fetchall())
+        return [record for record in map(self._readable, rows) if record is not None]
+
     async def lanes(self, app: str) -> Sequence[str]:
         heads = await self._read(lambda connection: connection.execute(queries.HEADS, {"app": app}).fetchall())
         return sorted({lane for lane, _ in heads})

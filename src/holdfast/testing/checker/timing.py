@@ -246,12 +246,14 @@ def _back(case: Case, record: InvocationRecord, fault: Fault) -> float:
     """When it ran again, had ended, or had its turn and found no slot: for that it may have to wait long. Where there
     may be no place for it either, when it was back in the queue.
     """
-    enough = FINAL | {Status.RUNNING, Status.CONCURRENCY_CONTROLLED}
+    enough = frozenset({Status.RUNNING, Status.CONCURRENCY_CONTROLLED})
     enough |= {Status.REROUTED} if case.bounds.may_be_full else frozenset()
     entries = [entry for entry in record.history if entry.status in enough]
     moments = [case.time_of(entry) for entry in entries]
     moments += [execution.start.at for execution in case.executions.get(record.id, ())]
-    return min((moment for moment in moments if moment > fault.at), default=inf)
+    # An end is none too early, though clocks that differ by a hair may say so: it may come within milliseconds.
+    ends = [max(case.time_of(entry), fault.at) for entry in record.history if entry.status in FINAL]
+    return min([*ends, *(moment for moment in moments if moment > fault.at)], default=inf)
 
 
 def _last_of(case: Case, id: str) -> tuple[HistoryEntry, ...]:

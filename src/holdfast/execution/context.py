@@ -1,0 +1,120 @@
+"""What user code can learn about the call that it is part of.
+
+A call is entered into a context variable, so its coroutines, the tasks that they start and what they send to threads
+by `asyncio.to_thread` know it too. What there is to tell is put together only when somebody asks. A process of its own
+is sent the facts with the call; that the call is to end is told to it when that happens.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.errors import InvocationCancelled, NotDecodable, UsageError
+from holdfast.lifecycle.records import FailedAttempt, InvocationRecord
+from holdfast.lifecycle.retries import Forever, load_policy, most_retries
+
+cancelled: set[str] = set()
+"""The invocations that run in this process and are to end."""
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that runs here.
+
+    `attempt` counts starts, this one included. `is_last_attempt` tells by the retries that were stored with the call:
+    None where their number does not decide. `previous_error` is that of the last attempt that failed.
+    `idempotency_key` is the same for all attempts: the call's key, or its id if it was given none. `deadline` is when
+    the attempt's `timeout` is over, in seconds since the epoch.
+    """
+
+    invocation_id: str
+    app: str
+    task: str
+    attempt: int
+    epoch: int
+    idempotency_key: str
+    is_last_attempt: bool | None
+    previous_error: FailedAttempt | None = None
+    deadline: float | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has asked for the end of this invocation."""
+        return self.invocation_id in cancelled
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `InvocationCancelled` if somebody has: the invocation then ends as cancelled."""
+        if self.cancelled:
+            raise InvocationCancelled(f"{self.task} {self.invocation_id} is to end", invocation_id=self.invocation_id)
+
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, 0 when it is over; None without one."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.time())
+
+
+class _Here(Protocol):
+    @property
+    def about(self) -> InvocationRecord | Context | None: ...
+    @property
+    def deadline(self) -> float | None: ...
+
+
+here: ContextVar[_Here | None] = ContextVar("holdfast_call", default=None)
+
+
+def context() -> Context:
+    """The call that runs here: which attempt it is, until when it may run, whether it is to end.
+
+    Raises `UsageError` outside of a task.
+    """
+    call = here.get()
+    found = None if call is None else context_of(call.about, call.deadline)
+    if found is None:
+        raise UsageError("context() is about the call that runs, and none runs here; call it inside a task")
+    return found
+
+
+def parent_in(app: str) -> str | None:
+    """The invocation of that app that runs here, if one does: what is submitted now is its child."""
+    call = here.get()
+    about: Any = None if call is None else call.about
+    if about is None or about.app != app:
+        return None
+    return about.invocation_id if isinstance(about, Context) else about.id
+
+
+def context_of(about: InvocationRecord | Context | None, deadline: float | None) -> Context | None:
+    if not isinstance(about, InvocationRecord):
+        return about
+    return Context(
+        invocation_id=about.id,
+        app=about.app,
+        task=about.task,
+        attempt=about.attempt,
+        epoch=about.epoch,
+        idempotency_key=about.key or about.id,
+        is_last_attempt=_is_last(about),
+        previous_error=about.errors[-1] if about.errors else None,
+        deadline=deadline,
+    )
+
+
+def deadline_in(seconds: float) -> float:
+    return time.time() + seconds
+
+
+def _is_last(record: InvocationRecord) -> bool | None:
+    """By the number of failures that its policy forgives; a timetable goes by age, and others may be of the future."""
+    if record.terms.retries is None:
+        return True
+    try:
+        policy = load_policy(record.terms.retries)
+    except NotDecodable:
+        return None
+    if isinstance(policy, Forever):
+        return False
+    most = most_retries(policy)
+    return None if most is None else record.failures >= most

@@ -1,0 +1,66 @@
+"""Exceptions that are thrown into user code from outside.
+
+Into a coroutine, where it waits: asyncio does that for its own CancelledError, and `Softly` for ours. Into a thread,
+when it next runs Python code: one that sits in a system call or in C code hears nothing until it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any
+
+from holdfast.errors import SoftTimeout
+
+
+class Stopped(BaseException):
+    """Thrown into a thread whose time is over. Not an `Exception`: code that handles those is not to survive it."""
+
+
+def throw_into(thread: int, error: type[BaseException] | None) -> None:
+    """Raise it in that thread, soon; None takes back what was not raised yet."""
+    thrown = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), thrown)
+
+
+class Softly:
+    """Awaits a coroutine, and raises `SoftTimeout` in it where it waits, if it is told to."""
+
+    def __init__(self) -> None:
+        self._struck = False
+
+    def strike(self, task: asyncio.Task[Any]) -> None:
+        """On the loop of the task."""
+        self._struck = True
+        task.cancel()
+
+    def awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        return _driven(coroutine, self._thrown)
+
+    def _thrown(self, error: BaseException) -> BaseException:
+        """What its code gets to see instead."""
+        task = asyncio.current_task()
+        if self._struck and isinstance(error, asyncio.CancelledError) and task is not None:
+            self._struck = False
+            if task.uncancel() == 0:  # else somebody has cancelled it too
+                return SoftTimeout()
+        return error
+
+
+@types.coroutine
+def _driven(
+    coroutine: Coroutine[Any, Any, Any], thrown: Callable[[BaseException], BaseException]
+) -> Generator[Any, Any, Any]:
+    step: Callable[[Any], Any] = coroutine.send
+    argument: Any = None
+    while True:
+        try:
+            waiting = step(argument)
+        except StopIteration as done:
+            return done.value
+        try:
+            step, argument = coroutine.send, (yield waiting)
+        except BaseException as error:
+            step, argument = coroutine.throw, thrown(error)

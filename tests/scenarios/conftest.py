@@ -1,0 +1,35 @@
+"""What several scenarios share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.scenarios import workshop
+
+from holdfast import App
+
+
+@pytest.fixture(params=["memory", "sqlite", "mongodb"])
+def workshop_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+    """An app on each store, for the tasks of the workshop."""
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/shop.db"}.get(request.param)
+    where = url or request.getfixturevalue("mongo_url")
+    with App(where, name=workshop.NAME, poll_interval_seconds=0.2, runner_heartbeat_seconds=0.5) as app:
+        yield app
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Callable[..., Path]:
+    """Wait until a task has left this file behind."""
+
+    def wait(name: str, seconds: float = 30.0) -> Path:
+        deadline = time.monotonic() + seconds
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < deadline, f"no {name} within {seconds} s"
+            time.sleep(0.005)
+        return tmp_path / name
+
+    return wait
