@@ -43,6 +43,7 @@ def test_defaults(tmp_path: Path) -> None:
         "concurrency": 10,
         "poll_interval_seconds": 1.0,
         "drain_timeout_seconds": 30.0,
+        "cancel_grace_seconds": 10.0,
         "runner_heartbeat_seconds": 2.0,
         "runner_considered_dead_after_minutes": 0.25,
         "atomic_service_interval_minutes": 1.0,

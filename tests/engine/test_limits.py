@@ -173,6 +173,7 @@ def test_who_is_handed_back_when_a_runner_stops_leaves_its_slot_to_others() -> N
         await stage.submit("next", 0.1, priority=5)
         await stage.all_wait(1)
         await fleet.started(stage.task(), concurrency=2)
+        await asyncio.sleep(POLL / 2)  # the other one is not to look between two writes of this one
         await first.stop(hurry=True)
         stopped = fleet.clock.now()
         await fleet.until_status(long, Status.RUNNING)
