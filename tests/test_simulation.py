@@ -60,6 +60,7 @@ def test_the_seeds_meet_every_kind_of_fault_and_outcome() -> None:
     assert kinds == {"kill", "stop", "freeze", "cut", "outage"}
     walked = {entry.status for run in runs for record in run.evidence.dump.records for entry in record.history}
     assert {"running_recovery", "killed", "rerouted", "success", "failed", "pending", "retry"} <= walked
+    assert {"cancelling", "cancelled"} <= walked
     keyed = [event for run in runs for event in run.evidence.ledgers.of(What.SUBMIT_OK) if event.idempotency_key]
     assert len(keyed) > len({(event.idempotency_key, event.id) for event in keyed}) > 20  # several got the same one
     assert {"concurrency_controlled", "running_recovery"} <= {

@@ -42,6 +42,7 @@ class Stopping:
         self._codec = Codec()
         self._late: set[str] = set()
         self._forced: set[str] = set()
+        self._asked: set[str] = set()
         self.watched: dict[str, list[asyncio.TimerHandle]] = {}
 
     def watch(self, record: InvocationRecord) -> None:
@@ -56,6 +57,7 @@ class Stopping:
         """It runs, and is asked to end within that time."""
         id = record.id
         self._silence(id)
+        self._asked.add(id)
         context.cancelled.add(id)
         self._tell("cancel", id)
         self._later(id, grace_seconds, lambda: self._force(id, Interrupted(_STILL_RUNS)))
@@ -80,7 +82,7 @@ class Stopping:
     def ended(self, record: InvocationRecord, outcome: Outcome) -> Outcome:
         """What the outcome of something that was watched means."""
         id = record.id
-        is_late, is_forced, is_asked = id in self._late, id in self._forced, id in context.cancelled
+        is_late, is_forced, is_asked = id in self._late, id in self._forced, id in self._asked
         self.forget(id)
         context.cancelled.discard(id)
         stopped = is_forced or (isinstance(outcome, Raised) and not _GAVE_WAY.isdisjoint(outcome.kinds))
@@ -96,6 +98,7 @@ class Stopping:
         self._silence(id)
         self._late.discard(id)
         self._forced.discard(id)
+        self._asked.discard(id)
 
     def close(self) -> None:
         for id in tuple(self.watched):

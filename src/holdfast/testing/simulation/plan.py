@@ -36,6 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keyed: bool = False
     retries: int = 0  # that its policy allows
     failures: int = 99  # attempts that raise, if it raises
+    cancel_after: float | None = None  # seconds after its submit
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,7 @@ def plan_of(seed: int) -> Plan:
     rng = random.Random(f"plan {seed}")
     chaos = rng.choice((20.0, 30.0))
     nodes = rng.choice((1, 2, 2, 3, 3, 4))
-    limits, identity = random.Random(f"limits {seed}"), random.Random(f"identity {seed}")
+    limits, identity, cancels = (random.Random(f"{what} {seed}") for what in ("limits", "identity", "cancels"))
     return Plan(
         seed=seed,
         nodes=nodes,
@@ -94,7 +95,7 @@ def plan_of(seed: int) -> Plan:
         skew=rng.choice((0.0, 0.0, 0.15)),
         chaos_seconds=chaos,
         weather=_weather(rng),
-        jobs=_named(identity, _limited(limits, _jobs(rng, chaos))),
+        jobs=_cancelled(cancels, _named(identity, _limited(limits, _jobs(rng, chaos)))),
         limit=limits.choice((1, 1, 2, 3)),
         strikes=_strikes(rng, nodes, chaos),
     )
@@ -154,6 +155,13 @@ def _named(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         )
         for job in jobs
     )
+
+
+def _cancelled(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In a third of the plans, some jobs are cancelled: before they begin, in the middle, or too late."""
+    if rng.random() < 2 / 3:
+        return jobs
+    return tuple(replace(job, cancel_after=rng.choice((None, None, 0.0, 0.1, 0.5, 2.0, 6.0))) for job in jobs)
 
 
 def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]:

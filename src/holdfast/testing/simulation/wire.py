@@ -35,6 +35,9 @@ from holdfast.testing.witness import Event, What
 GIVES_UP_SECONDS = 2.0
 
 
+_BY_ANYBODY = frozenset({"recovered", "rescued", "woken", "amended", "cancelled", "cancelling", "expired"})
+
+
 class Ledger:
     """What is seen from outside. Its clock is the simulation's."""
 
@@ -145,7 +148,7 @@ class Server:
     def _after_apply(self, process: Process, answer: Sequence[object], changes: Sequence[Change]) -> None:
         """A write of an owner that is repeated, because its reply was lost, has to be recognised as the same."""
         for change, verdict in zip(changes, answer, strict=True):
-            if change.name in ("recovered", "rescued", "woken", "amended") or change.epoch is None:
+            if change.name in _BY_ANYBODY or change.epoch is None:
                 continue
             key = (change.id, change.epoch, change.name)
             if isinstance(verdict, Lost) and self._ends.get(key, change.operation) != change.operation:

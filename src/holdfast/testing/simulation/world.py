@@ -420,9 +420,21 @@ class Client:
             else:
                 id = record.id if there is None else there.id
                 ledger.write(What.SUBMIT_OK, self.process.pid, **facts, id=id)
-                return await self._see(job, id)
+                await asyncio.gather(self._see(job, id), self._cancel(job, id))
+                return
         ledger.write(What.SUBMIT_UNKNOWN, self.process.pid, **facts)
-        return None
+
+    async def _cancel(self, job: Job, id: str) -> None:
+        """Ask for its end until the store has heard it."""
+        if job.cancel_after is None:
+            return
+        await asyncio.sleep(job.cancel_after)
+        while True:
+            try:
+                await self._engine.canceller.cancel(id, by=self.process.name, reason="the plan says so")
+                return
+            except (StoreError, InvocationNotFound):
+                await asyncio.sleep(0.5)
 
     def _record(self, job: Job) -> InvocationRecord:
         world, now = self._world, self._world.clock.now()
