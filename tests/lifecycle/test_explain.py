@@ -8,7 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.lifecycle.explain import explain
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord, Serves, lane_of
+from holdfast.lifecycle.records import (
+    Cancellation,
+    HistoryEntry,
+    InvocationRecord,
+    RunnerRecord,
+    Serves,
+    Terms,
+    lane_of,
+)
 from holdfast.lifecycle.status import Status
 
 NOW = 1_000_000.0
@@ -26,6 +34,9 @@ RUNNER = RunnerRecord(
     concurrency=10,
     tasks=("shop:mail",),
 )
+
+
+CANCELLATION = Cancellation(by="ann", reason="enough", at=NOW - 5, until=NOW + 5)
 
 
 def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
@@ -55,6 +66,27 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ({"status": Status.PARKED, "reason": "x"}, [RUNNER], "holdfast wake i1"),
         ({"status": Status.FAILED, "reason": "ValueError: no"}, [RUNNER], "ended with an error: ValueError: no"),
         ({"status": Status.SUCCESS}, [], "ended with a result"),
+        (
+            {"status": Status.CANCELLED, "cancellation": CANCELLATION, "reason": f"{CANCELLATION}; it was stopped"},
+            [],
+            "cancelled by ann: enough (it was stopped), 5s ago.",
+        ),
+        (
+            {"status": Status.CANCELLING, "owner": "r1/0", "cancellation": CANCELLATION},
+            [RUNNER],
+            "cancelled by ann: enough; asked to end on r1/0 for 1m, it has 5s left to clean up",
+        ),
+        (
+            {"status": Status.CANCELLING, "owner": "gone/0", "cancellation": replace(CANCELLATION, until=NOW - 1)},
+            [RUNNER],
+            "its time to clean up is over, but that runner is no longer on the roster",
+        ),
+        ({"start_by": NOW + 90}, [], "Start one with `holdfast run`. It expires in 1m30s unless it is started."),
+        (
+            {"status": Status.RUNNING, "owner": "r1/0", "terms": Terms(timeout=90.0)},
+            [RUNNER],
+            "for 1m of the 1m30s that it may take",
+        ),
     ],
 )
 def test_it_says_what_holds_an_invocation_back(record: dict[str, Any], roster: list[RunnerRecord], says: str) -> None:

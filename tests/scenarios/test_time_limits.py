@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import threading
 import time
@@ -97,7 +98,7 @@ def test_what_cannot_be_stopped_has_failed_all_the_same_and_the_record_says_so(
 
 
 def test_an_abandoned_attempt_is_not_taken_for_the_next(app: App, tmp_path: Path, there: There) -> None:
-    task = app.task(timeout="100ms", retries=Fixed(1, 0.01))(workshop.deaf_at_first)
+    task = app.task(timeout="600ms", retries=Fixed(1, 0.01))(workshop.deaf_at_first)
     with app.runner(concurrency=2):
         invocation = task.submit(str(tmp_path))
         assert invocation.result(timeout=30) == "second attempt"
@@ -240,3 +241,22 @@ def test_a_wait_that_is_over_tells_what_is_going_on(app: App, tmp_path: Path, th
             invocation.result(timeout=0.01)
         invocation.cancel()
         invocation.result(timeout=30)
+
+
+def test_an_abandoned_attempt_may_end_before_the_next_one_does(app: App) -> None:
+    first, over, go = threading.Event(), threading.Event(), threading.Event()
+
+    @app.task(name="twice", timeout="600ms", retries=Fixed(1, 0.01))
+    def twice() -> str:
+        if first.is_set():
+            over.set()
+            go.wait(0.1)
+            return "second attempt"
+        first.set()
+        while not over.is_set():
+            with contextlib.suppress(BaseException):  # that it is to stop
+                time.sleep(0.01)
+        return "first attempt"
+
+    with app.runner(concurrency=2):
+        assert twice.submit().result(timeout=30) == "second attempt"

@@ -190,7 +190,7 @@ class Running:
         ended, now = [], _loop_time()
         for key, outcome in outcomes:
             id = key
-            if self.abandoned:
+            if self.abandoned or self._keys:
                 if key in self.abandoned:
                     self.abandoned.discard(key)
                     cancelled.discard(key.partition("~")[0])
@@ -200,6 +200,8 @@ class Running:
             record = self.records.pop(id, None)
             began = self._began.pop(id, now)
             if record is None:
+                self._stopping.forget(id)
+                cancelled.discard(id)
                 continue  # it was marked as killed already when the drain timeout was over
             if record.attempt > 1 and self._suspects.come_home(id, outcome):
                 self._employer.began(-1)
