@@ -16,7 +16,10 @@ LAYERS = [
     ["lifecycle"],
     ["store", "wakeup", "execution"],
     ["engine"],
-    ["app", "task", "workflow", "invocation", "embedded", "settings", "declaring", "archive", "_bridge", "_inside"],
+    [
+        *("app", "task", "workflow", "invocation", "embedded", "settings", "declaring", "archive", "queues"),
+        *("_bridge", "_inside"),
+    ],
     ["cli", "monitor", "testing"],
 ]
 LAYER = {area: number for number, areas in enumerate(LAYERS) for area in areas}
@@ -34,7 +37,19 @@ SIDEWAYS = {
     "embedded": {"_bridge", "settings"},
     "archive": {"invocation"},
     "_inside": {"_bridge"},
-    "app": {"_inside", "archive", "declaring", "_bridge", "settings", "invocation", "task", "workflow", "embedded"},
+    "queues": {"declaring"},
+    "app": {
+        "_inside",
+        "queues",
+        "archive",
+        "declaring",
+        "_bridge",
+        "settings",
+        "invocation",
+        "task",
+        "workflow",
+        "embedded",
+    },
 }
 FACE = 4  # modules of this layer may name each other's types
 

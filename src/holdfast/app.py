@@ -34,10 +34,11 @@ from holdfast.execution.declared import remember
 from holdfast.execution.hooks import Hooks
 from holdfast.ids import Ids
 from holdfast.invocation import End, Invocation, outcome_of
-from holdfast.lifecycle.explain import explain, living
+from holdfast.lifecycle.explain import Explanation, Surroundings, explain, living
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.masking import mask_url
+from holdfast.queues import Queues
 from holdfast.schedules import cron
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
@@ -234,6 +235,11 @@ class App(Archived):
         )
         return list(await engine.store.find(self.name, where, limit))
 
+    @property
+    def queues(self) -> Queues:
+        """The queues of this app: ``app.queues.list()``, ``.pause("mail", reason="…")``, ``.resume("mail")``."""
+        return Queues(self)
+
     def runners(self) -> list[RunnerRecord]:
         """The runners that are alive on this store."""
         return self._run(self._living())
@@ -386,12 +392,19 @@ class App(Archived):
     def _outcome(self, end: End) -> object:
         return outcome_of(end, self._codec)
 
-    async def _explain(self, record: InvocationRecord) -> str:
+    async def _explain(self, record: InvocationRecord) -> Explanation:
         engine = await self._engine()
-        store, key = engine.store, record.limit_key
-        waits = record.status is Status.CONCURRENCY_CONTROLLED
-        holders = await store.slot_holders(self.name, key) if waits and key else ()
-        return explain(record, await store.roster(self.name), store.now(), self._dead_after, holders)
+        store, key, task = engine.store, record.limit_key, self._tasks.get(record.task)
+        waits = record.status in AVAILABLE or record.status is Status.CONCURRENCY_CONTROLLED
+        around = Surroundings(
+            roster=await store.roster(self.name),
+            now=store.now(),
+            dead_after_seconds=self._dead_after,
+            pauses=await store.pauses(self.name) if waits else (),
+            holders=await store.slot_holders(self.name, key) if waits and key else (),
+            limit=None if task is None else task.definition.limit,
+        )
+        return explain(record, around)
 
 
 _APPS: weakref.WeakSet[App] = weakref.WeakSet()

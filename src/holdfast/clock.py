@@ -101,7 +101,7 @@ def parse_duration(value: Duration, *, unit: float = 1.0) -> float:
     return abs(seconds)  # turns -0.0 into 0.0
 
 
-_LATEST = 253_402_300_799.0  # the last second of the year 9999
+TOO_LATE = 253_402_300_800.0  # the year 10000, which no date can tell
 
 
 def parse_moment(at: object, name: str = "at") -> float:
@@ -109,10 +109,12 @@ def parse_moment(at: object, name: str = "at") -> float:
     if isinstance(at, dt.datetime):
         if at.tzinfo is None:
             raise UsageError(f"{name}={at!r} has no time zone, so the moment is ambiguous; use an aware datetime")
-        return at.timestamp()
-    if isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at <= _LATEST:
+        if (moment := at.timestamp()) < 0:
+            raise UsageError(f"{name}={at!r} lies before 1970; what is due at once needs no {name}=")
+        return moment
+    if isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at < TOO_LATE:
         return float(at)
-    raise UsageError(f"{name}={at!r}: expected an aware datetime or seconds since the epoch")
+    raise UsageError(f"{name}={at!r}: expected an aware datetime or seconds since the epoch, up to the year 9999")
 
 
 def _parse_text(text: str, unit: float) -> float:

@@ -90,14 +90,14 @@ class Invocation(Generic[R]):
         return (await self.arecord()).history
 
     def explain(self) -> str:
-        """What it is waiting for, or how it ended, in a sentence."""
+        """What holds it back and what would release it, or how it ended, in a sentence or two."""
         return self._app._run(self._explain())
 
     async def aexplain(self) -> str:
         return await self._app._arun(self._explain())
 
     async def _explain(self) -> str:
-        return await self._app._explain(await self._record())
+        return (await self._app._explain(await self._record())).text
 
     # --- what one can do about it
 
@@ -203,7 +203,7 @@ class Invocation(Generic[R]):
         record = await self._record()
         return (
             f"no result of {record.task} {self.id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
-            f"{await self._app._explain(record)} It stays in the store; ask again later."
+            f"{(await self._app._explain(record)).text} It stays in the store; ask again later."
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
-from holdfast.clock import Duration, parse_duration, parse_moment
+from holdfast.clock import TOO_LATE, Duration, parse_duration, parse_moment
 from holdfast.codec import Payload, Seen
 from holdfast.declaring import pacing_of, refuse_with_pacing, valid_key, valid_name, valid_priority
 from holdfast.engine.concurrency import RunningConcurrency
@@ -264,6 +264,9 @@ class Submittable(Generic[P, R]):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
+        due_at = now + options.delay_seconds if options.at is None else options.at
+        if due_at >= TOO_LATE:
+            raise UsageError(f"delay={options.delay_seconds:g} s leads beyond the year 9999")
         bind(task.signature, args, kwargs, task.name)
         packed = self._app._codec.pack_call(args, kwargs, self._names, engine.limits, seen)
         payloads += packed.payloads
@@ -279,7 +282,7 @@ class Submittable(Generic[P, R]):
             at_most_once=task.at_most_once,
             priority=task.priority if options.priority is None else options.priority,
             created_at=now,
-            due_at=now + options.delay_seconds if options.at is None else options.at,
+            due_at=due_at,
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
             terms=self._terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
             parent_id=None if here.get() is None else parent_in(self._app.name),

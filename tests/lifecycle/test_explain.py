@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.lifecycle.explain import explain
+from holdfast.codec import ErrorRecord
+from holdfast.lifecycle.eligibility import INVOCATION, QUEUE, RUNNER, Offer, Reason, lane_obstacle
+from holdfast.lifecycle.explain import _SAYS, Surroundings, explain
+from holdfast.lifecycle.limits import Limit
+from holdfast.lifecycle.queues import QueuePause
 from holdfast.lifecycle.records import (
     Cancellation,
+    FailedAttempt,
     HistoryEntry,
     InvocationRecord,
     RunnerRecord,
     Serves,
     Terms,
+    WorkerRecord,
     lane_of,
 )
 from holdfast.lifecycle.status import Status
@@ -23,7 +29,7 @@ NOW = 1_000_000.0
 RECORD = InvocationRecord(
     id="i1", app="shop", task="shop:mail", arguments=b"", created_at=NOW - 60, due_at=NOW - 60, changed_at=NOW - 60
 )
-RUNNER = RunnerRecord(
+LIVE = RunnerRecord(
     id="r1",
     app="shop",
     host="h",
@@ -39,32 +45,40 @@ RUNNER = RunnerRecord(
 CANCELLATION = Cancellation(by="ann", reason="enough", at=NOW - 5, until=NOW + 5)
 
 
+def around(*roster: RunnerRecord, **more: Any) -> Surroundings:
+    return Surroundings(roster=roster, now=NOW, dead_after_seconds=15.0, **more)
+
+
 def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
-    return explain(record, roster, NOW, 15.0)
+    return explain(record, around(*roster)).text
 
 
 @pytest.mark.parametrize(
     ("record", "roster", "says"),
     [
-        ({"due_at": NOW + 90}, [RUNNER], "not due for another 1m30s"),
+        ({"due_at": NOW + 90}, [LIVE], "not due for another 1m30s"),
         ({}, [], "no runner is alive"),
-        ({}, [replace(RUNNER, heartbeat_at=NOW - 60)], "no runner is alive"),
-        ({}, [replace(RUNNER, draining=True)], "no runner is alive"),
-        ({}, [replace(RUNNER, tasks=("shop:other",))], "no runner knows the task 'shop:mail'"),
-        ({"queue": "slow"}, [replace(RUNNER, queues=("default",))], "no live runner serves the queue 'slow'"),
-        ({"tags": ("gpu",)}, [RUNNER], "with the tags gpu"),
-        ({"tags": ("gpu",)}, [replace(RUNNER, tags=("gpu", "eu"))], "1 runner serves it"),
-        ({}, [RUNNER, replace(RUNNER, id="r2")], "for a free place; 2 runners serve it"),
-        ({"status": Status.RUNNING, "owner": "r1/0"}, [RUNNER], "its code is running on r1/0 for 1m"),
-        ({"status": Status.RUNNING, "owner": "gone/0"}, [RUNNER], "no longer on the roster"),
+        ({}, [replace(LIVE, heartbeat_at=NOW - 60)], "no runner is alive"),
+        ({}, [replace(LIVE, draining=True)], "the only runner, r1, is draining, and takes nothing new"),
+        ({}, [replace(LIVE, draining=True), replace(LIVE, id="r2", draining=True)], "all 2 runners are draining"),
+        ({}, [replace(LIVE, tasks=("shop:other",))], "no runner knows the task 'shop:mail'"),
+        ({"queue": "slow"}, [replace(LIVE, queues=("default",))], "no live runner serves the queue 'slow'"),
+        ({"tags": ("gpu",)}, [LIVE], "no live runner serves the queue 'default' with the tag gpu (1 alive: r1)"),
+        ({"tags": ("eu", "gpu")}, [LIVE], "with all of the tags eu, gpu"),
+        ({"status": Status.SUSPENDED, "due_at": NOW + 60}, [LIVE], "suspended until 1970-01-12 13:47:40 UTC, in 1m."),
+        ({"status": Status.PAUSED, "owner": "r1/0"}, [LIVE], "on r1/0 for 1m."),
+        ({"tags": ("gpu",)}, [replace(LIVE, tags=("gpu", "eu"))], "1 runner serves it"),
+        ({}, [LIVE, replace(LIVE, id="r2")], "for a free place; 2 runners serve it"),
+        ({"status": Status.RUNNING, "owner": "r1/0"}, [LIVE], "its code is running on r1/0 for 1m"),
+        ({"status": Status.RUNNING, "owner": "gone/0"}, [LIVE], "no longer on the roster"),
         (
             {"status": Status.RUNNING, "owner": "r1/0"},
-            [replace(RUNNER, heartbeat_at=NOW - 60)],
+            [replace(LIVE, heartbeat_at=NOW - 60)],
             "silent for 1m and counts as dead: its work waits for recovery",
         ),
-        ({"status": Status.PARKED, "reason": "it no longer binds"}, [RUNNER], "it no longer binds"),
-        ({"status": Status.PARKED, "reason": "x"}, [RUNNER], "holdfast wake i1"),
-        ({"status": Status.FAILED, "reason": "ValueError: no"}, [RUNNER], "ended with an error: ValueError: no"),
+        ({"status": Status.PARKED, "reason": "it no longer binds"}, [LIVE], "it no longer binds"),
+        ({"status": Status.PARKED, "reason": "x"}, [LIVE], "holdfast wake i1"),
+        ({"status": Status.FAILED, "reason": "ValueError: no"}, [LIVE], "ended with an error: ValueError: no"),
         ({"status": Status.SUCCESS}, [], "ended with a result"),
         (
             {"status": Status.CANCELLED, "cancellation": CANCELLATION, "reason": f"{CANCELLATION}; it was stopped"},
@@ -95,18 +109,70 @@ def test_it_says_what_holds_an_invocation_back(record: dict[str, Any], roster: l
 
 def test_every_status_has_an_explanation() -> None:
     for status in Status:
-        assert len(why(replace(RECORD, status=status, owner="r1/0"), RUNNER)) > 10
+        assert len(why(replace(RECORD, status=status, owner="r1/0"), LIVE)) > 10
 
 
-def test_a_runner_accepts_what_it_knows_serves_and_has_tags_for() -> None:
-    serves = Serves(tasks=frozenset({"t"}), queues=frozenset({"q"}), tags=frozenset({"gpu", "eu"}))
-    assert serves.accepts(lane_of("q", "t"))
-    assert serves.accepts(lane_of("q", "t", ("gpu",)))
-    assert serves.accepts(lane_of("q", "t", ("eu", "gpu")))
-    assert not serves.accepts(lane_of("q", "other"))
-    assert not serves.accepts(lane_of("default", "t"))
-    assert not serves.accepts(lane_of("q", "t", ("gpu", "us")))
-    assert Serves(tasks=frozenset({"t"})).accepts(lane_of("any", "t"))
+def test_a_runner_takes_what_it_knows_serves_and_has_tags_for() -> None:
+    offer = Offer(serves=Serves(tasks=frozenset({"t"}), queues=frozenset({"q"}), tags=frozenset({"gpu", "eu"})))
+    for tags in ((), ("gpu",), ("eu", "gpu")):
+        assert lane_obstacle(lane_of("q", "t", tags), offer) is None
+    assert lane_obstacle(lane_of("q", "other"), offer) is Reason.UNKNOWN_TASK
+    assert lane_obstacle(lane_of("default", "t"), offer) is Reason.QUEUE_NOT_SERVED
+    assert lane_obstacle(lane_of("q", "t", ("gpu", "us")), offer) is Reason.TAGS_MISSING
+    assert lane_obstacle(lane_of("q", "t"), replace(offer, paused=frozenset({"q"}))) is Reason.QUEUE_PAUSED
+    assert lane_obstacle(lane_of("q", "t"), replace(offer, draining=True)) is Reason.DRAINING
+    assert lane_obstacle(lane_of("any", "t"), Offer(serves=Serves(tasks=frozenset({"t"})))) is None
+
+
+def test_every_reason_is_decided_in_one_place_and_has_a_sentence() -> None:
+    decided = [condition.reason for condition in (*INVOCATION, *QUEUE, *RUNNER)]
+    assert len(decided) == len(set(decided))
+    assert set(decided) | {Reason.NO_RUNNER} == set(Reason)
+    assert set(_SAYS) == set(Reason) - {Reason.NOT_IN_QUEUE}
+
+
+PAUSE = QueuePause(app="shop", name="default", at=NOW - 7200, by="ann@desk", reason="the relay is down", operation="x")
+
+
+def test_a_pause_is_told_with_who_when_why_and_how_to_end_it() -> None:
+    found = explain(RECORD, around(LIVE, pauses=[PAUSE]))
+    assert found.reasons == (Reason.QUEUE_PAUSED,)
+    assert found.text == (
+        "the queue 'default' was paused by ann@desk 2h ago, at 1970-01-12 11:46:40 UTC (the relay is down). "
+        "To let it go on: holdfast queues resume default."
+    )
+    assert explain(RECORD, around(LIVE, pauses=[replace(PAUSE, name="mail")])).reasons == ()
+
+
+def test_all_that_holds_it_back_is_told_the_first_one_first() -> None:
+    found = explain(replace(RECORD, due_at=NOW + 90), around(pauses=[PAUSE]))
+    assert found.reasons == (Reason.NOT_DUE, Reason.QUEUE_PAUSED, Reason.NO_RUNNER)
+    assert found.text.startswith("not due for another 1m30s, until 1970-01-12 13:48:10 UTC. Besides, the queue")
+    assert "Besides, waiting for 1m: no runner is alive" in found.text
+
+
+def test_of_several_runners_the_one_that_comes_closest_is_told_of() -> None:
+    strangers = [replace(LIVE, tasks=()), replace(LIVE, id="r2", draining=True)]
+    assert explain(RECORD, around(*strangers)).reasons == (Reason.UNKNOWN_TASK,)
+    near = replace(LIVE, id="r3", queues=("mail",))
+    assert explain(RECORD, around(*strangers, near)).reasons == (Reason.QUEUE_NOT_SERVED,)
+    assert explain(RECORD, around(*strangers, near, LIVE)).reasons == ()
+
+
+def test_a_failed_attempt_is_told_with_its_error() -> None:
+    error = ErrorRecord(type_name="ValueError", message="no", traceback="", data=b"")
+    failed = FailedAttempt(number=2, attempt=3, at=NOW - 1, error=error)
+    record = replace(RECORD, status=Status.RETRY, due_at=NOW + 30, errors=(failed,))
+    found = explain(record, around(LIVE))
+    assert found.reasons == (Reason.IN_BACKOFF,)
+    assert found.text == "failed 2 times, last with ValueError: no; the next attempt is due in 30s."
+
+
+def test_busy_places_are_counted() -> None:
+    worker = WorkerRecord(id="0", pid=1, started_at=NOW, running=10)
+    assert "1 runner serves it, and all of its places are busy" in why(RECORD, replace(LIVE, workers=(worker,)))
+    busy = replace(LIVE, workers=(replace(worker, running=3),))
+    assert "2 runners serve it, and 3 of 20 places are busy" in why(RECORD, busy, replace(LIVE, id="r2"))
 
 
 HOLDER = replace(
@@ -135,4 +201,13 @@ HOLDER = replace(
 )
 def test_it_says_who_holds_the_slot_that_an_invocation_waits_for(holders: list[InvocationRecord], says: str) -> None:
     waiting = replace(RECORD, status=Status.CONCURRENCY_CONTROLLED, limit_key="shop:mail|x")
-    assert says in explain(waiting, [RUNNER], NOW, 15.0, holders)
+    assert says in explain(waiting, around(LIVE, holders=holders)).text
+
+
+def test_it_says_who_holds_the_slot_that_one_in_the_queue_will_not_get() -> None:
+    limited = replace(RECORD, limit_key="shop:mail|x")
+    found = explain(limited, around(LIVE, holders=[HOLDER], limit=Limit(1)))
+    assert found.reasons == (Reason.NO_SLOT,)
+    assert "no slot of shop:mail|x is free, held by invocation h1 on r1/0 for 30s" in found.text
+    assert explain(limited, around(LIVE, holders=[HOLDER], limit=Limit(2))).reasons == ()
+    assert explain(limited, around(LIVE, holders=[HOLDER])).reasons == ()

@@ -15,6 +15,7 @@ from tests.mongo.tools import database_of, opened, play
 
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.limits import Limit, Release
+from holdfast.lifecycle.queues import QueuePause
 from holdfast.lifecycle.records import Piece, lane_of
 from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
@@ -119,6 +120,8 @@ async def stocked(store: MongoStore) -> None:
         await store.insert(limited[:60])
         await store.claim(wish(f"limited {app}", app=app, lanes=(LIMITED,), limit=60, limits=LIMITS))
         await store.insert(limited[60:])
+        for n in range(30):
+            await store.pause_queue(paused(f"q{n}", app))
         for n in range(3):
             await store.enrol(runner(f"r{n}", app=app))
             await store.put_execution(app, execution(f"e{n}", service=f"s{n}"))
@@ -127,6 +130,10 @@ async def stocked(store: MongoStore) -> None:
             await store.put_piece(app, digest_of(n), 1, Piece(b"orphan"))
         referring = [invocation(f"large{n}", app=app, arguments=large(n).data) for n in range(20)]
         await store.insert(referring)
+
+
+def paused(name: str, app: str = "shop") -> QueuePause:
+    return QueuePause(app=app, name=name, at=START, by="ann", reason="", operation=f"pause {name}")
 
 
 def execution(id: str, service: str = "s0") -> Execution:
@@ -218,6 +225,12 @@ STEPS: dict[str, Step] = {
     "leave": lambda store: store.leave("shop", "r1"),
     "roster": lambda store: store.roster("shop"),
     "quarantined": lambda store: store.quarantined("shop"),
+    "queue_depths": lambda store: store.queue_depths("shop", START),
+    "pause_queue": lambda store: store.pause_queue(paused("new")),
+    "pause_queue that is paused": lambda store: store.pause_queue(paused("q1")),
+    "resume_queue": lambda store: store.resume_queue("shop", "q0", "r"),
+    "resume_queue that is not paused": lambda store: store.resume_queue("shop", "none", "r"),
+    "pauses": lambda store: store.pauses("shop"),
     "check": lambda store: store.check(),
 }
 
@@ -246,6 +259,14 @@ def test_counting_reads_no_document(mongo_url: str, raw: Raw) -> None:
     ((_, command),) = caught(mongo_url, STEPS["counts"])
     (explanation,) = explained(raw, command)
     assert number("totalDocsExamined", explanation) == 0
+
+
+def test_the_depths_of_what_is_ready_are_counted_without_reading_a_document(mongo_url: str, raw: Raw) -> None:
+    play(mongo_url, stocked)
+    (_, ready), *rest = caught(mongo_url, STEPS["queue_depths"])
+    (explanation,) = explained(raw, ready)
+    assert number("totalDocsExamined", explanation) == 0
+    assert len(rest) == 2
 
 
 def test_the_lanes_are_told_by_jumping_from_one_to_the_next(mongo_url: str, raw: Raw) -> None:

@@ -11,7 +11,7 @@ import pytest
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended, Filter
-from holdfast.store.sqlite import archive, jobs, listing, queries, schema
+from holdfast.store.sqlite import archive, jobs, listing, queries, queues, schema
 from holdfast.store.sqlite.rows import COLUMNS, to_row
 from holdfast.testing.samples import LANE, START, ids_of, invocation, wish
 
@@ -40,6 +40,9 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 def statements() -> dict[str, str]:
     fixed = {name: text for name, text in vars(queries).items() if name.isupper() and " " in str(text).strip()}
+    fixed |= {
+        f"queues.{name}": text for name, text in vars(queues).items() if name.isupper() and " " in str(text).strip()
+    }
     named = {name: str(text) for name, text in fixed.items() if str(text).split()[0] in SQL_VERBS}
     made = {f"heads_of({n})": queries.heads_of(n) for n in (1, queries.MOST_ROWS)}
     made |= {f"step({n})": queries.step(("due_at", "result"), n) for n in (1, queries.MOST_ROWS)}
@@ -125,7 +128,17 @@ def test_a_filter_is_answered_by_what_is_rarest(connection: sqlite3.Connection) 
 
 
 def test_the_statements_are_found() -> None:
-    assert {"INSERT", "CANDIDATES", "HEADS", "NEXT_DUE", "GET", "ROSTER", "SILENT", "OWNERS"} <= statements().keys()
+    assert {
+        "INSERT",
+        "CANDIDATES",
+        "HEADS",
+        "NEXT_DUE",
+        "GET",
+        "ROSTER",
+        "SILENT",
+        "OWNERS",
+        "queues.READY_DEPTHS",
+    } <= statements().keys()
 
 
 @pytest.mark.parametrize(

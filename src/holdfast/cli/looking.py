@@ -1,4 +1,4 @@
-"""The commands that look at what is stored: ``ps``, ``show`` and ``history``."""
+"""The commands that look at what is stored: ``ps``, ``show``, ``why`` and ``history``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def show(
     """Tell everything about one invocation."""
     with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         record = _found(chosen, id)
-        why, now = explained(chosen, record), time_of(chosen)
+        why, now = explained(chosen, record).text, time_of(chosen)
         call, call_facts = _call(chosen, record)
         result, result_facts = _result(chosen, record)
         error, reruns = record.error, reruns_of(chosen, record.id)
@@ -107,6 +107,19 @@ def show(
             out.block(error.traceback)
         out.line()
         _print_history(out, record, _HISTORY_SHOWN)
+
+
+def why(
+    id: InvocationId, app: AppOption = None, url: UrlOption = None, name: NameOption = None, json: AsJson = False
+) -> None:
+    """Tell what holds an invocation back and what would release it, or how it ended."""
+    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
+        record = _found(chosen, id)
+        found = explained(chosen, record)
+        if json:
+            facts = {"id": record.id, "task": record.task, "status": record.status.value, "queue": record.queue}
+            return out.document(facts | {"reasons": list(found.reasons), "explanation": found.text})
+        out.line(f"{record.task} {record.id} is {record.status}: {found.text}")
 
 
 def history(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from holdfast._version import __version__
-from holdfast.cli import archive, cancelling, fleet, logs, looking, running, submitting, tending
+from holdfast.cli import archive, cancelling, fleet, logs, looking, queues, running, submitting, tending
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
 # The base of everything that is wrong with a command line. Typer exports only this one descendant, and has its own
@@ -81,6 +81,7 @@ def _make() -> typer.Typer:
         cancelling.cancel,
         looking.ps,
         looking.show,
+        looking.why,
         looking.history,
         archive.archive,
         archive.rerun,
@@ -96,6 +97,11 @@ def _make() -> typer.Typer:
     runners.command("drain", epilog=_EXIT_CODES)(fleet.drain)
     runners.command("stop", epilog=_EXIT_CODES)(fleet.stop)
     program.add_typer(runners, name="runners")
+    listed = group(queues.queues.__doc__ or "")
+    listed.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(queues.queues)
+    listed.command("pause", epilog=_EXIT_CODES)(queues.pause)
+    listed.command("resume", epilog=_EXIT_CODES)(queues.resume)
+    program.add_typer(listed, name="queues")
     status = group("The state machine.")
     status.callback()(lambda: None)
     status.command("render", epilog=_EXIT_CODES)(tending.render)

@@ -23,6 +23,7 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.worker import Worker
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.invocation import End, Invocation
+from holdfast.lifecycle.explain import Explanation
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.lifecycle.status import FINAL, OWNED
 from holdfast.masking import mask_url
@@ -93,7 +94,7 @@ def backed_up(app: App, target: Path, *, overwrite: bool) -> Backup:
     return app._run(job())
 
 
-def explained(app: App, record: InvocationRecord) -> str:
+def explained(app: App, record: InvocationRecord) -> Explanation:
     return app._run(app._explain(record))
 
 
@@ -123,7 +124,7 @@ def awaited(
 async def _held_up(app: App, invocation: Invocation[Any]) -> str:
     try:
         record = await invocation._record()
-        return "" if record.status in OWNED | FINAL else await app._explain(record)
+        return "" if record.status in OWNED | FINAL else (await app._explain(record)).text
     except HoldfastError:  # whoever waits will be told by the wait itself
         return ""
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.crew import Working
-from holdfast.engine.messages import Done, Grant, News, Orders, Ready, Retire, Stop, receive, send
+from holdfast.engine.messages import Done, Grant, News, Orders, Pauses, Ready, Retire, Stop, receive, send
 from holdfast.engine.permit import Permit
 from holdfast.engine.worker import Worker
 from holdfast.errors import StoreError
@@ -45,6 +45,7 @@ class Attached:
         orders = await receive(self._reader)
         if not isinstance(orders, Orders):
             return False
+        self._permit.pause(frozenset(orders.paused))
         worker = make_worker(orders, self._permit)
         self._working = Working(worker, lambda: send(self._writer, Ready()), self._say_done)
         if self._was_told_to_stop:
@@ -79,6 +80,8 @@ class Attached:
                 case Grant(until):
                     self._permit.grant(until)
                     crashpoint("worker.permitted")
+                case Pauses(queues):
+                    self._permit.pause(frozenset(queues))
                 case Stop(hurry):
                     self.stop(hurry=hurry)
                 case Retire() if self._working is not None:
@@ -109,6 +112,7 @@ class Attached:
             account=replace(worker.account),
             retiring=worker.is_stopping,
             apart=worker.apart,
+            ended=worker.ended_lately(),
         )
         if news != self._news:
             self._news = news

@@ -101,8 +101,9 @@ class Engine:
         leaves_unfinished: bool = False,
         patience: int = 1,
         look_seconds: float = 2.0,
+        heeds_pauses: bool = True,
     ) -> Worker:
-        """A worker of these tasks, not started yet. Core tasks lie in an app of their own.
+        """A worker of these tasks, not started yet. Core tasks lie in an app of their own, and nobody pauses them.
 
         `patience`: how many polling intervals it waits before it looks by itself; `look_seconds`: how often it looks
         whether something that it runs was cancelled, if nobody tells.
@@ -143,6 +144,7 @@ class Engine:
             max_tasks=max_tasks,
             leaves_unfinished=leaves_unfinished,
             look_seconds=look_seconds,
+            heeds_pauses=heeds_pauses,
         )
 
     def recovery(self, app: str, duties: Duties) -> Recovery:
@@ -266,6 +268,7 @@ class Engine:
             drain_timeout_seconds=0.0,
             make_places=lambda place, deliver: InlinePlaces(deliver),
             patience=_CORE_PATIENCE,
+            heeds_pauses=False,
         )
 
 

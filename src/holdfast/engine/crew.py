@@ -89,8 +89,9 @@ class LocalCrew:
             await self._working.ended()
 
     def workers(self) -> Sequence[WorkerRecord]:
-        running = 0 if self._working is None else self._working.worker.running
-        return [WorkerRecord(id="0", pid=os.getpid(), started_at=self._started_at, running=running)]
+        worker = None if self._working is None else self._working.worker
+        running, ended = (0, {}) if worker is None else (worker.running, worker.ended_lately())
+        return [WorkerRecord(id="0", pid=os.getpid(), started_at=self._started_at, running=running, ended=ended)]
 
     async def wait(self) -> Account:
         assert self._working is not None

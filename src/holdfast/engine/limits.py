@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError
 from holdfast.ids import Ids
+from holdfast.lifecycle.eligibility import lane_obstacle, offer_of
 from holdfast.lifecycle.limits import Limit, Release, task_of
 from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 from holdfast.lifecycle.status import AVAILABLE
@@ -143,7 +144,8 @@ class Limits:
         self._sent[key] = {record.id: record.lane for record in ready}
         if not ready:
             return 0, frozenset()
-        roster = [runner.serves for runner in await self._store.roster(self._app) if not runner.draining]
+        paused = frozenset(pause.name for pause in await self._store.pauses(self._app))
+        offers = [offer_of(runner, paused) for runner in await self._store.roster(self._app)]
         lanes = {record.lane for record in ready}
-        unserved = frozenset(lane for lane in lanes if not any(serves.accepts(lane) for serves in roster))
+        unserved = frozenset(lane for lane in lanes if all(lane_obstacle(lane, offer) for offer in offers))
         return sum(record.lane not in unserved for record in ready), unserved

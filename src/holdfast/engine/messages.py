@@ -6,6 +6,7 @@ Both ends are of one release and on one host. The end of the stream means that t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import msgspec
 
@@ -21,12 +22,19 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     tags: tuple[str, ...]
     drain_timeout_seconds: float
     max_tasks: int | None
+    paused: tuple[str, ...] = ()
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
     """Work may be started until then, by the clock of this host that counts suspension."""
 
     until: float
+
+
+class Pauses(msgspec.Struct, frozen=True, tag="pauses"):
+    """These queues are paused, and no others."""
+
+    queues: tuple[str, ...]
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -45,13 +53,15 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 class News(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
     """What the worker is doing and has done. `retiring`: it takes no more work. `apart` are the invocations that run in
-    processes of their own: these end with the worker, and cannot be the cause of its death.
+    processes of their own: these end with the worker, and cannot be the cause of its death. `ended` is how many calls
+    of each queue it has ended of late.
     """
 
     running: int
     account: Account
     retiring: bool = False
     apart: tuple[str, ...] = ()
+    ended: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -61,7 +71,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     unfinished: bool
 
 
-Message = Orders | Grant | Stop | Retire | Ready | News | Done
+Message = Orders | Grant | Pauses | Stop | Retire | Ready | News | Done
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -66,6 +66,7 @@ class ProcessCrew:
         self._max_tasks = max_tasks
         self._memory_limit = memory_limit_bytes
         self._runner_id = ""
+        self._permit: Permit | None = None
         self._numbers = 0
         self._alive: dict[str, WorkerProcess] = {}
         self._on_roster: set[str] = set()
@@ -86,7 +87,9 @@ class ProcessCrew:
 
     async def start(self, runner_id: str, permit: Permit) -> None:
         self._runner_id = runner_id
+        self._permit = permit
         permit.on_each_grant(self._pass_on)
+        permit.on_pause(self._pass_on_pauses)
         first = asyncio.Event()
         self._keepers = [asyncio.create_task(self._keep_one(first)) for _ in range(self._count)]
         waiting = asyncio.create_task(first.wait())
@@ -140,6 +143,10 @@ class ProcessCrew:
                 worker.grant(until)
                 crashpoint("worker.granted")
 
+    def _pass_on_pauses(self, queues: frozenset[str]) -> None:
+        for worker in self._alive.values():
+            worker.pause(queues)
+
     async def _keep_one(self, first: asyncio.Event) -> None:
         """There is always one worker here, until it is time to stop."""
         pause = _FIRST_PAUSE_SECONDS
@@ -180,6 +187,7 @@ class ProcessCrew:
             tags=self._record.tags,
             drain_timeout_seconds=self._drain,
             max_tasks=self._max_tasks,
+            paused=self._paused,
         )
         try:
             worker = await WorkerProcess.start(self._command, orders, self._now())
@@ -187,12 +195,18 @@ class ProcessCrew:
             self._room.release()
             raise
         self._alive[owner] = worker
+        if self._paused != orders.paused:  # they have changed while it was started
+            worker.pause(frozenset(self._paused))
         self._changed()
         if self._fenced:
             worker.kill()
         elif self._stopping.is_set():
             worker.stop(hurry=self._hurry)
         return worker
+
+    @property
+    def _paused(self) -> tuple[str, ...]:
+        return () if self._permit is None else tuple(sorted(self._permit.paused))
 
     async def _until_replaced(self, worker: WorkerProcess, first: asyncio.Event) -> bool:
         """Until it has ended, or has begun to retire. True: it died."""

@@ -74,6 +74,13 @@ class Reserve:
         self._waiting = deque(item for item in self._waiting if item[1].id != id)
         return len(self._waiting) < before
 
+    def of_queues(self, queues: frozenset[str]) -> list[InvocationRecord]:
+        """What lies in these queues, to be given back."""
+        taken = [record for _, record in self._waiting if record.queue in queues]
+        if taken:
+            self._waiting = deque(item for item in self._waiting if item[1].queue not in queues)
+        return taken
+
     def stale(self, now: float) -> list[InvocationRecord]:
         """What lay too long, to be given back.
 

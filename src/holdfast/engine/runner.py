@@ -28,6 +28,7 @@ from holdfast.engine.ending import end_all
 from holdfast.engine.heart import Heart
 from holdfast.engine.observer import Observer
 from holdfast.engine.patience import Patience
+from holdfast.engine.pauses import PauseWatch
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.services import Duty, Services
@@ -172,11 +173,16 @@ class Runner:
         core_worker = self._make_core_worker(f"{record.id}/core", permit)
         self._steady = heart.steady_seconds
         beating = asyncio.create_task(heart.run())
+        pauses = PauseWatch(
+            self._store, self._hub, permit, app=record.app, every_seconds=self._settings.heartbeat_seconds
+        )
         duties = [asyncio.create_task(work) for work in (observer.run(), services.run())]
         core = asyncio.create_task(core_worker.run())
         try:
             self._crew = crew
             crew.on_change(heart.beat_soon)
+            await self._patience.until_reached("looking which queues are paused", pauses.look)
+            duties.append(asyncio.create_task(pauses.run()))
             await crew.start(record.id, permit)
             ready()
             if self._stopping:

@@ -18,8 +18,10 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+
+from msgspec.structs import replace
 
 from holdfast.codec import Codec, Limits
 from holdfast.crashpoints import crashpoint
@@ -40,12 +42,15 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.reserve import Reserve
 from holdfast.engine.running import Employer, Ended, MakePlaces, Running
 from holdfast.engine.settle import Settler
+from holdfast.engine.throughput import Throughput
 from holdfast.errors import StoreError
 from holdfast.execution.call import INTERRUPTED, Raised, Returned
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.cancelling import is_too_late
 from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.eligibility import Offer, open_lanes
+from holdfast.lifecycle.queues import queue_in
 from holdfast.lifecycle.records import PLAIN, Hint, InvocationRecord, Serves
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Store
@@ -64,6 +69,8 @@ class Worker:
     `around` spans its life; after `max_tasks` it retires by itself. One that `leaves_unfinished` what still runs after
     the drain timeout relies on somebody who ends its process and then gives that work back.
     """
+
+    _paused: frozenset[str] = frozenset()  # queues
 
     def __init__(
         self,
@@ -89,6 +96,7 @@ class Worker:
         max_tasks: int | None = None,
         leaves_unfinished: bool = False,
         look_seconds: float = 2.0,
+        heeds_pauses: bool = True,
     ) -> None:
         self.owner = owner
         self._app = app
@@ -97,15 +105,17 @@ class Worker:
         self._around = around
         self._max_tasks = max_tasks
         self._leaves_unfinished = leaves_unfinished
+        self._heeds_pauses = heeds_pauses
         self._recovery = recovery
         self.account = Account()
+        self._throughput = Throughput()
         self.on_apart: Callable[[], None] = lambda: None
         self._store = store
         self._hub = hub
         self._ids = ids
         self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
-        self._serves = serves
-        self._lanes = {lane for d in self._tasks.values() for lane in d.lanes if self._serves.accepts(lane)}
+        self._offer = Offer(serves=serves)
+        self._lanes = {lane for d in self._tasks.values() for lane in open_lanes(d.lanes, self._offer)}
         self._next_discovery = 0.0
         self._pace = Pace(poll_interval_seconds)
         self._drain = drain_timeout_seconds
@@ -144,6 +154,9 @@ class Worker:
         """
         unsubscribe = self._hub.on_ready(self._hinted)
         self._permit.on_grant(self._bell.ring)
+        if self._heeds_pauses:
+            self._permit.on_pause(self._heed)
+            self._heed(self._permit.paused)
         try:
             async with self._around or contextlib.nullcontext():
                 await self._work(ready)
@@ -186,6 +199,10 @@ class Worker:
     def running(self) -> int:
         """How many invocations it has begun and not ended."""
         return len(self._running)
+
+    def ended_lately(self) -> dict[str, int]:
+        """How many calls have ended over the last minutes, by queue."""
+        return self._throughput.lately(self._loop_time())
 
     @property
     def is_stopping(self) -> bool:
@@ -230,9 +247,21 @@ class Worker:
 
     # --- claiming
 
+    def _heed(self, paused: frozenset[str]) -> None:
+        """Take nothing from these queues. What was taken ahead of them and not begun goes back."""
+        self._paused = paused
+        self._hand_back(self._reserve.of_queues(paused), _PAUSED)
+        self._look, self._expected = True, MANY
+        self._bell.ring()
+
+    def _open_lanes(self) -> Collection[str]:
+        """What it asks for."""
+        return open_lanes(self._lanes, replace(self._offer, paused=self._paused)) if self._paused else self._lanes
+
     def _hinted(self, hint: Hint) -> None:
-        accepted = [lane for lane in hint.subjects if self._serves.accepts(lane)]
-        self._lanes.update(accepted)
+        served = open_lanes(hint.subjects, self._offer)
+        self._lanes.update(served)
+        accepted = [lane for lane in served if queue_in(lane) not in self._paused] if self._paused else served
         if accepted or not hint.subjects:
             self._expected += hint.count if accepted else MANY
             self._look = True
@@ -246,7 +275,7 @@ class Worker:
 
     async def _discover(self) -> None:
         found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self._app))
-        self._lanes.update(lane for lane in found if self._serves.accepts(lane))
+        self._lanes.update(open_lanes(found, self._offer))
         self._next_discovery = self._store.now() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
 
     async def _fill(self) -> None:
@@ -280,7 +309,7 @@ class Worker:
         wanted = min(most, expected)
         self._claiming += 1
         try:
-            claimed = await self._claimer.claim(self._lanes, wanted, start=start, limited=limited)
+            claimed = await self._claimer.claim(self._open_lanes(), wanted, start=start, limited=limited)
         finally:
             self._claiming -= 1
         if claimed.cut:
@@ -300,6 +329,8 @@ class Worker:
             room = self._reserve.room(now)
             claimed = await self._claim(room, start=self._reserve.begins_at_once(room, now), limited=False)
             self._reserve.add(claimed, self._loop_time())
+            if self._paused:  # perhaps since the claim was sent
+                self._hand_back(self._reserve.of_queues(self._paused), _PAUSED)
         except StoreError as error:
             log.debug("nothing was claimed ahead: %s", error)  # a stop; the next claim finds what this one got
         finally:
@@ -396,6 +427,7 @@ class Worker:
         """User code is done with these; called on the engine's loop."""
         settled, large, interrupted = [], {}, 0
         now = self._loop_time()
+        counted = self._throughput.current(now)
         for record, outcome, seconds in ended:
             if self._ahead:
                 self._reserve.learn(record.task, seconds, now)
@@ -403,6 +435,7 @@ class Worker:
             change = self._settler.change_for(record, outcome, fingerprint)
             settled.append((record, change))
             interrupted += outcome is INTERRUPTED
+            counted[record.queue] += outcome is not INTERRUPTED
             if isinstance(outcome, Returned | Raised) and outcome.payloads:
                 large[change.operation] = outcome.payloads
         self.account.interrupted += interrupted
@@ -457,6 +490,7 @@ class Worker:
 
 
 _WITHOUT_PERMIT_SECONDS = 1.0
+_PAUSED = "its queue is paused"
 _UNHEARD = "its runner cannot reach the store"
 _GRACE_SECONDS = 1.0  # for user code that was told to end
 _LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store

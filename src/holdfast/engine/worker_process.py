@@ -11,12 +11,12 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
-from holdfast.engine.messages import Done, Grant, Message, News, Orders, Ready, Retire, Stop, receive, send
+from holdfast.engine.messages import Done, Grant, Message, News, Orders, Pauses, Ready, Retire, Stop, receive, send
 from holdfast.lifecycle.records import WorkerRecord
 
 # A new process belongs to our group for a moment, and hears nothing before it has begun to. So these wait until then.
@@ -30,6 +30,7 @@ class WorkerProcess:
         self._started_at = started_at
         self._reader, self._writer = stream
         self._running = 0
+        self._ended: Mapping[str, int] = {}
         self.apart: tuple[str, ...] = ()
         self._was_killed = False
         self.account = Account()  # as far as it has told
@@ -67,12 +68,17 @@ class WorkerProcess:
     @property
     def record(self) -> WorkerRecord:
         id = self.owner.partition("/")[2]
-        return WorkerRecord(id=id, pid=self._process.pid, started_at=self._started_at, running=self._running)
+        return WorkerRecord(
+            id=id, pid=self._process.pid, started_at=self._started_at, running=self._running, ended=self._ended
+        )
 
     # --- what it is told, and what it tells
 
     def grant(self, until: float) -> None:
         self._say(Grant(until))
+
+    def pause(self, queues: frozenset[str]) -> None:
+        self._say(Pauses(tuple(sorted(queues))))
 
     def stop(self, *, hurry: bool) -> None:
         self._say(Stop(hurry))
@@ -91,6 +97,7 @@ class WorkerProcess:
                     self.ready.set()
                 case News():
                     self._running, self.account, self.apart = message.running, message.account, message.apart
+                    self._ended = message.ended
                     if message.retiring:
                         self.retiring.set()
                 case Done():

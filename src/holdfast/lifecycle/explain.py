@@ -1,18 +1,52 @@
-"""Why an invocation stands where it stands, in a sentence.
+"""Why an invocation stands where it stands, in a sentence or two: what holds it back, and what would release it.
 
-Pure: it looks at the record, the roster and the time, and says what holds the invocation back and what would release
-it.
+Pure: it looks at the record, at what surrounds it, and at the time. Whether something holds it back is not decided
+here but in `holdfast.lifecycle.eligibility`, by the conditions that runners go by; here is a sentence for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
 
-from msgspec.structs import replace
+import msgspec
 
 from holdfast.clock import format_duration
+from holdfast.lifecycle.eligibility import Reason, Standing, held_back, lane_obstacle, offer_of
+from holdfast.lifecycle.limits import Limit
+from holdfast.lifecycle.queues import QueuePause
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, runner_of
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
+
+_MOST_NAMED = 3
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be known beside an invocation: `holders` are those who hold the slots of its limit key, `limit` is
+    how many of them there may be, if that is known.
+    """
+
+    roster: Sequence[RunnerRecord] = ()
+    now: float
+    dead_after_seconds: float
+    pauses: Sequence[QueuePause] = ()
+    holders: Sequence[InvocationRecord] = ()
+    limit: Limit | None = None
+
+    @property
+    def alive(self) -> list[RunnerRecord]:
+        return living(self.roster, self.now, self.dead_after_seconds)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        return frozenset(pause.name for pause in self.pauses)
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasons` keep it from being claimed, the first one first; there are none if a runner may take it now."""
+
+    reasons: tuple[Reason, ...]
+    text: str
 
 
 def living(roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float) -> list[RunnerRecord]:
@@ -20,97 +54,204 @@ def living(roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float
     return [runner for runner in roster if now - runner.heartbeat_at <= dead_after_seconds]
 
 
-def explain(
-    record: InvocationRecord,
-    roster: Sequence[RunnerRecord],
-    now: float,
-    dead_after_seconds: float,
-    holders: Sequence[InvocationRecord] = (),
-) -> str:
-    """A sentence or two about what the invocation is waiting for, or how it ended. `holders` are those who hold the
-    slots that it waits for.
-    """
-    status, since = record.status, format_duration(max(0.0, now - record.changed_at))
-    if status in AVAILABLE:
-        taking = [runner for runner in living(roster, now, dead_after_seconds) if not runner.draining]
-        return _waiting(record, taking, now, since)
-    if status in OWNED:
-        return _owned(record, roster, now, dead_after_seconds, since)
-    if status is Status.CONCURRENCY_CONTROLLED:
-        return _without_slot(record, holders, living(roster, now, dead_after_seconds), now, since)
-    if status is Status.PARKED:
-        return (
-            f"parked for {since}: {record.reason}. "
-            "A runner with other code wakes it when it starts, or you do: holdfast wake " + record.id
-        )
-    if status is Status.CANCELLED and record.cancellation is not None:
-        asked = record.cancellation
-        how = record.reason.removeprefix(str(asked)).removeprefix("; ")
-        return f"{asked}{f' ({how})' if how else ''}, {format_duration(max(0.0, now - asked.at))} ago."
+def explain(record: InvocationRecord, around: Surroundings) -> Explanation:
+    """What the invocation is waiting for, or how it ended."""
+    standing = Standing(record, around.now, around.limit, len(around.holders))
+    reasons = tuple(held_back(standing, [offer_of(runner) for runner in around.alive], around.paused))
+    if record.status not in AVAILABLE:
+        return Explanation(reasons=reasons, text=_by_status(record, around))
+    first, *others = [f"{_SAYS[reason](record, around)}." for reason in reasons] or [_free(record, around)]
+    text = " ".join([first, *[f"Besides, {other}" for other in others], *_expires(record, around)])
+    return Explanation(reasons=reasons, text=text)
+
+
+# --- one that is in the queue
+
+
+def _free(record: InvocationRecord, around: Surroundings) -> str:
+    lane = record.lane
+    taking = [runner for runner in around.alive if lane_obstacle(lane, offer_of(runner)) is None]
+    places = sum(runner.capacity for runner in taking)
+    busy = sum(worker.running for runner in taking for worker in runner.workers)
+    serve = "1 runner serves" if len(taking) == 1 else f"{len(taking)} runners serve"
+    used = "all of its places are" if busy >= places else f"{busy} of {places} places are"
+    return f"waiting for {_since(record, around)} for a free place; {serve} it, and {used} busy."
+
+
+def _expires(record: InvocationRecord, around: Surroundings) -> list[str]:
+    if record.start_by is None or record.start_by <= around.now:
+        return []
+    return [f"It expires in {format_duration(record.start_by - around.now)} unless it is started."]
+
+
+def _not_due(record: InvocationRecord, around: Surroundings) -> str:
+    return f"not due for another {format_duration(record.due_at - around.now)}, until {_moment(record.due_at)}"
+
+
+def _in_backoff(record: InvocationRecord, around: Surroundings) -> str:
+    wait = f"the next attempt is due in {format_duration(record.due_at - around.now)}"
+    if not record.errors:
+        return f"an attempt failed; {wait}"
+    times, last = "1 time" if record.failures == 1 else f"{record.failures} times", record.errors[-1].error
+    return f"failed {times}, last with {last.type_name}: {last.message}; {wait}"
+
+
+def _no_slot(record: InvocationRecord, around: Surroundings) -> str:
+    held = _held_by(around)
+    return f"no slot of {record.limit_key} is free, held by {held}; the next look of a runner lets it wait for one"
+
+
+def _queue_paused(record: InvocationRecord, around: Surroundings) -> str:
+    pause = next(pause for pause in around.pauses if pause.name == record.queue)
+    since = format_duration(max(0.0, round(around.now - pause.at)))
+    why = f" ({pause.reason})" if pause.reason else ""
+    return (
+        f"the queue '{record.queue}' was paused by {pause.by} {since} ago, at {_moment(pause.at)}{why}. "
+        f"To let it go on: holdfast queues resume {record.queue}"
+    )
+
+
+def _no_runner(record: InvocationRecord, around: Surroundings) -> str:
+    return f"waiting for {_since(record, around)}: no runner is alive on this store. Start one with `holdfast run`"
+
+
+def _draining(record: InvocationRecord, around: Surroundings) -> str:
+    alive = around.alive
+    who = f"the only runner, {alive[0].id}, is" if len(alive) == 1 else f"all {len(alive)} runners are"
+    return (
+        f"waiting for {_since(record, around)}: {who} draining, and takes nothing new; no runner is alive that does. "
+        "Start one with `holdfast run`"
+    )
+
+
+def _unknown_task(record: InvocationRecord, around: Surroundings) -> str:
+    return (
+        f"waiting for {_since(record, around)}: no runner knows the task '{record.task}' ({_named(around)}). "
+        "Start one with the code that declares it; if it was renamed, give the new task aliases=[…]"
+    )
+
+
+def _queue_not_served(record: InvocationRecord, around: Surroundings) -> str:
+    return (
+        f"waiting for {_since(record, around)}: no live runner serves the queue '{record.queue}' ({_named(around)}). "
+        f"Start one: holdfast run --queues {record.queue}"
+    )
+
+
+def _tags_missing(record: InvocationRecord, around: Surroundings) -> str:
+    tags = f"the tag {record.tags[0]}" if len(record.tags) == 1 else f"all of the tags {', '.join(record.tags)}"
+    return (
+        f"waiting for {_since(record, around)}: no live runner serves the queue '{record.queue}' with {tags} "
+        f"({_named(around)}). Start one: holdfast run --tags {','.join(record.tags)}"
+    )
+
+
+_SAYS: Mapping[Reason, Callable[[InvocationRecord, Surroundings], str]] = {
+    Reason.NOT_DUE: _not_due,
+    Reason.IN_BACKOFF: _in_backoff,
+    Reason.NO_SLOT: _no_slot,
+    Reason.QUEUE_PAUSED: _queue_paused,
+    Reason.NO_RUNNER: _no_runner,
+    Reason.DRAINING: _draining,
+    Reason.UNKNOWN_TASK: _unknown_task,
+    Reason.QUEUE_NOT_SERVED: _queue_not_served,
+    Reason.TAGS_MISSING: _tags_missing,
+}
+"""A sentence for each reason, except that it is not in the queue: then its status tells more."""
+
+
+# --- one that is not
+
+
+def _by_status(record: InvocationRecord, around: Surroundings) -> str:
+    if record.status in OWNED:
+        return _owned(record, around)
+    if (says := _OUTSIDE.get(record.status)) is not None:
+        return says(record, around)
     reason = f": {record.reason}" if record.reason else ""
-    return f"{TABLE[status].meaning}{reason}."
+    return f"{TABLE[record.status].meaning}{reason}."
 
 
-def _waiting(record: InvocationRecord, alive: list[RunnerRecord], now: float, since: str) -> str:
-    if record.due_at > now and record.status is Status.RETRY and record.errors:
-        times = "1 time" if record.failures == 1 else f"{record.failures} times"
-        last, wait = record.errors[-1].error, format_duration(record.due_at - now)
-        return f"failed {times}, last with {last.type_name}: {last.message}; the next attempt is due in {wait}."
-    if record.start_by is not None and record.start_by > now:
-        left = format_duration(record.start_by - now)
-        rest = _waiting(replace(record, start_by=None), alive, now, since)
-        return f"{rest} It expires in {left} unless it is started."
-    if record.due_at > now:
-        return f"not due for another {format_duration(record.due_at - now)}."
-    if not alive:
-        return f"waiting for {since}: no runner is alive on this store. Start one with `holdfast run`."
-    knowing = [runner for runner in alive if record.task in runner.tasks]
-    if not knowing:
-        return (
-            f"waiting for {since}: no runner knows the task '{record.task}' "
-            f"({len(alive)} alive: {', '.join(runner.id for runner in alive[:3])}). "
-            "Start one with the code that declares it; if it was renamed, give the new task aliases=[…]."
-        )
-    serving = [runner for runner in knowing if runner.serves.accepts(record.lane)]
-    if not serving:
-        tags = f" with the tags {', '.join(record.tags)}" if record.tags else ""
-        return f"waiting for {since}: no live runner serves the queue '{record.queue}'{tags}."
-    served_by = "1 runner serves" if len(serving) == 1 else f"{len(serving)} runners serve"
-    return f"waiting for {since} for a free place; {served_by} it."
-
-
-def _owned(
-    record: InvocationRecord, roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float, since: str
-) -> str:
-    meaning = f"{TABLE[record.status].meaning} on {record.owner} for {since}"
+def _owned(record: InvocationRecord, around: Surroundings) -> str:
+    meaning = f"{TABLE[record.status].meaning} on {record.owner} for {_since(record, around)}"
     if record.status is Status.CANCELLING and record.cancellation is not None:
-        left = record.cancellation.until - now
+        left = record.cancellation.until - around.now
         grace = f"it has {format_duration(left)} left to clean up" if left > 0 else "its time to clean up is over"
-        meaning = f"{record.cancellation}; asked to end on {record.owner} for {since}, {grace}"
+        meaning = f"{record.cancellation}; asked to end on {record.owner} for {_since(record, around)}, {grace}"
     elif record.terms.timeout is not None:
         meaning += f" of the {format_duration(record.terms.timeout)} that it may take"
-    runner_id = (record.owner or "").partition("/")[0]
-    entry = next((runner for runner in roster if runner.id == runner_id), None)
+    entry = next((runner for runner in around.roster if runner.id == runner_of(record.owner)), None)
     if entry is None:
         return f"{meaning}, but that runner is no longer on the roster: its work waits for recovery."
-    if not living([entry], now, dead_after_seconds):
-        silence = format_duration(now - entry.heartbeat_at)
+    if not living([entry], around.now, around.dead_after_seconds):
+        silence = format_duration(around.now - entry.heartbeat_at)
         return (
             f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
         )
     return f"{meaning}."
 
 
-def _without_slot(
-    record: InvocationRecord, holders: Sequence[InvocationRecord], alive: list[RunnerRecord], now: float, since: str
-) -> str:
-    waits = f"waits for a slot of {record.limit_key} for {since}"
-    if not holders:
+def _parked(record: InvocationRecord, around: Surroundings) -> str:
+    return (
+        f"parked for {_since(record, around)}: {record.reason}. "
+        "A runner with other code wakes it when it starts, or you do: holdfast wake " + record.id
+    )
+
+
+def _suspended(record: InvocationRecord, around: Surroundings) -> str:
+    left = record.due_at - around.now
+    until = f"until {_moment(record.due_at)}, in {format_duration(left)}" if left > 0 else "until it is woken"
+    return f"suspended {until}{': ' if record.reason else ''}{record.reason}."
+
+
+def _without_slot(record: InvocationRecord, around: Surroundings) -> str:
+    waits = f"waits for a slot of {record.limit_key} for {_since(record, around)}"
+    if not around.holders:
         return f"{waits}; one is free, so it goes back to the queue in a moment."
-    runners = {runner.id for runner in alive}
-    named = [_holder(holder, runners, now) for holder in holders[:_MOST_HOLDERS]]
-    more = f" and {len(holders) - len(named)} others" if len(holders) > len(named) else ""
-    return f"{waits}, held by {'; '.join(named)}{more}."
+    return f"{waits}, held by {_held_by(around)}."
+
+
+def _cancelled(record: InvocationRecord, around: Surroundings) -> str:
+    asked = record.cancellation
+    if asked is None:
+        return f"{TABLE[record.status].meaning}{': ' if record.reason else ''}{record.reason}."
+    how = record.reason.removeprefix(str(asked)).removeprefix("; ")
+    return f"{asked}{f' ({how})' if how else ''}, {format_duration(max(0.0, around.now - asked.at))} ago."
+
+
+_OUTSIDE: Mapping[Status, Callable[[InvocationRecord, Surroundings], str]] = {
+    Status.PARKED: _parked,
+    Status.SUSPENDED: _suspended,
+    Status.CONCURRENCY_CONTROLLED: _without_slot,
+    Status.CANCELLED: _cancelled,
+}
+
+
+# --- words
+
+
+def _since(record: InvocationRecord, around: Surroundings) -> str:
+    return format_duration(max(0.0, around.now - record.changed_at))
+
+
+def _moment(at: float) -> str:
+    try:
+        return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # no date
+        return f"{at:g}"
+
+
+def _named(around: Surroundings) -> str:
+    alive = around.alive
+    more = f" and {len(alive) - _MOST_NAMED} others" if len(alive) > _MOST_NAMED else ""
+    return f"{len(alive)} alive: {', '.join(runner.id for runner in alive[:_MOST_NAMED])}{more}"
+
+
+def _held_by(around: Surroundings) -> str:
+    runners = {runner.id for runner in around.alive}
+    named = [_holder(holder, runners, around.now) for holder in around.holders[:_MOST_NAMED]]
+    more = f" and {len(around.holders) - len(named)} others" if len(around.holders) > len(named) else ""
+    return f"{'; '.join(named)}{more}"
 
 
 def _holder(holder: InvocationRecord, alive: set[str], now: float) -> str:
@@ -121,6 +262,3 @@ def _holder(holder: InvocationRecord, alive: set[str], now: float) -> str:
     if runner_of(holder.owner) in alive:
         return text
     return f"{text}, whose runner is not alive: its work waits for recovery"
-
-
-_MOST_HOLDERS = 3

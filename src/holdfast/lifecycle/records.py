@@ -145,15 +145,6 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True):
     queues: frozenset[str] | None = None
     tags: frozenset[str] = frozenset()
 
-    def accepts(self, lane: str) -> bool:
-        queue, _, rest = lane.partition("|")
-        task, _, tags = rest.partition("|")
-        return (
-            task in self.tasks
-            and (self.queues is None or queue in self.queues)
-            and (not tags or self.tags.issuperset(tags.split(",")))
-        )
-
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A worker of a runner: what owns invocations is called ``runner id/worker id``."""
@@ -162,6 +153,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_at: float
     running: int = 0  # invocations, when its runner last heard of it
+    ended: Mapping[str, int] = msgspec.field(default_factory=dict)  # of late, by queue: see `lifecycle.queues.rates`
 
 
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,8 +238,9 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 class Hint(msgspec.Struct, frozen=True):
     """A message that may be lost: something happened that somebody may be waiting for."""
 
-    kind: str  # READY, FINAL, ROSTER or CANCEL
-    # Lanes that have work, invocations that ended or are to end, runners that are gone; empty means: any.
+    kind: str  # READY, FINAL, ROSTER, CANCEL or PAUSES
+    # Lanes that have work, invocations that ended or are to end, runners that are gone, queues paused or resumed;
+    # empty means: any.
     subjects: tuple[str, ...]
     count: int = 1  # how many invocations it is about
 
@@ -267,6 +260,7 @@ READY = "ready"
 FINAL = "final"
 ROSTER = "roster"
 CANCEL = "cancel"
+PAUSES = "pauses"
 
 
 class HintChannel(Protocol):

@@ -24,6 +24,7 @@ from holdfast.clock import Clock
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release
+from holdfast.lifecycle.queues import QueueDepth, QueuePause
 from holdfast.lifecycle.records import (
     Collected,
     HintChannel,
@@ -208,6 +209,28 @@ class Store(Protocol):
 
     async def counts(self, app: str) -> Mapping[Status, int]:
         """How many invocations there are in each status; statuses without any are absent."""
+        ...
+
+    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
+        """What lies in each queue that has anything, by that time. Its cost grows with what waits. Order: by name."""
+        ...
+
+    async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
+        """Mark a queue as paused. The pause that is in force then: this one, or an earlier one, which stays as it is.
+        None: this operation was carried out before, and somebody has resumed the queue since.
+
+        Atomic: yes. Idempotent: yes, by the operation id.
+        """
+        ...
+
+    async def resume_queue(self, app: str, name: str, operation: str) -> bool:
+        """End the pause of a queue. False: it was not paused. Atomic: yes. Idempotent: yes, by the operation id; the
+        answer is True again.
+        """
+        ...
+
+    async def pauses(self, app: str) -> Sequence[QueuePause]:
+        """The queues that are paused. Order: by name."""
         ...
 
     async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:

@@ -33,6 +33,7 @@ from holdfast.lifecycle.changes import (
 )
 from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_away
 from holdfast.lifecycle.limits import Held, Holder, Release, allot
+from holdfast.lifecycle.queues import MOST_OPERATIONS, QueueDepth, QueuePause, gathered
 from holdfast.lifecycle.records import (
     Collected,
     InvocationRecord,
@@ -44,7 +45,7 @@ from holdfast.lifecycle.records import (
     runner_of,
 )
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
+from holdfast.lifecycle.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.store.contract import Ability, Ended, Filter, Finding, Observe, Transaction, ignore
 
 _Place = tuple[int, float, str]
@@ -68,6 +69,8 @@ class MemoryStore:
         self._executions: dict[tuple[str, str], Execution] = {}
         self._payloads: dict[tuple[str, str], tuple[float, StoredPayload]] = {}
         self._pieces: dict[tuple[str, str, int], tuple[float, Piece]] = {}
+        self._pauses: dict[tuple[str, str], QueuePause] = {}
+        self._paused_by: dict[tuple[str, str], list[str]] = {}  # the last operations on each queue
         self._lock = threading.Lock()  # an app has one loop, but two apps may share a store in a test
 
     def now(self) -> float:
@@ -185,6 +188,35 @@ class MemoryStore:
     async def counts(self, app: str) -> Mapping[Status, int]:
         with self._lock:
             return Counter(record.status for record in self._of(app))
+
+    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
+        with self._lock:
+            return gathered(_depth(record, at) for record in self._of(app) if record.status not in FINAL)
+
+    async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
+        with self._lock:
+            queue = (pause.app, pause.name)
+            if queue not in self._pauses and self._is_new(queue, pause.operation):
+                self._pauses[queue] = pause
+            return self._pauses.get(queue)
+
+    async def resume_queue(self, app: str, name: str, operation: str) -> bool:
+        with self._lock:
+            if operation in self._paused_by.get((app, name), ()):
+                return True
+            return self._pauses.pop((app, name), None) is not None and self._is_new((app, name), operation)
+
+    def _is_new(self, queue: tuple[str, str], operation: str) -> bool:
+        """Whether it was not carried out before; from now on it was."""
+        before = self._paused_by.get(queue, [])
+        if operation in before:
+            return False
+        self._paused_by[queue] = [*before, operation][-MOST_OPERATIONS:]
+        return True
+
+    async def pauses(self, app: str) -> Sequence[QueuePause]:
+        with self._lock:
+            return sorted((p for p in self._pauses.values() if p.app == app), key=lambda pause: pause.name)
 
     async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
         with self._lock:
@@ -418,6 +450,19 @@ def _names_of(record: InvocationRecord | None) -> list[tuple[str, str, str]]:
 
 def _queue_order(record: InvocationRecord) -> _Place:
     return (-record.priority, record.due_at, record.id)
+
+
+def _depth(record: InvocationRecord, at: float) -> QueueDepth:
+    ready = record.status in AVAILABLE
+    waits = ready and record.due_at <= at
+    return QueueDepth(
+        name=record.queue,
+        waiting=waits,
+        scheduled=ready and not waits,
+        blocked=record.status is Status.CONCURRENCY_CONTROLLED,
+        running=record.status in OWNED,
+        oldest_due_at=record.due_at if waits else None,
+    )
 
 
 def _matches(where: Filter, record: InvocationRecord) -> bool:

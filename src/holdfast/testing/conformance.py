@@ -32,6 +32,7 @@ from holdfast.testing.conformance_cancelling import CancellingConformance
 from holdfast.testing.conformance_identity import IdentityConformance
 from holdfast.testing.conformance_limits import LimitConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
+from holdfast.testing.conformance_queues import QueueConformance
 from holdfast.testing.conformance_reads import ReadConformance
 from holdfast.testing.conformance_retries import RetryConformance
 from holdfast.testing.samples import (
@@ -61,6 +62,7 @@ class StoreConformance(
     IdentityConformance,
     ArchiveConformance,
     CancellingConformance,
+    QueueConformance,
 ):
     """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
     `PayloadConformance`, limits in `LimitConformance`.

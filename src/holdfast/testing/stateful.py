@@ -24,6 +24,7 @@ from holdfast.lifecycle.changes import APPLIED, Applied, Change, kept_until
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.pacing import amended
+from holdfast.lifecycle.queues import QueuePause
 from holdfast.lifecycle.records import PLAIN, FailedAttempt, InvocationRecord, RunnerRecord, Terms, lane_of
 from holdfast.lifecycle.status import OWNED, TABLE, Status
 from holdfast.store.contract import Ended, Filter, Store
@@ -255,6 +256,20 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]))
     def leave(self, app: str, id: str) -> None:
         self.both(lambda store: store.leave(app, id))
+
+    @rule(app=APPS, name=QUEUES, operation=OPERATIONS)
+    def pause_queue(self, app: str, name: str, operation: str) -> None:
+        pause = QueuePause(app=app, name=name, at=self.clock.now(), by="ann", reason=operation, operation=operation)
+        self.both(lambda store: store.pause_queue(pause))
+
+    @rule(app=APPS, name=QUEUES, operation=OPERATIONS)
+    def resume_queue(self, app: str, name: str, operation: str) -> None:
+        self.both(lambda store: store.resume_queue(app, name, operation))
+
+    @rule(app=APPS, shift=SHIFTS)
+    def look_at_queues(self, app: str, shift: float) -> None:
+        self.both(lambda store: store.pauses(app))
+        self.both(lambda store: store.queue_depths(app, self.clock.now() + shift))
 
     @invariant()
     def the_contents_are_equal(self) -> None:

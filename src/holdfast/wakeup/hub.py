@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.lifecycle.records import CANCEL, FINAL, READY, ROSTER, Hint, HintChannel
+from holdfast.lifecycle.records import CANCEL, FINAL, PAUSES, READY, ROSTER, Hint, HintChannel
 
 log = logging.getLogger("holdfast.engine")
 
@@ -29,7 +29,7 @@ class Hub:
         self._listening: set[str] = set()
         self._ready: list[OnReady] = []
         self._final: dict[str, set[Wake]] = {}
-        self._roster: list[Wake] = []
+        self._wakes: dict[str, list[Wake]] = {ROSTER: [], PAUSES: []}
         self._cancel: list[OnReady] = []
         self._ended: dict[str, None] = {}  # the last ids that ended, in that order
 
@@ -63,9 +63,16 @@ class Hub:
 
     def on_roster(self, wake: Wake) -> Unsubscribe:
         """Call `wake` when a runner is gone that took turns at the services. Returns what ends the subscription."""
-        self._listen(ROSTER)
-        self._roster.append(wake)
-        return lambda: self._roster.remove(wake)
+        return self._on(ROSTER, wake)
+
+    def on_pauses(self, wake: Wake) -> Unsubscribe:
+        """Call `wake` when a queue was paused or resumed. Returns what ends the subscription."""
+        return self._on(PAUSES, wake)
+
+    def _on(self, kind: str, wake: Wake) -> Unsubscribe:
+        self._listen(kind)
+        self._wakes[kind].append(wake)
+        return lambda: self._wakes[kind].remove(wake)
 
     def on_cancel(self, heard: OnReady) -> Unsubscribe:
         """Call `heard` with each hint that invocations are to end. Returns what ends the subscription."""
@@ -95,8 +102,8 @@ class Hub:
         elif hint.kind == CANCEL:
             for heard in tuple(self._cancel):
                 heard(hint)
-        elif hint.kind == ROSTER:
-            for wake in tuple(self._roster):
+        elif hint.kind in self._wakes:
+            for wake in tuple(self._wakes[hint.kind]):
                 wake()
         elif hint.kind == FINAL:
             self._remember(hint.subjects)

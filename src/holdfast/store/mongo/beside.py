@@ -1,4 +1,4 @@
-"""What lies beside the invocations in MongoDB: payloads, the roster, executions of services."""
+"""What lies beside the invocations in MongoDB: payloads, the roster, executions of services, pauses of queues."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from pymongo import ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 
+from holdfast.lifecycle.queues import QueueDepth, QueuePause
 from holdfast.lifecycle.records import (
     Collected,
     Piece,
@@ -17,7 +18,7 @@ from holdfast.lifecycle.records import (
     WorkerRecord,
 )
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.store.mongo import executions, payloads, queries, schema
+from holdfast.store.mongo import executions, payloads, queries, queues, schema
 from holdfast.store.mongo.base import MongoBase
 from holdfast.store.mongo.documents import (
     Document,
@@ -178,3 +179,21 @@ class MongoBeside(MongoBase):
     async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
         there = self._collection(schema.EXECUTIONS)
         await self._ask("forget executions", lambda again: executions.forget(there, app, ids))
+
+    # --- queues
+
+    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
+        invocations = self._collection(schema.INVOCATIONS)
+        return await self._ask("queue depths", lambda again: queues.depths(invocations, app, at))
+
+    async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
+        there = self._collection(schema.QUEUES, majority=True)
+        return await self._ask("pause queue", lambda again: queues.pause(there, pause))
+
+    async def resume_queue(self, app: str, name: str, operation: str) -> bool:
+        there = self._collection(schema.QUEUES, majority=True)
+        return await self._ask("resume queue", lambda again: queues.resume(there, app, name, operation))
+
+    async def pauses(self, app: str) -> Sequence[QueuePause]:
+        there = self._collection(schema.QUEUES, majority=True)
+        return await self._ask("pauses", lambda again: queues.pauses(there, app))

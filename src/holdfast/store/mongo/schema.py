@@ -31,8 +31,9 @@ QUARANTINE = "holdfast_quarantine"
 EXECUTIONS = "holdfast_executions"
 PAYLOADS = "holdfast_payloads"
 PIECES = "holdfast_payload_pieces"
+QUEUES = "holdfast_queues"
 META = "holdfast_meta"
-COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXECUTIONS, META)
+COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXECUTIONS, QUEUES, META)
 
 SIGNAL_SECONDS = 3600  # the default of `signal_retention_seconds`
 
@@ -171,6 +172,7 @@ INDEXES = (
         {"unique": True, "partialFilterExpression": {"status": "running"}},
     ),
     Index(EXECUTIONS, "executed", _up("app", "service", "started_at", "id"), "the audit trail of a service", {}),
+    Index(QUEUES, "paused", _up("app", "name"), "the queues that are paused", {}),
     Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),

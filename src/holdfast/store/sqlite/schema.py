@@ -193,6 +193,18 @@ MIGRATIONS: dict[int, list[str]] = {
         f"CREATE INDEX holdfast_ended ON holdfast_invocations (app, status, changed_at, id) WHERE {ENDED}",
         # Serves the look for what repeats an ended one.
         "CREATE INDEX holdfast_rerun ON holdfast_invocations (app, rerun_of, id) WHERE rerun_of IS NOT NULL",
+        # Queues that are, or were, paused.
+        """
+        CREATE TABLE holdfast_queues (
+            app TEXT NOT NULL,
+            name TEXT NOT NULL,
+            paused_at REAL,
+            paused_by TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            operations TEXT NOT NULL,
+            PRIMARY KEY (app, name)
+        ) STRICT, WITHOUT ROWID
+        """,
     ],
 }
 

@@ -25,6 +25,7 @@ from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release, slot_range
+from holdfast.lifecycle.queues import QueueDepth, QueuePause
 from holdfast.lifecycle.records import (
     Collected,
     InvocationRecord,
@@ -37,7 +38,7 @@ from holdfast.lifecycle.records import (
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Backup, Ended, Filter, Finding, Observe
-from holdfast.store.sqlite import archive, executions, jobs, listing, payloads, queries, schema
+from holdfast.store.sqlite import archive, executions, jobs, listing, payloads, queries, queues, schema
 from holdfast.store.sqlite.backup import back_up
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
@@ -238,6 +239,18 @@ class SqliteStore:
     async def counts(self, app: str) -> Mapping[Status, int]:
         rows = await self._read(lambda connection: connection.execute(queries.COUNTS, (app,)).fetchall())
         return {Status(name): count for name, count in rows if name in _KNOWN}
+
+    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
+        return await self._read(lambda connection: queues.depths(connection, app, at))
+
+    async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
+        return await self._write(lambda connection: queues.pause(connection, pause))
+
+    async def resume_queue(self, app: str, name: str, operation: str) -> bool:
+        return await self._write(lambda connection: queues.resume(connection, app, name, operation))
+
+    async def pauses(self, app: str) -> Sequence[QueuePause]:
+        return await self._read(lambda connection: queues.pauses(connection, app))
 
     async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
         return await self._write(lambda connection: payloads.keep(connection, app, digests, self.now()))

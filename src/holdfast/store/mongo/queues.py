@@ -1,0 +1,90 @@
+"""Queues in MongoDB: what lies in each, and which are paused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from pymongo import ASCENDING
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.errors import DuplicateKeyError
+
+from holdfast.lifecycle.queues import MOST_OPERATIONS, QueueDepth, QueuePause, gathered, in_lane
+from holdfast.lifecycle.status import Status
+from holdfast.store.mongo.documents import Document, key_of
+
+Queues = AsyncCollection[Document]
+
+
+async def depths(invocations: AsyncCollection[Document], app: str, at: float) -> list[QueueDepth]:
+    """Index: due, without reading a document; owned; waiting."""
+    parts: list[QueueDepth] = []
+    for stages, hint in looks(app, at):
+        for found in await (await invocations.aggregate(stages, hint=hint)).to_list():
+            parts.append(_part(found, hint))
+    return gathered(parts)
+
+
+def looks(app: str, at: float) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """The questions, and the index of each."""
+    is_due = {"$lte": ["$due_at", at]}
+    counted = {
+        "waiting": {"$sum": {"$cond": [is_due, 1, 0]}},
+        "scheduled": {"$sum": {"$cond": [is_due, 0, 1]}},
+        "oldest": {"$min": "$due_at"},
+    }
+    yield [{"$match": {"ready": True, "app": app}}, {"$group": {"_id": "$lane", **counted}}], "due"
+    by_queue = {"$group": {"_id": "$queue", "n": {"$sum": 1}}}
+    yield [{"$match": {"owned": True, "app": app}}, by_queue], "owned"
+    yield [{"$match": {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app}}, by_queue], "waiting"
+
+
+def _part(found: Document, hint: str) -> QueueDepth:
+    name = str(found["_id"])
+    if hint == "due":
+        return in_lane(name, found["waiting"], found["scheduled"], found["oldest"])
+    return QueueDepth(name=name, running=found["n"]) if hint == "owned" else QueueDepth(name=name, blocked=found["n"])
+
+
+async def pause(queues: Queues, wanted: QueuePause) -> QueuePause | None:
+    """Index: _id. It applies to a queue that is not paused, and was not by this very operation."""
+    key = key_of(wanted.app, wanted.name)
+    facts: Document = {"app": wanted.app, "name": wanted.name}
+    facts |= {"paused_at": wanted.at, "paused_by": wanted.by, "reason": wanted.reason}
+    free = {"_id": key, "paused_at": None, "operations": {"$ne": wanted.operation}}
+    with contextlib.suppress(DuplicateKeyError):  # there is one, and it is not free
+        await queues.update_one(free, {"$set": facts, "$push": _remembered(wanted.operation)}, upsert=True)
+    found = await queues.find_one({"_id": key, "paused_at": {"$gt": 0}})
+    return None if found is None else _pause(found)
+
+
+async def resume(queues: Queues, app: str, name: str, operation: str) -> bool:
+    """Index: _id."""
+    key = key_of(app, name)
+    gone = {"paused_at": None, "paused_by": "", "reason": ""}
+    paused = {"_id": key, "paused_at": {"$gt": 0}, "operations": {"$ne": operation}}
+    result = await queues.update_one(paused, {"$set": gone, "$push": _remembered(operation)})
+    return result.modified_count > 0 or await queues.find_one({"_id": key, "operations": operation}) is not None
+
+
+async def pauses(queues: Queues, app: str) -> list[QueuePause]:
+    """Index: paused."""
+    order = [("name", ASCENDING)]
+    found = queues.find({"app": app, "paused_at": {"$gt": 0}}, hint="paused").sort(order)
+    return [_pause(document) for document in await found.to_list()]
+
+
+def _remembered(operation: str) -> Document:
+    return {"operations": {"$each": [operation], "$slice": -MOST_OPERATIONS}}
+
+
+def _pause(document: Document) -> QueuePause:
+    return QueuePause(
+        app=document["app"],
+        name=document["name"],
+        at=float(document["paused_at"]),
+        by=str(document["paused_by"]),
+        reason=str(document["reason"]),
+        operation=str(document["operations"][-1]),
+    )
