@@ -216,3 +216,21 @@ def test_what_makes_no_sense_is_refused_before_anything_is_stored(options: dict[
         with pytest.raises(UsageError, match=says):
             app.get_task("add").options(**options).submit(1, 2)
         assert app.invocations() == []
+
+
+# --- fairness
+
+
+def test_a_flood_in_one_queue_keeps_no_other_waiting(app: App) -> None:
+    """The flood is older, and more urgent; and there is more of it than could be done while the test waits."""
+
+    @app.task(name="flood", queue="flood", priority=100)
+    def flood(number: int) -> None:
+        time.sleep(0.05)
+
+    flood.map(range(2000))
+    with app.runner(concurrency=2, drain_timeout=0):
+        mail = app.get_task("mail").submit(1)
+        assert mail.result(PATIENCE) == 1
+        assert app.get_task("mail").map(range(5)).results(PATIENCE) == [0, 1, 2, 3, 4]
+        assert next(queue for queue in app.queues.list() if queue.name == "flood").waiting > 1000

@@ -18,10 +18,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-
-from msgspec.structs import replace
 
 from holdfast.codec import Codec, Limits
 from holdfast.crashpoints import crashpoint
@@ -33,6 +31,7 @@ from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
 from holdfast.engine.ending import end_all
+from holdfast.engine.lanes import Ask, Lanes
 from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.pace import Pace
 from holdfast.engine.parked import wake_parked
@@ -49,8 +48,7 @@ from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.cancelling import is_too_late
 from holdfast.lifecycle.changes import Change
-from holdfast.lifecycle.eligibility import Offer, open_lanes
-from holdfast.lifecycle.queues import queue_in
+from holdfast.lifecycle.claims import Claimed
 from holdfast.lifecycle.records import PLAIN, Hint, InvocationRecord, Serves
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Store
@@ -69,8 +67,6 @@ class Worker:
     `around` spans its life; after `max_tasks` it retires by itself. One that `leaves_unfinished` what still runs after
     the drain timeout relies on somebody who ends its process and then gives that work back.
     """
-
-    _paused: frozenset[str] = frozenset()  # queues
 
     def __init__(
         self,
@@ -114,8 +110,8 @@ class Worker:
         self._hub = hub
         self._ids = ids
         self._tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
-        self._offer = Offer(serves=serves)
-        self._lanes = {lane for d in self._tasks.values() for lane in open_lanes(d.lanes, self._offer)}
+        self._lanes = Lanes(serves)
+        self._lanes.hear([lane for d in self._tasks.values() for lane in d.lanes])
         self._next_discovery = 0.0
         self._pace = Pace(poll_interval_seconds)
         self._drain = drain_timeout_seconds
@@ -249,19 +245,13 @@ class Worker:
 
     def _heed(self, paused: frozenset[str]) -> None:
         """Take nothing from these queues. What was taken ahead of them and not begun goes back."""
-        self._paused = paused
+        self._lanes.pause(paused)
         self._hand_back(self._reserve.of_queues(paused), _PAUSED)
         self._look, self._expected = True, MANY
         self._bell.ring()
 
-    def _open_lanes(self) -> Collection[str]:
-        """What it asks for."""
-        return open_lanes(self._lanes, replace(self._offer, paused=self._paused)) if self._paused else self._lanes
-
     def _hinted(self, hint: Hint) -> None:
-        served = open_lanes(hint.subjects, self._offer)
-        self._lanes.update(served)
-        accepted = [lane for lane in served if queue_in(lane) not in self._paused] if self._paused else served
+        accepted = self._lanes.hear(hint.subjects)
         if accepted or not hint.subjects:
             self._expected += hint.count if accepted else MANY
             self._look = True
@@ -275,7 +265,7 @@ class Worker:
 
     async def _discover(self) -> None:
         found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self._app))
-        self._lanes.update(open_lanes(found, self._offer))
+        self._lanes.know(found, self._store.now())
         self._next_discovery = self._store.now() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
 
     async def _fill(self) -> None:
@@ -291,6 +281,8 @@ class Worker:
             records = await self._claim(free, start=True)
             self._slot_next = len(records) == free and bool([record for record in records if record.slot])
             self._begin(records)
+            if self._look and self._lanes.turns.are_on:
+                self._bell.ring()  # the next queue has its turn at once
 
     def _free(self) -> int:
         # A large end keeps its place until its payloads are stored: else memory could fill faster than the store takes.
@@ -309,19 +301,35 @@ class Worker:
         wanted = min(most, expected)
         self._claiming += 1
         try:
-            claimed = await self._claimer.claim(self._open_lanes(), wanted, start=start, limited=limited)
+            if self._lanes.turns.wants_to_know(self._store.now()):
+                await self._discover()
+            ask = self._lanes.next(wanted)
+            claimed = await self._claimer.claim(ask.lanes, ask.most, start=start, limited=limited)
         finally:
             self._claiming -= 1
+        self._learn(ask, claimed, expected)
+        return claimed.records
+
+    def _learn(self, ask: Ask, claimed: Claimed, expected: int) -> None:
+        """What a claim tells about the next one."""
+        turns, wanted = self._lanes.turns, ask.most
         if claimed.cut:
             self._look, self._slot_next, self._expected = True, True, self._expected + expected - len(claimed.records)
+        elif ask.turn is not None:  # of one queue nothing follows for the others
+            turns.took(ask.turn, len(claimed.records))
+            self._expected += max(1, expected - len(claimed.records))
+            self._look = True
         elif len(claimed.records) < wanted:
             self._next_due = claimed.next_due_at
+            turns.end()
         elif expected > wanted:
             self._expected += expected - wanted
             self._look = True  # there may be more; perhaps a place has to become free first
+            turns.begin()
+        else:
+            turns.end()
         if claimed.records:
             self._pace.quicken()
-        return claimed.records
 
     async def _prefetch(self) -> None:
         try:
@@ -329,8 +337,8 @@ class Worker:
             room = self._reserve.room(now)
             claimed = await self._claim(room, start=self._reserve.begins_at_once(room, now), limited=False)
             self._reserve.add(claimed, self._loop_time())
-            if self._paused:  # perhaps since the claim was sent
-                self._hand_back(self._reserve.of_queues(self._paused), _PAUSED)
+            if self._lanes.paused:  # perhaps since the claim was sent
+                self._hand_back(self._reserve.of_queues(self._lanes.paused), _PAUSED)
         except StoreError as error:
             log.debug("nothing was claimed ahead: %s", error)  # a stop; the next claim finds what this one got
         finally:

@@ -139,11 +139,14 @@ def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner takes: these tasks, from these queues (None: from any), asking for no tag that it does not have."""
+    """What a runner takes: these tasks, from these queues (None: from any), asking for no tag that it does not have.
+    Of several queues with work it takes in turn, as many as each one's weight says, 1 if it has none.
+    """
 
     tasks: frozenset[str]
     queues: frozenset[str] | None = None
     tags: frozenset[str] = frozenset()
+    weights: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
