@@ -13,7 +13,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -23,7 +23,7 @@ from holdfast._inside import Inside
 from holdfast.archive import Archived
 from holdfast.clock import Clock, Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
-from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name
+from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name, valid_weights
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.core import Duties, Engine
 from holdfast.engine.definition import TaskDefinition, is_redefined, where_of
@@ -276,20 +276,21 @@ class App(Archived):
         self,
         *,
         concurrency: int | None = None,
-        queues: Iterable[str] | None = None,
+        queues: Iterable[str] | Mapping[str, int] | None = None,
         tags: Iterable[str] = (),
         drain_timeout: Duration | None = None,
     ) -> EmbeddedRunner:
         """A runner in this process: ``with app.runner(concurrency=8): …`` (or ``async with``).
 
-        It serves all `queues` unless some are named, and tasks that ask for no tag beyond its own `tags`. On leaving,
-        running work is finished within the drain timeout.
+        It serves all `queues` unless some are named, and tasks that ask for no tag beyond its own `tags`. Where several
+        queues have more work than it has places, they take turns; ``queues={"mail": 3, "default": 1}`` takes three of
+        the one to one of the other. On leaving, running work is finished within the drain timeout.
         """
         drain = self.settings.drain_timeout_seconds if drain_timeout is None else parse_duration(drain_timeout)
         return EmbeddedRunner(
             self,
             concurrency=self.settings.concurrency if concurrency is None else concurrency,
-            queues=None if queues is None else tuple(valid_name("queue", queue) for queue in names(queues)),
+            queues=None if queues is None else valid_weights(queues),
             tags=tuple(valid_name("tag", tag) for tag in names(tags)),
             drain_timeout_seconds=drain,
         )

@@ -246,6 +246,21 @@ def valid_priority(priority: int) -> int:
     return priority
 
 
+HEAVIEST = 1000
+
+
+def valid_weights(queues: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
+    """The queues of a runner, with how many are taken of each in its turn: 1, if nothing is said."""
+    weights = queues if isinstance(queues, Mapping) else dict.fromkeys(names(queues), 1)
+    for queue, weight in weights.items():
+        valid_name("queue", queue)
+        if type(weight) is not int or not 1 <= weight <= HEAVIEST:
+            raise UsageError(
+                f"the weight {weight!r} of the queue {queue!r}: expected a whole number from 1 to {HEAVIEST}"
+            )
+    return dict(weights)
+
+
 _FORBIDDEN = frozenset("|,\0\n\r\t ")
 
 

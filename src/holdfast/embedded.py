@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -44,7 +44,7 @@ class EmbeddedRunner:
         app: App,
         *,
         concurrency: int,
-        queues: tuple[str, ...] | None,
+        queues: Mapping[str, int] | None,
         tags: tuple[str, ...],
         drain_timeout_seconds: float,
         make_crew: Callable[[RunnerRecord, Recovery], Crew] | None = None,
@@ -93,6 +93,7 @@ class EmbeddedRunner:
             version=__version__,
             concurrency=self._concurrency,
             queues=self._queues,
+            weights={name: weight for name, weight in (self._queues or {}).items() if weight != 1},
             tags=self._tags,
             duties=self._app._duties,
             drain_timeout_seconds=self._drain,

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.processes import Command, Process, eventually
 
 from holdfast import App
+from holdfast.cli.running import _names, _weighted
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_pause_reaches_worker_processes(shop: Path, holdfast: Command, start: 
     assert holdfast("queues", "pause", "mail", "--url", "sqlite:///shop.db").code == 1  # there is no store yet
     assert holdfast("store", "prepare").code == 0
     assert holdfast("queues", "pause", "other").code == 0
-    runner = start("run", "shop:app", "--workers", "2")
+    runner = start("run", "shop:app", "--workers", "2", "--queues", "mail=3,default")
     assert holdfast("submit", "add", "1", "--wait").out.strip() == "1"
     assert holdfast("queues", "pause", "mail").code == 0
     runner.says("the queue 'mail' is paused")
@@ -103,3 +104,18 @@ def test_a_pause_reaches_worker_processes(shop: Path, holdfast: Command, start: 
     eventually(lambda: holdfast("show", waits, "--json").json["status"] == "success", "it goes on")
     rates = lambda: {q["name"]: q["per_minute"] for q in holdfast("queues", "--json").json["queues"]}  # noqa: E731
     eventually(lambda: rates()["mail"] > 0, "the rate is told")
+    assert "default, mail=3" in holdfast("runners").out
+
+
+@pytest.mark.parametrize(
+    ("given", "queues"),
+    [("a,b", {"a": 1, "b": 1}), ("a=3,b", {"a": 3, "b": 1}), ("k=v,x=y=2", {"k=v": 1, "x=y": 2}), ("=3", {"=3": 1})],
+)
+def test_queues_are_given_with_their_weights(given: str, queues: dict[str, int]) -> None:
+    assert _weighted(_names([given])) == queues
+
+
+def test_a_weight_that_makes_no_sense_is_refused(shop: Path, holdfast: Command) -> None:
+    refused = holdfast("run", "shop:app", "--queues", "mail=0")
+    assert refused.code == 2
+    assert "the weight 0" in refused.err

@@ -234,3 +234,18 @@ def test_a_flood_in_one_queue_keeps_no_other_waiting(app: App) -> None:
         assert mail.result(PATIENCE) == 1
         assert app.get_task("mail").map(range(5)).results(PATIENCE) == [0, 1, 2, 3, 4]
         assert next(queue for queue in app.queues.list() if queue.name == "flood").waiting > 1000
+
+
+@pytest.mark.parametrize(
+    "queues", [{"mail": 0}, {"mail": True}, {"mail": 1.5}, {"mail": 1001}, {"a b": 1}, "mail", [7]]
+)
+def test_queues_of_a_runner_that_make_no_sense_are_refused(queues: Any) -> None:
+    with App("memory://") as app, pytest.raises(UsageError):
+        app.runner(queues=queues)
+
+
+def test_the_roster_tells_the_weights(app: App) -> None:
+    with app.runner(queues={"mail": 3, "default": 1}):
+        (runner,) = app.runners()
+        assert (runner.queues, runner.weights) == (("default", "mail"), {"mail": 3})
+        assert runner.serves.weights == {"mail": 3}

@@ -58,7 +58,7 @@ def runners(
                 runner.pid,
                 runner.version,
                 f"{_running(runner)} of {runner.capacity}",
-                "any" if runner.queues is None else ", ".join(runner.queues),
+                _queues(runner),
                 ", ".join(runner.tags),
                 _serves(runner, now),
                 f"{length(now - runner.heartbeat_at)} ago",
@@ -130,6 +130,12 @@ def _state(app: App, runner: RunnerRecord, now: float) -> str:
 
 def _running(runner: RunnerRecord) -> int:
     return sum(worker.running for worker in runner.workers)
+
+
+def _queues(runner: RunnerRecord) -> str:
+    if runner.queues is None:
+        return "any"
+    return ", ".join(f"{name}={runner.weights[name]}" if name in runner.weights else name for name in runner.queues)
 
 
 def _serves(runner: RunnerRecord, now: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,7 +152,7 @@ def runner_of(
     command: Sequence[str],
     workers: int,
     concurrency: int | None,
-    queues: list[str] | None,
+    queues: Mapping[str, int] | None,
     tags: list[str],
     drain_timeout: float | None,
     max_tasks: int | None,
@@ -207,6 +207,7 @@ def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], obje
                     tasks=frozenset(name for each in definitions for name in each.names),
                     queues=None if orders.queues is None else frozenset(orders.queues),
                     tags=frozenset(orders.tags),
+                    weights=orders.weights,
                 ),
                 concurrency=orders.concurrency,
                 permit=permit,

@@ -41,12 +41,16 @@ from holdfast.execution.lifeline import end_group, end_with_runner
 log = logging.getLogger("holdfast.worker")
 
 
+QueuesOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Only these: a,b. a=3,b takes three of a to one of b. May be repeated."),
+]
+
+
 def run(
     app: Annotated[str | None, typer.Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
     app_option: AppOption = None,
-    queues: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Only these queues: a,b. May be repeated.")
-    ] = None,
+    queues: QueuesOption = None,
     tags: Annotated[
         list[str] | None, typer.Option(metavar="NAMES", help="Take work that asks for these tags too: gpu,eu.")
     ] = None,
@@ -82,14 +86,15 @@ def run(
         if app and app_option and app != app_option:
             raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
         with _importable(out, app or app_option, reload) as chosen:
-            _note_what_is_idle(out, chosen, _names(queues or []))
+            weights = _weighted(_names(queues)) if queues else None
+            _note_what_is_idle(out, chosen, list(weights or {}))
             limit = None if memory_limit is None else _bytes(memory_limit)
             runner = runner_of(
                 chosen,
                 command=_worker_command(app or app_option, log_format, log_level),
                 workers=workers,
                 concurrency=concurrency,
-                queues=_names(queues) if queues else None,
+                queues=weights,
                 tags=_names(tags or []),
                 drain_timeout=drain,
                 max_tasks=max_tasks_per_worker,
@@ -223,6 +228,15 @@ def _flush() -> None:
 
 def _names(given: list[str]) -> list[str]:
     return [name.strip() for text in given for name in text.split(",")]
+
+
+def _weighted(given: list[str]) -> dict[str, int]:
+    """Queues and their weights: ``mail=3``. A name may have a = in it; a number behind the last one is a weight."""
+    found = {}
+    for text in given:
+        name, _, weight = text.rpartition("=")
+        found[name if name and weight.isdigit() else text] = int(weight) if name and weight.isdigit() else 1
+    return found
 
 
 def _told(account: Account) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -165,6 +165,7 @@ class Engine:
         version: str,
         concurrency: int,
         queues: Iterable[str] | None = None,
+        weights: Mapping[str, int] | None = None,
         tags: Iterable[str] = (),
         duties: Duties,
         drain_timeout_seconds: float,
@@ -180,6 +181,7 @@ class Engine:
             self._entry(version, duties),
             concurrency=concurrency,
             queues=None if queues is None else tuple(sorted(queues)),
+            weights=weights or {},
             tags=tuple(sorted(tags)),
             tasks=tuple(sorted(name for task in known for name in task.names)),
         )

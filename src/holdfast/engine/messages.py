@@ -23,6 +23,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     drain_timeout_seconds: float
     max_tasks: int | None
     paused: tuple[str, ...] = ()
+    weights: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):

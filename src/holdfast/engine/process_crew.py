@@ -188,6 +188,7 @@ class ProcessCrew:
             drain_timeout_seconds=self._drain,
             max_tasks=self._max_tasks,
             paused=self._paused,
+            weights=self._record.weights,
         )
         try:
             worker = await WorkerProcess.start(self._command, orders, self._now())

@@ -172,6 +172,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     tasks: tuple[str, ...]
     queues: tuple[str, ...] | None = None  # None: any
+    weights: Mapping[str, int] = msgspec.field(default_factory=dict)  # of queues whose turn is for more than one share
     tags: tuple[str, ...] = ()
     draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
     workers: tuple[WorkerRecord, ...] = ()
@@ -189,7 +190,8 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def serves(self) -> Serves:
         queues = None if self.queues is None else frozenset(self.queues)
-        return Serves(tasks=frozenset(self.tasks), queues=queues, tags=frozenset(self.tags))
+        tasks, tags = frozenset(self.tasks), frozenset(self.tags)
+        return Serves(tasks=tasks, queues=queues, tags=tags, weights=self.weights)
 
 
 class Piece(msgspec.Struct, frozen=True):
