@@ -31,7 +31,8 @@ pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow, pytest.mark
 DATABASE = "messages"
 READS = {
     *("lanes", "get", "find", "counts", "get_payload", "get_piece", "roster", "silent", "owners", "executions"),
-    *("quarantined", "check", "exists", "slot_holders", "waiting_keys", "in_the_way", "ended"),
+    *("quarantined", "check", "exists", "slot_holders", "waiting_keys", "in_the_way", "ended", "start_limits"),
+    *("queue_depths", "pauses"),
 }
 MOST_IMPORTANT = ("insert", "claim of one", "claim of many", "end", "enrol", "heartbeat", "leave", "hints")
 

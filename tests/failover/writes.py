@@ -15,6 +15,7 @@ from tests.proxy import Fate, Rule
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
+from holdfast.lifecycle.queues import QueuePause
 from holdfast.lifecycle.records import DRAIN, READY, Hint, Piece, StoredPayload
 from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
@@ -27,6 +28,7 @@ from holdfast.store.mongo.schema import (
     PAYLOADS,
     PIECES,
     QUARANTINE,
+    QUEUES,
     RUNNERS,
     SIGNALS,
 )
@@ -273,6 +275,20 @@ async def old_retained(stage: Stage) -> None:
     assert (await the(stage.store, "a")).retain_until == START + 1 + RETENTION_SECONDS
 
 
+async def queue_paused(stage: Stage) -> None:
+    stage.break_next("update", QUEUES)
+    pause = QueuePause(app="shop", name="mail", at=START, by="ann", reason="", operation="p")
+    assert await stage.store.pause_queue(pause) == pause
+    assert list(await stage.store.pauses("shop")) == [pause]
+
+
+async def queue_resumed(stage: Stage) -> None:
+    await stage.store.pause_queue(QueuePause(app="shop", name="m", at=START, by="ann", reason="", operation="p"))
+    stage.break_next("update", QUEUES)
+    assert await stage.store.resume_queue("shop", "m", "r")
+    assert list(await stage.store.pauses("shop")) == []
+
+
 async def waiter_released(stage: Stage) -> None:
     holder = await holding(stage.store, "a")
     await stage.store.insert([limited("b")])
@@ -319,5 +335,7 @@ KINDS = {
     "ended removed": Kind("remove_ended", ended_removed),
     "expired removed": Kind("remove_expired", expired_removed),
     "old ones kept for their time": Kind("retain_old", old_retained),
+    "queue paused": Kind("pause_queue", queue_paused),
+    "queue resumed": Kind("resume_queue", queue_resumed),
     "waiter released": Kind("release_waiters", waiter_released),
 }

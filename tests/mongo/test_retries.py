@@ -19,6 +19,7 @@ from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthori
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
+from holdfast.lifecycle.queues import QueuePause
 from holdfast.lifecycle.records import READY, Hint, Piece, StoredPayload
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
@@ -111,6 +112,7 @@ DIGEST = "d" * 64
 PAYLOAD = StoredPayload(digest=DIGEST, size=6, pieces=2, first=Piece(b"one"))
 EXECUTION = Execution(id="e", service="core", runner_id="r", started_at=START, window_ends_at=START + 9)
 RELEASE = Release(limit_key="k", most=1)
+PAUSE = QueuePause(app="shop", name="mail", at=START, by="ann", reason="", operation="p")
 OPERATIONS: dict[str, Operation] = {
     "insert": lambda store: store.insert([invocation("new")]),
     "claim": lambda store: store.claim(wish("many", limit=3)),
@@ -144,6 +146,10 @@ OPERATIONS: dict[str, Operation] = {
     "remove_ended": lambda store: store.remove_ended("shop", ["a"]),
     "remove_expired": lambda store: store.remove_expired("shop", START + 9, 10),
     "retain_old": lambda store: store.retain_old("shop", "", 10),
+    "queue_depths": lambda store: store.queue_depths("shop", START),
+    "pauses": lambda store: store.pauses("shop"),
+    "pause_queue": lambda store: store.pause_queue(PAUSE),
+    "resume_queue": lambda store: store.resume_queue("shop", "mail", "r"),
     "enrol": lambda store: store.enrol(runner("new")),
     "heartbeat": lambda store: store.heartbeat("shop", "r"),
     "leave": lambda store: store.leave("shop", "r"),
@@ -433,6 +439,7 @@ def test_a_refusal_has_a_class_and_advice(said: str, code: int, kind: type[Store
 def test_every_reading_operation_is_known_as_one() -> None:
     """Who may not read is told something else than who may not write, so each operation is one or the other."""
     writes = {"insert", "claim", "release_waiters", "apply", "free_key", "enrol", "heartbeat", "leave"}
+    writes |= {"pause_queue", "resume_queue"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
     writes |= {"remove_ended", "remove_expired", "retain_old"}

@@ -221,7 +221,7 @@ def test_who_may_not_look_is_told_so_line_by_line(empty: Mongod) -> None:
     assert not any(found[subject].ok for subject in forbidden)
 
 
-@pytest.mark.parametrize("command", [["ps"], ["runners"], ["services"], ["store", "check"]])
+@pytest.mark.parametrize("command", [["ps"], ["runners"], ["services"], ["queues"], ["store", "check"]])
 def test_a_monitor_looks(empty: Mongod, command: list[str]) -> None:
     with shop(url(empty, "submitter")) as submitter:
         submitter.get_task("ship").submit(1)
@@ -234,6 +234,7 @@ def test_a_monitor_looks(empty: Mongod, command: list[str]) -> None:
     [
         ("monitor", ["submit", "ship", "1"], "insert into holdfast_invocations"),
         ("submitter", ["run"], "change holdfast_runners"),
+        ("submitter", ["queues", "pause", "mail"], "change holdfast_queues"),
         ("monitor", ["run", "--workers", "0"], "change holdfast_runners"),
         ("nobody", ["ps"], "read holdfast_meta"),
         ("nobody", ["store", "check"], "read holdfast_meta"),
