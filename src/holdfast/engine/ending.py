@@ -19,7 +19,7 @@ _MOST_TIMES = 10
 async def end_all(*tasks: asyncio.Task[Any]) -> None:
     """Cancel these and wait for them. What they end with is nobody's business any more."""
     for _ in range(_MOST_TIMES):
-        left = [task for task in tasks if not task.done()]  # in their order: a set would have another one in each run
+        left = [task for task in tasks if not task.done()]
         if not left:
             return
         for task in left:  # in their order: a set of tasks has another one in each run
