@@ -29,11 +29,11 @@ from holdfast.engine.bell import Bell
 from holdfast.engine.cancel import Ear
 from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import TaskDefinition, limits_of
+from holdfast.engine.demand import MANY, Demand
 from holdfast.engine.depot import Depot
 from holdfast.engine.ending import end_all
-from holdfast.engine.lanes import Ask, Lanes
+from holdfast.engine.lanes import Lanes
 from holdfast.engine.limits import Limits as RunningLimits
-from holdfast.engine.pace import Pace
 from holdfast.engine.parked import wake_parked
 from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
@@ -48,7 +48,6 @@ from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.cancelling import is_too_late
 from holdfast.lifecycle.changes import Change
-from holdfast.lifecycle.claims import Claimed
 from holdfast.lifecycle.records import PLAIN, Hint, InvocationRecord, Serves
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Store
@@ -56,7 +55,6 @@ from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.worker")
 
-MANY = 1 << 30
 DISCOVERY_SECONDS = 5.0  # how long work in a lane that a runner has never heard of may wait if its hint was lost
 _WITH_HINTS = 6  # times as seldom where hints are reliable
 
@@ -113,7 +111,7 @@ class Worker:
         self._lanes = Lanes(serves)
         self._lanes.hear([lane for d in self._tasks.values() for lane in d.lanes])
         self._next_discovery = 0.0
-        self._pace = Pace(poll_interval_seconds)
+        self._demand = Demand(poll_interval_seconds)
         self._drain = drain_timeout_seconds
         self._search = Patience(rng)
         slots = RunningLimits(store, hub, ids, app=app, limits=limits_of(self._tasks.values()))
@@ -128,12 +126,8 @@ class Worker:
         self._reserve = Reserve(concurrency)
         self._ahead = bool(store.abilities & Ability.COSTLY_CLAIMS)
         self._prefetching: asyncio.Task[None] | None = None
-        self._slot_next = False  # what comes next in the queue needs a slot, and is not claimed ahead
         self._starting = 0  # places of reserved work whose start is being written
         self._bell = Bell()
-        self._look = True
-        self._expected = MANY  # how many invocations are waiting, as far as we were told
-        self._next_due: float | None = None
         self._stopping = False
         self._fenced = False
         self._claiming = 0
@@ -247,19 +241,18 @@ class Worker:
         """Take nothing from these queues. What was taken ahead of them and not begun goes back."""
         self._lanes.pause(paused)
         self._hand_back(self._reserve.of_queues(paused), _PAUSED)
-        self._look, self._expected = True, MANY
+        self._demand.anything()
         self._bell.ring()
 
     def _hinted(self, hint: Hint) -> None:
         accepted = self._lanes.hear(hint.subjects)
         if accepted or not hint.subjects:
-            self._expected += hint.count if accepted else MANY
-            self._look = True
+            self._demand.heard(hint.count if accepted else MANY)
             self._bell.ring()
 
     async def _look_around(self) -> None:
         """Nobody said anything for a while: look for work, and now and then for lanes that nobody told us of."""
-        self._look, self._expected = True, MANY
+        self._demand.anything()
         if self._store.now() >= self._next_discovery:
             await self._discover()
 
@@ -272,16 +265,17 @@ class Worker:
         """Give the free places something to do: what is in reserve first, then what a claim finds."""
         self._hand_back(self._reserve.stale(self._loop_time()))
         self._start(self._reserve.take(self._free()))
-        if not self._look or self._prefetching is not None:
+        demand = self._demand
+        if not demand.look or self._prefetching is not None:
             return
-        ahead = self._ahead and self._expected > self._concurrency and not self._slot_next
+        ahead = self._ahead and demand.expected > self._concurrency and not demand.slot_next
         if ahead and self._reserve.room(self._loop_time()):
             self._prefetching = asyncio.create_task(self._prefetch())
         elif free := max(0, self._free()):
             records = await self._claim(free, start=True)
-            self._slot_next = len(records) == free and bool([record for record in records if record.slot])
+            demand.slot_next = len(records) == free and bool([record for record in records if record.slot])
             self._begin(records)
-            if self._look and self._lanes.turns.are_on:
+            if demand.look and self._lanes.turns.are_on:
                 self._bell.ring()  # the next queue has its turn at once
 
     def _free(self) -> int:
@@ -296,8 +290,7 @@ class Worker:
         self._bell.ring()
 
     async def _claim(self, most: int, *, start: bool, limited: bool = True) -> tuple[InvocationRecord, ...]:
-        # What is heard while the claim is under way counts for the next one.
-        expected, self._expected, self._look = self._expected, 0, False
+        expected = self._demand.taken()
         wanted = min(most, expected)
         self._claiming += 1
         try:
@@ -307,29 +300,8 @@ class Worker:
             claimed = await self._claimer.claim(ask.lanes, ask.most, start=start, limited=limited)
         finally:
             self._claiming -= 1
-        self._learn(ask, claimed, expected)
+        self._demand.learn(self._lanes.turns, ask, claimed, expected)
         return claimed.records
-
-    def _learn(self, ask: Ask, claimed: Claimed, expected: int) -> None:
-        """What a claim tells about the next one."""
-        turns, wanted = self._lanes.turns, ask.most
-        if claimed.cut:
-            self._look, self._slot_next, self._expected = True, True, self._expected + expected - len(claimed.records)
-        elif ask.turn is not None:  # of one queue nothing follows for the others
-            turns.took(ask.turn, len(claimed.records))
-            self._expected += max(1, expected - len(claimed.records))
-            self._look = True
-        elif len(claimed.records) < wanted:
-            self._next_due = claimed.next_due_at
-            turns.end()
-        elif expected > wanted:
-            self._expected += expected - wanted
-            self._look = True  # there may be more; perhaps a place has to become free first
-            turns.begin()
-        else:
-            turns.end()
-        if claimed.records:
-            self._pace.quicken()
 
     async def _prefetch(self) -> None:
         try:
@@ -374,12 +346,7 @@ class Worker:
         """Seconds to sleep before looking unasked; None when no place is free, since then only an outcome matters."""
         if self._free() <= 0 or self._prefetching is not None:
             return self._reserve.patience(self._loop_time())
-        if self._look:
-            return 0.0
-        pause = self._pace.pause(trust=self._hub.trust)
-        if self._next_due is None:
-            return pause
-        return min(pause, max(0.0, self._next_due - self._store.now()))
+        return self._demand.pause(self._store.now(), self._hub.trust)
 
     # --- running
 
