@@ -87,18 +87,18 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ),
         (
             {"status": Status.CANCELLING, "owner": "r1/0", "cancellation": CANCELLATION},
-            [RUNNER],
+            [LIVE],
             "cancelled by ann: enough; asked to end on r1/0 for 1m, it has 5s left to clean up",
         ),
         (
             {"status": Status.CANCELLING, "owner": "gone/0", "cancellation": replace(CANCELLATION, until=NOW - 1)},
-            [RUNNER],
+            [LIVE],
             "its time to clean up is over, but that runner is no longer on the roster",
         ),
         ({"start_by": NOW + 90}, [], "Start one with `holdfast run`. It expires in 1m30s unless it is started."),
         (
             {"status": Status.RUNNING, "owner": "r1/0", "terms": Terms(timeout=90.0)},
-            [RUNNER],
+            [LIVE],
             "for 1m of the 1m30s that it may take",
         ),
     ],

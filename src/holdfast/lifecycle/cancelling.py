@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import format_duration
 from holdfast.codec import ErrorRecord
-from holdfast.lifecycle.changes import Change, unowned
+from holdfast.lifecycle.changes import Change, kept_until, unowned
 from holdfast.lifecycle.records import Cancellation, InvocationRecord
 from holdfast.lifecycle.status import SOURCES, TABLE, Status
 
@@ -55,6 +55,7 @@ def _by_anybody(
         at=cancellation.at,
         why=str(cancellation),
         cancellation=cancellation,
+        retain_until=kept_until(record, path[-1], cancellation.at),
     )
 
 
@@ -73,6 +74,7 @@ def gave_way(record: InvocationRecord, *, operation: str, at: float, how: str = 
         actor=record.owner,
         version=record.version,
         why=f"{said}; {how}" if how else said,
+        retain_until=kept_until(record, Status.CANCELLED, at),
     )
 
 
@@ -106,6 +108,7 @@ def expired(record: InvocationRecord, *, error: ErrorRecord, operation: str, at:
         never_began=record.status is Status.RUNNING,
         why=why,
         error=error,
+        retain_until=kept_until(record, Status.FAILED, at),
     )
 
 
