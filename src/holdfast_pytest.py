@@ -1,7 +1,7 @@
 """Fixtures for pytest, which finds them by itself where Holdfast is installed.
 
-Nothing else of Holdfast imports this module, and it imports the rest when a fixture is used: whoever has pytest and
-does not test tasks pays next to nothing.
+It stands beside the package, so that pytest does not load Holdfast at its start, and imports it when a fixture is
+used: whoever has pytest and does not test tasks pays nothing.
 """
 
 from __future__ import annotations
