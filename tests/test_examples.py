@@ -56,7 +56,7 @@ def test_the_quick_start_of_the_readme_works_when_it_is_copied(tmp_path: Path) -
     run("shop.py", tmp_path)
     session = readme("").splitlines()
     commands = [line.removeprefix("$ ").partition("#")[0].split() for line in session if line.startswith("$ ")]
-    assert [command[1] for command in commands] == ["run", "submit", "ps", "show", "history"]
+    assert [command[1] for command in commands] == ["run", "submit", "ps", "show", "history", "archive", "rerun"]
 
     def answer(command: list[str]) -> str:
         called = [sys.executable, "-m", *command]
@@ -70,8 +70,10 @@ def test_the_quick_start_of_the_readme_works_when_it_is_copied(tmp_path: Path) -
         assert answer(commands[1]).splitlines() == [session[2]]
         id, task, status, *_ = answer(commands[2]).splitlines()[1].split()
         assert (task, status) == ("shop:add", "success")
-        for command in commands[3:]:
+        for command in commands[3:5]:
             assert "success" in answer([id if word == "ID" else word for word in command])
+        for command in commands[5:]:
+            assert id not in answer(command), "nothing has failed"
     finally:
         runner.terminate()
         assert runner.wait(timeout=60) == 0

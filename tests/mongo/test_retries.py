@@ -123,6 +123,7 @@ OPERATIONS: dict[str, Operation] = {
     "apply": lambda store: _end(store),
     "exists": lambda store: store.exists(),
     "get": lambda store: store.get("shop", ["a"]),
+    "start_limits": lambda store: store.start_limits("shop", 10),
     "in_the_way": lambda store: store.in_the_way([invocation("a", key="k")]),
     "free_key": lambda store: store.free_key("shop", "a", "k"),
     "find": lambda store: store.find("shop", Filter(), 10),

@@ -245,7 +245,7 @@ class Engine:
         expiry = Expiry(self.store, self.hub, self.ids, app=self.app)
         slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
         return (
-            Duty(name="expiry", every_seconds=1.0, perform=expiry.sweep),
+            Duty(name="expiry", every_seconds=5.0, perform=expiry.sweep),
             Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
             Duty(name="payloads", every_seconds=3600.0, perform=self._collect),
             *upkeep(self.store, self.app),

@@ -13,6 +13,7 @@ import os
 import re
 import sqlite3
 import subprocess
+import time
 from pathlib import Path
 
 from holdfast.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable, UnsupportedFileSystem
@@ -264,13 +265,26 @@ def _refuse_foreign(connection: sqlite3.Connection) -> None:
         )
 
 
+def _use_wal(connection: sqlite3.Connection, patience_seconds: float) -> None:
+    """For this SQLite does not wait as it does otherwise, if somebody else is just at it."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+
+
 def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sqlite3.Connection:
     """A connection with our pragmas. Transactions are begun by hand."""
     connection = sqlite3.connect(
         path, timeout=busy_timeout_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
     )
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection, busy_timeout_seconds)
     except sqlite3.Error:
         connection.close()
         raise
