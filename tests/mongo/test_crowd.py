@@ -6,11 +6,15 @@ import asyncio
 import random
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.mongo.tools import opened, play
 
 from holdfast.ids import ALPHABET
+from holdfast.lifecycle.pacing import amended
+from holdfast.store.mongo import queries
 from holdfast.store.mongo.crowd import Crowd
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import START, ids_of, invocation, wish
@@ -149,5 +153,29 @@ def test_a_crowd_settles_down(mongo_url: str, limit: int) -> None:
         assert len(got) == len(set(got)) == count
         chosen, had = sum(crowd.chosen for crowd in crowds), sum(crowd.got for crowd in crowds)
         assert had > 0.6 * chosen, (had, chosen)
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize("limit", [2, 7])
+def test_what_is_debounced_between_the_look_and_the_taking_is_not_taken(
+    mongo_url: str, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """It was due when the claim looked, and is not due any more."""
+    look = queries.candidates
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("a"), invocation("b")])
+        (waiting,) = await store.get("shop", ["a"])
+        assert waiting is not None
+
+        async def slow(*args: Any) -> Any:
+            found = await look(*args)
+            later = replace(invocation("x", operation="amend"), arguments=b"later")
+            await store.apply([amended(waiting, later, due_at=START + 60)])
+            return found
+
+        monkeypatch.setattr(queries, "candidates", slow)
+        assert ids_of((await store.claim(wish(limit=limit))).records) == ["b"]
 
     play(mongo_url, scenario)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import format_duration
 from holdfast.codec import ErrorRecord
-from holdfast.lifecycle.changes import Change, kept_until, unowned
+from holdfast.lifecycle.changes import Change, kept_until, owned, unowned
 from holdfast.lifecycle.records import Cancellation, InvocationRecord
 from holdfast.lifecycle.status import SOURCES, TABLE, Status
 
@@ -62,20 +62,9 @@ def _by_anybody(
 def gave_way(record: InvocationRecord, *, operation: str, at: float, how: str = "") -> Change:
     """The owner of what is being cancelled has ended it, or has never begun."""
     said = str(record.cancellation) if record.cancellation is not None else "cancelled"
-    return Change(
-        name="gave_way",
-        app=record.app,
-        id=record.id,
-        path=(Status.CANCELLED,),
-        sources=frozenset({Status.CANCELLING}),
-        epoch=record.epoch,
-        operation=operation,
-        at=at,
-        actor=record.owner,
-        version=record.version,
-        why=f"{said}; {how}" if how else said,
-        retain_until=kept_until(record, Status.CANCELLED, at),
-    )
+    why = f"{said}; {how}" if how else said
+    sources = frozenset({Status.CANCELLING})
+    return owned("gave_way", record, (Status.CANCELLED,), sources, operation=operation, at=at, why=why)
 
 
 def is_too_late(record: InvocationRecord, now: float) -> bool:
@@ -94,21 +83,16 @@ def expired(record: InvocationRecord, *, error: ErrorRecord, operation: str, at:
     through = {Status.PENDING: Status.REROUTED, Status.RUNNING: Status.KILLED}.get(record.status)
     if through is None:
         return None
-    return Change(
-        name="expired",
-        app=record.app,
-        id=record.id,
-        path=(through, Status.FAILED),
-        sources=frozenset({record.status}),
-        epoch=record.epoch,
+    return owned(
+        "expired",
+        record,
+        (through, Status.FAILED),
+        frozenset({record.status}),
         operation=operation,
         at=at,
-        actor=record.owner,
-        version=record.version,
-        never_began=record.status is Status.RUNNING,
         why=why,
         error=error,
-        retain_until=kept_until(record, Status.FAILED, at),
+        never_began=record.status is Status.RUNNING,
     )
 
 

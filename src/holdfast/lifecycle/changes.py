@@ -282,7 +282,7 @@ _ENDING = _WORKING | {Status.CANCELLING}
 _RESERVED = frozenset({Status.PENDING})
 
 
-def _owned(
+def owned(
     name: str,
     record: InvocationRecord,
     path: tuple[Status, ...],
@@ -319,7 +319,7 @@ def _owned(
 
 def started(record: InvocationRecord, *, operation: str, at: float) -> Change:
     """The owner of reserved work begins it."""
-    return _owned("started", record, (Status.RUNNING,), _RESERVED, operation=operation, at=at)
+    return owned("started", record, (Status.RUNNING,), _RESERVED, operation=operation, at=at)
 
 
 def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
@@ -331,19 +331,19 @@ def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str
     path, sources = (
         ((Status.KILLED, Status.REROUTED), frozenset({Status.RUNNING})) if ahead else ((Status.REROUTED,), _RESERVED)
     )
-    change = _owned("handed_back", record, path, sources, operation=operation, at=at, why=why, never_began=ahead)
+    change = owned("handed_back", record, path, sources, operation=operation, at=at, why=why, never_began=ahead)
     again = ahead and record.attempt == 1 and record.terms.start_by is not None
     return msgspec.structs.replace(change, start_by=record.terms.start_by) if again else change
 
 
 def completed(record: InvocationRecord, *, result: bytes, operation: str, at: float) -> Change:
     """User code returned; the result is part of the same write."""
-    return _owned("completed", record, (Status.SUCCESS,), _ENDING, operation=operation, at=at, result=result)
+    return owned("completed", record, (Status.SUCCESS,), _ENDING, operation=operation, at=at, result=result)
 
 
 def failed(record: InvocationRecord, *, error: ErrorRecord, operation: str, at: float, why: str = "") -> Change:
     """User code raised, or its result cannot be stored."""
-    return _owned("failed", record, (Status.FAILED,), _ENDING, operation=operation, at=at, why=why, error=error)
+    return owned("failed", record, (Status.FAILED,), _ENDING, operation=operation, at=at, why=why, error=error)
 
 
 MOST_ERRORS = 50  # that are kept of attempts before the last: the first few and the latest
@@ -365,7 +365,7 @@ def retried(
     errors = (*record.errors, failed)
     if len(errors) > MOST_ERRORS:
         errors = errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MOST_ERRORS :]
-    change = _owned("retried", record, (Status.RETRY,), _WORKING, operation=operation, at=at, why=why)
+    change = owned("retried", record, (Status.RETRY,), _WORKING, operation=operation, at=at, why=why)
     moved = {} if queue is None else {"queue": queue, "lane": lane_of(queue, record.task, record.tags)}
     return msgspec.structs.replace(change, errors=errors, due_at=due_at, **moved)
 
@@ -373,7 +373,7 @@ def retried(
 def parked(record: InvocationRecord, *, fingerprint: str | None, operation: str, at: float, why: str) -> Change:
     """The invocation cannot go on with the code at hand."""
     sources = _RESERVED | _WORKING
-    return _owned(
+    return owned(
         "parked", record, (Status.PARKED,), sources, operation=operation, at=at, why=why, fingerprint=fingerprint
     )
 

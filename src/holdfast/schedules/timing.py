@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,9 +25,10 @@ _FIRST_INSTANT, _LAST_INSTANT = -6.2e10, 2.499e11  # what a datetime can hold, w
 
 
 class _Ticking(msgspec.Struct, frozen=True, tag_field="kind"):
-    def next_after(self, at: float) -> float | None:
-        """The first tick strictly later than `at`, or None if there is none."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def next_after(self, at: float) -> float | None:
+            """The first tick strictly later than `at`, or None if there is none."""
 
     def ticks(self, after: float, until: float = math.inf, limit: int | None = None) -> Iterator[float]:
         """The ticks later than `after` and not later than `until`, in order; at most the first `limit` of them."""

@@ -36,7 +36,6 @@ from holdfast.store.mongo.quarantine import Collections, Quarantine
 from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_the_document, is_transient
 
 _AVAILABLE = frozenset(status.value for status in AVAILABLE)
-_CLAIMABLE: Document = {"ready": True, "status": {"$in": sorted(_AVAILABLE)}}
 _MOST_ROUNDS = 3
 _WIDER = 4  # how much more is looked at in the next round, where some cannot be taken
 _WINDOW = 50  # how many candidates are looked at where some of them may be blocked
@@ -112,7 +111,7 @@ class Claims:
                 if found is not None:
                     return await self._quarantine.readable([found])
         found = await self._collection(schema.INVOCATIONS).find_one_and_update(
-            queries.ready(claim, claim.lanes) | _CLAIMABLE,
+            queries.ready(claim, claim.lanes) | _claimable(claim),
             _pipeline_of(claim),
             sort=queries.QUEUE_ORDER,
             hint="ready",
@@ -128,7 +127,9 @@ class Claims:
         for _ in range(_MOST_ROUNDS):
             candidates, more = await self._share(claim, wanted)
             if chosen := [found["_id"] for found in candidates]:
-                result = await invocations.update_many({"_id": {"$in": chosen}} | _CLAIMABLE, _pipeline_of(claim))
+                result = await invocations.update_many(
+                    {"_id": {"$in": chosen}} | _claimable(claim), _pipeline_of(claim)
+                )
                 self.crowd.learn(len(chosen), result.modified_count, claim.at)
                 if result.modified_count:
                     got += await self._quarantine.readable(await queries.taken(invocations, claim, chosen))
@@ -211,12 +212,12 @@ class Claims:
             return [] if record is None else await self._quarantine.readable([record])
         plain = [candidate.key for candidate, slot in allotment.taken if slot is None]
         updates: list[UpdateOne | UpdateMany] = [
-            UpdateOne({"_id": candidate.key} | _CLAIMABLE, _pipeline_of(claim, slot))
+            UpdateOne({"_id": candidate.key} | _claimable(claim), _pipeline_of(claim, slot))
             for candidate, slot in allotment.taken
             if slot is not None
         ]
         if plain:
-            updates.append(UpdateMany({"_id": {"$in": plain}} | _CLAIMABLE, _pipeline_of(claim)))
+            updates.append(UpdateMany({"_id": {"$in": plain}} | _claimable(claim), _pipeline_of(claim)))
         updates += [UpdateMany(guard, update) for guard, update in away]
         if not updates:
             return []
@@ -232,7 +233,9 @@ class Claims:
         invocations = self._collection(schema.INVOCATIONS)
         try:
             return await invocations.find_one_and_update(
-                {"_id": candidate.key} | _CLAIMABLE, _pipeline_of(claim, slot), return_document=ReturnDocument.AFTER
+                {"_id": candidate.key} | _claimable(claim),
+                _pipeline_of(claim, slot),
+                return_document=ReturnDocument.AFTER,
             )
         except DuplicateKeyError:
             return None
@@ -337,12 +340,12 @@ def _turned_away(claim: Claim, allotment: Allotment[_Candidate], held: Held) -> 
     nobody, operation, at = _nobody(claim), claim.operation, claim.at
     for key, names in _by_key(allotment.blocked).items():
         change = blocked(nobody, operation=operation, at=at, why=why_blocked(key))
-        updates.append(({"_id": {"$in": names}} | _CLAIMABLE, pipeline(change)))
+        updates.append(({"_id": {"$in": names}} | _claimable(claim), pipeline(change)))
     for until in dict.fromkeys(candidate.kept_until(at) for candidate in allotment.refused):
         same = [candidate for candidate in allotment.refused if candidate.kept_until(at) == until]
         for key, names in _by_key(same).items():
             change = refused(nobody, operation=operation, at=at, why=why_refused(key, held.of(key)))
-            guard = {"_id": {"$in": names}} | _CLAIMABLE | _from(change)
+            guard = {"_id": {"$in": names}} | _claimable(claim) | _from(change)
             updates.append((guard, pipeline(replace(change, retain_until=until))))
     return updates
 
@@ -352,6 +355,11 @@ def _by_key(candidates: Sequence[_Candidate]) -> dict[str, list[str]]:
     for candidate in candidates:
         found.setdefault(candidate.limit_key or "", []).append(candidate.key)
     return found
+
+
+def _claimable(claim: Claim) -> Document:
+    """What has to hold still when it is taken. What was due when it was looked at may have been debounced since."""
+    return {"ready": True, "status": {"$in": sorted(_AVAILABLE)}, "due_at": {"$lte": claim.at}}
 
 
 def _from(change: Change) -> Document:
