@@ -252,6 +252,7 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         again.submit()
         parent.options(expires="2h").submit()
         app.queues.pause("later")
+        app.schedules.create("nightly", again, cron="0 3 * * *")
         seen.look()  # while they are ready
         with app.runner():
             while (there := seen.look()) != wanted and time.monotonic() < deadline:

@@ -80,6 +80,19 @@ def test_a_derived_id_follows_from_its_parts_alone() -> None:
     assert derived_id("a", "b") != derived_id("b", "a")
 
 
+def test_a_derived_id_with_a_time_sorts_by_it() -> None:
+    clock = FakeClock()
+    before = maker(clock).new()
+    clock.set(clock.now() + 1)
+    made = derived_id("tick", "u", at=clock.now())
+    assert made == derived_id("tick", "u", at=clock.now())
+    assert made not in (derived_id("tick", "v", at=clock.now()), derived_id("tick", "u"))
+    assert is_id(made)
+    clock.set(clock.now() + 1)
+    assert before < made < maker(clock).new()
+    assert is_id(derived_id("tick", "u", at=-5.0)), "as good as it gets"
+
+
 PARTS = st.lists(st.text(st.sampled_from("ab\0:1"), max_size=4), max_size=3)
 
 

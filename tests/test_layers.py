@@ -18,6 +18,7 @@ LAYERS = [
     ["engine"],
     [
         *("app", "task", "workflow", "invocation", "embedded", "settings", "declaring", "archive", "queues"),
+        *("scheduling", "schedule_options"),
         *("_bridge", "_inside"),
     ],
     ["cli", "monitor", "testing"],
@@ -38,7 +39,10 @@ SIDEWAYS = {
     "archive": {"invocation"},
     "_inside": {"_bridge"},
     "queues": {"declaring"},
+    "declaring": {"schedule_options"},
+    "scheduling": {"declaring", "invocation", "task", "schedule_options"},
     "app": {
+        "scheduling",
         "_inside",
         "queues",
         "archive",

@@ -25,6 +25,7 @@ PUBLIC = [
     "Forever",
     "HistoryEntry",
     "HoldfastError",
+    "InvalidSchedule",
     "Invocation",
     "InvocationCancelled",
     "InvocationGroup",
@@ -38,6 +39,8 @@ PUBLIC = [
     "ResultTimeout",
     "Retries",
     "RetryLater",
+    "ScheduleExists",
+    "ScheduleRecord",
     "SoftTimeout",
     "Status",
     "StoreError",
@@ -45,9 +48,14 @@ PUBLIC = [
     "TaskFailed",
     "TimedOut",
     "Timetable",
+    "UnknownSchedule",
     "UsageError",
     "__version__",
     "context",
+    "cron",
+    "every",
+    "once",
+    "scheduled",
 ]
 
 

@@ -10,16 +10,19 @@ from holdfast.errors import (
     Expired,
     Fatal,
     HoldfastError,
+    InvalidSchedule,
     InvocationCancelled,
     InvocationNotFound,
     InvocationRefused,
     KeyTaken,
     ResultTimeout,
     RetryLater,
+    ScheduleExists,
     SoftTimeout,
     StoreError,
     TaskFailed,
     TimedOut,
+    UnknownSchedule,
     UsageError,
 )
 from holdfast.execution.context import Context, context
@@ -36,7 +39,10 @@ from holdfast.lifecycle.retries import (
     Retries,
     Timetable,
 )
+from holdfast.lifecycle.schedules import ScheduleRecord
 from holdfast.lifecycle.status import Status
+from holdfast.schedule_options import scheduled
+from holdfast.schedules import cron, every, once
 from holdfast.task import AsyncTask, Task
 
 __all__ = [
@@ -53,6 +59,7 @@ __all__ = [
     "Forever",
     "HistoryEntry",
     "HoldfastError",
+    "InvalidSchedule",
     "Invocation",
     "InvocationCancelled",
     "InvocationGroup",
@@ -66,6 +73,8 @@ __all__ = [
     "ResultTimeout",
     "Retries",
     "RetryLater",
+    "ScheduleExists",
+    "ScheduleRecord",
     "SoftTimeout",
     "Status",
     "StoreError",
@@ -73,9 +82,14 @@ __all__ = [
     "TaskFailed",
     "TimedOut",
     "Timetable",
+    "UnknownSchedule",
     "UsageError",
     "__version__",
     "context",
+    "cron",
+    "every",
+    "once",
+    "scheduled",
 ]
 
 # A library does not decide where its log goes: without this, Python prints warnings to stderr by itself.

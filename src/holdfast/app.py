@@ -26,6 +26,7 @@ from holdfast.codec import Codec, Limits
 from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name, valid_weights
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.core import Duties, Engine
+from holdfast.engine.declarations import Declaration
 from holdfast.engine.definition import TaskDefinition, is_redefined, where_of
 from holdfast.engine.outages import StoreLog
 from holdfast.engine.runner import RunnerSettings
@@ -40,6 +41,7 @@ from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.masking import mask_url
 from holdfast.queues import Queues
 from holdfast.schedules import cron
+from holdfast.scheduling import Schedules, call_of
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
@@ -121,6 +123,8 @@ class App(Archived):
         Each attempt may take up to `timeout`; then it is ended and has failed with `TimedOut`. After `soft_timeout` it
         gets a `SoftTimeout`. What was not started within `expires` ends with `Expired`. What is cancelled has
         `cancel_grace` to clean up, and what it has submitted is cancelled with it, unless ``cancel_children=False``.
+        `triggers` call the task by themselves, while runners run: ``triggers=[cron("0 9 * * mon-fri",
+        timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`.
         """
         if function is None:
             refuse_unknown(options)
@@ -187,6 +191,11 @@ class App(Archived):
             raise UnknownTask(f"this app declares no task '{name}'.{hint} Declared: {known}.")
         return self._tasks[name]
 
+    @property
+    def schedules(self) -> Schedules:
+        """What is called again and again: ``app.schedules.create("nightly", clean, cron="0 3 * * *")``."""
+        return Schedules(self)
+
     # --- looking
 
     def invocation(self, id: str) -> Invocation[Any]:
@@ -250,6 +259,19 @@ class App(Archived):
     async def _living(self) -> list[RunnerRecord]:
         engine = await self._engine()
         return living(await engine.store.roster(self.name), engine.store.now(), self._dead_after)
+
+    def _declarations(self, engine: Engine) -> list[Declaration]:
+        """The schedules that the tasks declare."""
+        return [
+            Declaration(
+                timing=each.timing,
+                call=call_of(task, engine, each.args, dict(each.kwargs)),
+                rules=each.rules,
+                name=each.name,
+            )
+            for task in self.tasks.values()
+            for each in task.definition.schedules
+        ]
 
     @property
     def _duties(self) -> Duties:

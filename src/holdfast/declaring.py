@@ -15,6 +15,7 @@ from holdfast.clock import Duration, format_duration, parse_duration
 from holdfast.engine.concurrency import RunningConcurrency, concurrency_of
 from holdfast.engine.definition import (
     TaskDefinition,
+    TaskSchedule,
     import_name,
     place_for,
     retries_of,
@@ -22,11 +23,13 @@ from holdfast.engine.definition import (
     where_of,
 )
 from holdfast.engine.time_limits import TimeLimits, limit_of, seconds_of
-from holdfast.errors import UsageError
+from holdfast.errors import InvalidSchedule, UsageError
 from holdfast.lifecycle.pacing import Debounce, Pacing, Throttle
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from holdfast.lifecycle.retention import OUTCOMES, SHORTEST_SECONDS
 from holdfast.lifecycle.retries import Policy
+from holdfast.schedule_options import task_schedule
+from holdfast.schedules import Cron, Every, Once
 
 Executor = Literal["thread", "loop", "process"]
 ConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
@@ -58,6 +61,7 @@ class TaskOptions(TypedDict, total=False):
     expires: Duration | None
     cancel_grace: Duration | None
     cancel_children: bool
+    triggers: Iterable[Cron | Every | Once | TaskSchedule]
 
 
 def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
@@ -95,6 +99,7 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
             keys_for("registration_concurrency", options),
             name="registration_concurrency",
         ),
+        schedules=_schedules(signature, options),
         raises_on_different_twin=bool(options.get("on_diff_non_key_args_raise", False)),
         pacing=pacing,
         time=TimeLimits(
@@ -206,6 +211,21 @@ def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict
                 f"{format_duration(SHORTEST_SECONDS)}, so that whoever waits for it finds it"
             )
     return kept
+
+
+def _schedules(signature: inspect.Signature, options: TaskOptions) -> tuple[TaskSchedule, ...]:
+    given = options.get("triggers", ())
+    if isinstance(given, Cron | Every | Once | TaskSchedule):
+        raise InvalidSchedule(f"triggers={given!r}: expected a list, such as [cron('0 3 * * *')]")
+    found = tuple(task_schedule(each) for each in given)
+    for each in found:
+        if each.name:
+            valid_name("schedule", each.name)
+        try:
+            signature.bind(*each.args, **each.kwargs)
+        except TypeError as error:
+            raise InvalidSchedule(f"the task cannot be called as {each.timing.describe()} says: {error}") from None
+    return found
 
 
 def keys_for(name: Literal["running_concurrency", "registration_concurrency"], options: TaskOptions) -> Iterable[str]:

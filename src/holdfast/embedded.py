@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast._version import __version__
 from holdfast.engine.account import Account
+from holdfast.engine.core import Engine
 from holdfast.engine.crew import Crew
+from holdfast.engine.declarations import Declaration
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import Runner
 from holdfast.errors import HoldfastError, UsageError
@@ -80,13 +82,13 @@ class EmbeddedRunner:
         self._make_crew = make_crew
 
     def start(self) -> Self:
-        self._app._run(self._start())
+        engine = self._app._ready()
+        self._app._run(self._start(engine, self._app._declarations(engine)))
         return self
 
-    async def _start(self) -> None:
+    async def _start(self, engine: Engine, declared: Sequence[Declaration]) -> None:
         if self._done is not None and self._pid == os.getpid():
             raise UsageError("this runner is running already; app.runner() makes another one")
-        engine = await self._app._engine()
         self._runner = engine.runner(
             [task.definition for task in self._app.tasks.values()],
             self._app._codec,
@@ -99,6 +101,7 @@ class EmbeddedRunner:
             drain_timeout_seconds=self._drain,
             make_crew=self._make_crew,
             hooks=self._app._hooks,
+            declared=declared,
         )
         ready = asyncio.Event()
         self._pid = os.getpid()
@@ -164,7 +167,8 @@ class EmbeddedRunner:
             raise
 
     async def __aenter__(self) -> Self:
-        await self._app._arun(self._start())
+        engine = await self._app._aready()
+        await self._app._arun(self._start(engine, self._app._declarations(engine)))
         return self
 
     async def __aexit__(

@@ -9,6 +9,8 @@
     │   ├── DuplicateTask                       two tasks with one name
     │   ├── InvalidSchedule                     a cron expression, time zone, interval or instant is wrong
     │   ├── KeyTaken                            its key belongs to a call with other arguments
+    │   ├── ScheduleExists                      another schedule has that name
+    │   ├── UnknownSchedule                     no schedule has that name
     │   └── UnknownTask                         a name that this app does not declare
     ├── ConfigurationError                      a setting, URL or app reference is wrong
     │   ├── UnknownSetting
@@ -83,6 +85,14 @@ class KeyTaken(UsageError):
 
 class TwinDiffers(UsageError):
     """A call with the same key arguments waits for its start, and other arguments of it differ."""
+
+
+class ScheduleExists(UsageError):
+    """There is a schedule of that name, and it says something else."""
+
+
+class UnknownSchedule(UsageError):
+    """There is no schedule of that name."""
 
 
 class UnknownTask(UsageError):

@@ -55,10 +55,17 @@ class Ids:
         return f"{self._rng.getrandbits(64):016x}"
 
 
-def derived_id(*parts: str) -> str:
-    """The id that follows from `parts` and from nothing else. The lengths keep ("a", "b") and ("ab",) apart."""
+def derived_id(*parts: str, at: float | None = None) -> str:
+    """The id that follows from `parts` and from nothing else. The lengths keep ("a", "b") and ("ab",) apart.
+
+    With `at`, a time that is part of what is decided, it takes its place among the ids that were made then.
+    """
     digest = hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).digest()
-    return _encode(int.from_bytes(digest[:16], "big"))
+    number = int.from_bytes(digest[:16], "big")
+    if at is not None:
+        milliseconds = min(max(int(at * 1000), 0), (1 << 48) - 1)
+        number = (milliseconds << _RANDOM_BITS) | (number & ((1 << _RANDOM_BITS) - 1))
+    return _encode(number)
 
 
 def is_id(text: str) -> bool:

@@ -176,6 +176,13 @@ class Submittable(Generic[P, R]):
                 raise
             raise _locked_out(error) from error
 
+    def prepared(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[InvocationRecord, list[Payload]]:
+        """A call as it would be stored now, and the large values that it refers to."""
+        payloads: list[Payload] = []
+        return self._record(engine, args, kwargs, payloads, {}), payloads
+
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 
     def _store(self, engine: Engine, calls: Iterable[CallArguments]) -> InvocationGroup[R]:

@@ -193,7 +193,7 @@ def test_an_unexpected_exception_keeps_its_traceback(
 
 
 def test_every_command_takes_json_and_explains_itself(holdfast: Command) -> None:
-    commands = ["run", "submit", "wake", "ps", "show", "history", "runners", "services", "config"]
+    commands = ["run", "submit", "wake", "ps", "show", "history", "runners", "schedules", "services", "config"]
     for command in [*([name] for name in commands), ["status", "render"], ["store", "prepare"], ["store", "check"]]:
         answer = holdfast(*command, "--help")
         assert answer.code == 0

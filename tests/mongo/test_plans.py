@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.commands import Command, CommandCounter, Sent
+from msgspec.structs import replace
 from pymongo import MongoClient
 from pymongo.database import Database
 from tests.mongo.tools import database_of, opened, play
@@ -16,7 +17,7 @@ from tests.mongo.tools import database_of, opened, play
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import Piece, lane_of
+from holdfast.lifecycle.records import Entry, Piece, lane_of
 from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
@@ -162,6 +163,7 @@ LANES = tuple(lane_of(f"q{n}", TASK) for n in range(3))
 LIMITED = lane_of("limited", TASK)
 LIMITS = {TASK: Limit(2)}
 RELEASES = [Release(limit_key=f"k{n}", count=2, most=4, without=frozenset({"a|b"})) for n in range(3)]
+ENTRY = Entry(app="shop", kind="schedule", name="nightly", body=b"{}")
 STEPS: dict[str, Step] = {
     "claim one": lambda store: store.claim(wish("c1", lanes=LANES, limit=1, at=START + 10)),
     "claim many": lambda store: store.claim(wish("c2", lanes=LANES, limit=10, at=START + 10)),
@@ -183,6 +185,12 @@ STEPS: dict[str, Step] = {
     "get": lambda store: store.get("shop", [f"{TASK}000", "none"]),
     "in_the_way": lambda store: store.in_the_way([invocation("x", key="k", twin="t"), invocation("y", key="l")]),
     "free_key": lambda store: store.free_key("shop", f"{TASK}000", "k"),
+    "put_entry": lambda store: store.put_entry(ENTRY),
+    "put_entry again": lambda store: store.put_entry(replace(ENTRY, version=2, due_at=START)),
+    "entries": lambda store: store.entries("shop", "schedule"),
+    "entries by name": lambda store: store.entries("shop", "schedule", ["nightly", "weekly"]),
+    "due_entries": lambda store: store.due_entries("shop", "schedule", 5),
+    "remove_entry": lambda store: store.remove_entry(replace(ENTRY, version=2)),
     "find all": lambda store: store.find("shop", Filter(), 10),
     "find next page": lambda store: store.find("shop", Filter(before_id=f"{TASK}040"), 10),
     "find by status": lambda store: store.find(

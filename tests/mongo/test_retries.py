@@ -20,7 +20,7 @@ from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import READY, Hint, Piece, StoredPayload
+from holdfast.lifecycle.records import READY, Entry, Hint, Piece, StoredPayload
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended, Filter
@@ -111,6 +111,7 @@ async def ask_nobody(what: str, attempt: object) -> Any:
 DIGEST = "d" * 64
 PAYLOAD = StoredPayload(digest=DIGEST, size=6, pieces=2, first=Piece(b"one"))
 EXECUTION = Execution(id="e", service="core", runner_id="r", started_at=START, window_ends_at=START + 9)
+ENTRY = Entry(app="shop", kind="schedule", name="nightly", body=b"{}")
 RELEASE = Release(limit_key="k", most=1)
 PAUSE = QueuePause(app="shop", name="mail", at=START, by="ann", reason="", operation="p")
 OPERATIONS: dict[str, Operation] = {
@@ -126,6 +127,10 @@ OPERATIONS: dict[str, Operation] = {
     "start_limits": lambda store: store.start_limits("shop", 10),
     "in_the_way": lambda store: store.in_the_way([invocation("a", key="k")]),
     "free_key": lambda store: store.free_key("shop", "a", "k"),
+    "put_entry": lambda store: store.put_entry(ENTRY),
+    "entries": lambda store: store.entries("shop", "schedule"),
+    "due_entries": lambda store: store.due_entries("shop", "schedule", 5),
+    "remove_entry": lambda store: store.remove_entry(ENTRY),
     "find": lambda store: store.find("shop", Filter(), 10),
     "counts": lambda store: store.counts("shop"),
     "keep_payloads": lambda store: store.keep_payloads("shop", [DIGEST]),
@@ -441,6 +446,7 @@ def test_every_reading_operation_is_known_as_one() -> None:
     """Who may not read is told something else than who may not write, so each operation is one or the other."""
     writes = {"insert", "claim", "release_waiters", "apply", "free_key", "enrol", "heartbeat", "leave"}
     writes |= {"pause_queue", "resume_queue"}
+    writes |= {"put_entry", "remove_entry"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
     writes |= {"remove_ended", "remove_expired", "retain_old"}

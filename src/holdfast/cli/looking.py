@@ -62,7 +62,7 @@ def show(
     with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         record = _found(chosen, id)
         why, now = explained(chosen, record).text, time_of(chosen)
-        call, call_facts = _call(chosen, record)
+        call, call_facts = call_shown(chosen, record.task, record.arguments)
         result, result_facts = _result(chosen, record)
         error, reruns = record.error, reruns_of(chosen, record.id)
         if json:
@@ -196,16 +196,16 @@ def _held_by(record: InvocationRecord, now: float) -> str:
     return record.reason
 
 
-def _call(app: App, record: InvocationRecord) -> tuple[str, dict[str, Any]]:
+def call_shown(app: App, task: str, arguments: bytes) -> tuple[str, dict[str, Any]]:
     """The call as Python would write it, and as facts."""
     try:
-        args, kwargs = codec_of(app).decode_call(record.arguments, describe=True)
+        args, kwargs = codec_of(app).decode_call(arguments, describe=True)
     except NotDecodable as error:
-        return f"its {counted(len(record.arguments), 'byte')} of arguments cannot be read here: {error}", {
+        return f"its {counted(len(arguments), 'byte')} of arguments cannot be read here: {error}", {
             "unreadable": str(error)
         }
     parts = [described(value) for value in args] + [f"{name}={described(value)}" for name, value in kwargs.items()]
-    return f"{record.task}({', '.join(parts)})", {"args": list(args), "kwargs": kwargs}
+    return f"{task}({', '.join(parts)})", {"args": list(args), "kwargs": kwargs}
 
 
 def _result(app: App, record: InvocationRecord) -> tuple[str, object]:
@@ -278,4 +278,4 @@ def _entry_facts(entry: HistoryEntry) -> dict[str, Any]:
     }
 
 
-__all__: Sequence[str] = ["history", "ps", "show"]
+__all__: Sequence[str] = ["call_shown", "history", "ps", "show"]

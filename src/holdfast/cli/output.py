@@ -16,10 +16,11 @@ from typing import Any, NoReturn, Self
 import typer
 
 from holdfast.cli.shown import as_json, printable, told, value_line, without_secrets
-from holdfast.errors import HoldfastError, InvocationNotFound, ResultTimeout, UsageError
+from holdfast.errors import HoldfastError, InvocationNotFound, ResultTimeout, UnknownSchedule, UsageError
 
 DONE, FAILED, MISUSED, TIMED_OUT, NOT_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _CODES: dict[type[HoldfastError], int] = {
+    UnknownSchedule: NOT_FOUND,  # before UsageError, which it is
     UsageError: MISUSED,
     ResultTimeout: TIMED_OUT,
     InvocationNotFound: NOT_FOUND,
@@ -99,6 +100,14 @@ class Output:
             _align([list(titles), *cells])
 
     # --- beside the answer
+
+    def confirm(self, question: str) -> None:
+        """Ask whoever gave the command, and end it unless the answer is yes. A program has to say --yes before."""
+        if self.json:
+            raise UsageError(f"{question} With --json nobody is asked: give --yes")
+        print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            self.fail("NotConfirmed", "nothing was done; --yes does it without asking")
 
     def note(self, text: str) -> None:
         """Something to know that is not part of the answer."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from holdfast._version import __version__
-from holdfast.cli import archive, cancelling, fleet, logs, looking, queues, running, submitting, tending
+from holdfast.cli import archive, cancelling, fleet, logs, looking, queues, running, schedules, submitting, tending
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
 # The base of everything that is wrong with a command line. Typer exports only this one descendant, and has its own
@@ -26,7 +26,7 @@ Exit codes:
   1    it failed, or could not be done
   2    the command was given in a wrong way; nothing was stored
   3    timed out: no result within --timeout; the work goes on
-  4    there is no such invocation, or runner
+  4    there is no such invocation, runner or schedule
   130  interrupted"""
 _THE_APP = """\b
 The app of a command is the first of these that there is:
@@ -102,6 +102,11 @@ def _make() -> typer.Typer:
     listed.command("pause", epilog=_EXIT_CODES)(queues.pause)
     listed.command("resume", epilog=_EXIT_CODES)(queues.resume)
     program.add_typer(listed, name="queues")
+    timetable = group(schedules.schedules.__doc__ or "")
+    timetable.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(schedules.schedules)
+    for name, command in schedules.COMMANDS.items():
+        timetable.command(name, epilog=_EXIT_CODES)(command)
+    program.add_typer(timetable, name="schedules")
     status = group("The state machine.")
     status.callback()(lambda: None)
     status.command("render", epilog=_EXIT_CODES)(tending.render)

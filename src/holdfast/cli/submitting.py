@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.app import App
 from holdfast.cli.arguments import arguments as arguments_of
-from holdfast.cli.arguments import words
+from holdfast.cli.arguments import moment_of, words
 from holdfast.cli.choosing import app_for_work, looked_at
 from holdfast.cli.naming import find_id, find_task
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
@@ -60,7 +59,7 @@ def submit(
         given = words(arguments or [], kwargs, keyword or [])
         with app_for_work(out, app, task) as chosen:
             wanted = find_task(chosen, task).options(
-                delay=delay, at=None if at is None else _moment(at), priority=priority, queue=queue, key=key
+                delay=delay, at=None if at is None else moment_of(at, "--at"), priority=priority, queue=queue, key=key
             )
             args, keywords = arguments_of(wanted.definition, given)
             invocation = wanted.submit(*args, **keywords)
@@ -85,13 +84,6 @@ def wake(
             out.document({"id": id, "woken": True})
         else:
             out.line(f"{id} is back in the queue")
-
-
-def _moment(text: str) -> dt.datetime:
-    try:
-        return dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--at {text!r} is no time; write it like 2026-11-15T08:00:00Z") from None
 
 
 def _await(out: Output, app: App, invocation: Invocation[Any], patience: float | None) -> None:

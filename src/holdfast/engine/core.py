@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -18,6 +18,7 @@ from holdfast.engine.archive import Archive
 from holdfast.engine.cancel import GRACE_SECONDS, Canceller
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew, LocalCrew
+from holdfast.engine.declarations import Declaration, Declarations
 from holdfast.engine.definition import Place, TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
 from holdfast.engine.expiry import Expiry
@@ -27,6 +28,8 @@ from holdfast.engine.recovery import Recovery, core_app
 from holdfast.engine.retention import upkeep
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING, Runner, RunnerSettings
 from holdfast.engine.running import MakePlaces
+from holdfast.engine.schedule_book import ScheduleBook
+from holdfast.engine.schedules import Scheduler
 from holdfast.engine.services import Duty
 from holdfast.engine.submit import Submitter
 from holdfast.engine.suspects import PLACES_APART
@@ -38,7 +41,7 @@ from holdfast.execution.loop import LoopThread
 from holdfast.execution.places import Deliver, Execution, InlinePlaces, LoopPlaces, ThreadPlaces
 from holdfast.execution.processes import ProcessPlaces
 from holdfast.ids import Ids
-from holdfast.lifecycle.records import RunnerRecord, Serves
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.schedules import Cron
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
@@ -73,6 +76,7 @@ class Engine:
         self.submitter = Submitter(store, self.depot, self.hub)
         self.archive = Archive(store, self.submitter, self.depot, app=app)
         self.canceller = Canceller(store, self.hub, ids, app=app, grace_seconds=cancel_grace_seconds)
+        self.schedule_book = ScheduleBook(store, self.submitter, self.hub, ids, app=app)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
     async def open(self) -> None:
@@ -172,11 +176,13 @@ class Engine:
         make_places: MakePlaces | None = None,
         make_crew: Callable[[RunnerRecord, Recovery], Crew] | None = None,
         hooks: Hooks | None = None,
+        declared: Sequence[Declaration] = (),
     ) -> Runner:
         """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
         known = list(definitions)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
-        core = CoreTaskRegistry(self.store, self.submitter, self.hub, self.ids, app=core_app(self.app))
+        core = self._core_tasks()
+        declarations = Declarations(self.store, self.schedule_book, declared, app=self.app)
         template = msgspec.structs.replace(
             self._entry(version, duties),
             concurrency=concurrency,
@@ -184,6 +190,7 @@ class Engine:
             weights=weights or {},
             tags=tuple(sorted(tags)),
             tasks=tuple(sorted(name for task in known for name in task.names)),
+            schedules=declarations.names,
         )
 
         def record() -> RunnerRecord:
@@ -218,11 +225,18 @@ class Engine:
             recovery=recovery,
             core_recovery=core_recovery,
             hub=self.hub,
+            declarations=declarations,
             duties=self._duties(known),
         )
         core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)
         core.add(RECOVER_PENDING, runner.recover_pending, duties.recover_pending_cron)
         return runner
+
+    def _core_tasks(self) -> CoreTaskRegistry:
+        monotonic = self._clock.monotonic
+        return CoreTaskRegistry(
+            self.store, self.submitter, self.hub, self.ids, app=core_app(self.app), monotonic=monotonic
+        )
 
     def _entry(self, version: str, duties: Duties) -> RunnerRecord:
         """What a runner of this process has on the roster, whatever it serves."""
@@ -244,8 +258,13 @@ class Engine:
         """What services do for the tasks and the store."""
         expiry = Expiry(self.store, self.hub, self.ids, app=self.app)
         slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
+        scheduler = Scheduler(
+            self.store, self.submitter, self.ids, app=self.app, cancel=_cannot_cancel, monotonic=self._clock.monotonic
+        )
+        self.hub.on_schedules(scheduler.look_soon)
         return (
             Duty(name="expiry", every_seconds=5.0, perform=expiry.sweep),
+            Duty(name="schedules", every_seconds=0.0, perform=scheduler.fire_due),
             Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
             Duty(name="payloads", every_seconds=3600.0, perform=self._collect),
             *upkeep(self.store, self.app),
@@ -272,6 +291,10 @@ class Engine:
             patience=_CORE_PATIENCE,
             heeds_pauses=False,
         )
+
+
+async def _cannot_cancel(record: InvocationRecord, why: str) -> None:
+    """Until invocations can be cancelled."""
 
 
 _CORE_PLACES = 2

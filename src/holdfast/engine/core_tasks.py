@@ -3,10 +3,9 @@
 They are stored, claimed, recovered and explained like anybody's, in an app of their own beside the user's, so that they
 are in nobody's lists and counts. They run in the runner itself, where a house full of user code cannot starve them.
 
-When one is due by its cron, the runner that performs the services inserts an invocation whose id follows from the tick:
-inserting is firing, and nothing fires twice. If one is waiting already, another would find nothing to do, and the tick
-passes. Of each core task one runs at a time (running concurrency "task"), and none for longer than a minute: what hangs
-must not keep the others from doing its work.
+Their schedules are stored and fired like anybody's, and their crons come from the settings. If one is waiting already,
+another would find nothing to do, and the tick passes. Of each core task one runs at a time (running concurrency
+"task"), and none for longer than a minute: what hangs must not keep the others from doing its work.
 """
 
 from __future__ import annotations
@@ -21,12 +20,16 @@ import msgspec
 from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.concurrency import Concurrency, RunningConcurrency
+from holdfast.engine.declarations import Declaration, Declarations
 from holdfast.engine.definition import Place, TaskDefinition, limits_of
 from holdfast.engine.limits import Limits
+from holdfast.engine.schedule_book import ScheduleBook
+from holdfast.engine.schedules import Scheduler
 from holdfast.engine.submit import Submitter
 from holdfast.ids import Ids, derived_id
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.schedules import Call, CatchUp, Rules
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.schedules import Cron
 from holdfast.store.contract import Filter, Store
@@ -36,6 +39,12 @@ log = logging.getLogger("holdfast.core")
 
 QUEUE = "holdfast"
 _WAITING = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}
+
+
+async def _never(record: InvocationRecord, why: str) -> None:
+    """They do not take each other's place."""
+
+
 KEPT_SECONDS = 3600.0
 LONGEST_SECONDS = 60.0
 
@@ -51,7 +60,9 @@ class CoreTask(msgspec.Struct, frozen=True, kw_only=True):
 class CoreTaskRegistry:
     """The core tasks of one runner, and when each is due."""
 
-    def __init__(self, store: Store, submitter: Submitter, hub: Hub, ids: Ids, *, app: str) -> None:
+    def __init__(
+        self, store: Store, submitter: Submitter, hub: Hub, ids: Ids, *, app: str, monotonic: Callable[[], float]
+    ) -> None:
         self._store = store
         self._hub = hub
         self._submitter = submitter
@@ -59,7 +70,8 @@ class CoreTaskRegistry:
         self.app = app
         self._tasks: dict[str, CoreTask] = {}
         self._limits: Limits | None = None
-        self._seen: dict[str, float] = {}  # up to when the ticks of each were looked at
+        self._scheduler = Scheduler(store, submitter, ids, app=app, cancel=_never, monotonic=monotonic)
+        self._book = ScheduleBook(store, submitter, hub, ids, app=app)
         self._no_arguments = Codec().encode_call((), {})
 
     def add(self, name: str, function: Callable[[], Awaitable[object]], cron: Cron) -> None:
@@ -83,18 +95,21 @@ class CoreTaskRegistry:
             for task in self._tasks.values()
         ]
 
-    def due_at(self, now: float) -> float:
-        """When the next tick of any of them is."""
-        ticks = [task.cron.next_after(self._seen.get(task.name, now)) for task in self._tasks.values()]
-        return min((tick for tick in ticks if tick is not None), default=float("inf"))
+    async def register(self) -> None:
+        """Store their schedules. One that has changed takes effect from now on."""
+        declared = [
+            Declaration(
+                name=task.name,
+                timing=task.cron,
+                call=Call(task=task.name, arguments=self._no_arguments, queue=QUEUE, limit_key=limit_key(task.name)),
+                rules=Rules(unique=True, catch_up=CatchUp.NONE),
+            )
+            for task in self._tasks.values()
+        ]
+        await Declarations(self._store, self._book, declared, app=self.app).register()
 
-    async def fire_due(self, now: float) -> None:
-        """Fire each that has had a tick since the last look. Of several that were missed, the last one counts."""
-        for task in self._tasks.values():
-            ticks = list(task.cron.ticks(self._seen.setdefault(task.name, now), now, 1000))
-            if ticks:
-                await self.fire(task.name, f"tick {ticks[-1]}")
-                self._seen[task.name] = ticks[-1]
+    async def fire_due(self) -> bool:
+        return await self._scheduler.fire_due()
 
     async def fire(self, name: str, cause: str) -> None:
         """Let it run once for this cause, soon; unless a run is waiting, which will do."""

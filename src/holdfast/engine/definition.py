@@ -21,6 +21,8 @@ from holdfast.lifecycle.pacing import Pacing
 from holdfast.lifecycle.records import PLAIN, Terms, lane_of
 from holdfast.lifecycle.retention import RETENTION_SECONDS, agreed
 from holdfast.lifecycle.retries import Never, Policy, as_policy, dump_policy
+from holdfast.lifecycle.schedules import Rules
+from holdfast.schedules.timing import Schedule as Timing
 
 
 class Place(StrEnum):
@@ -30,6 +32,16 @@ class Place(StrEnum):
     LOOP = "loop"
     PROCESS = "process"
     APART = "apart"  # a process for one call: for work that is suspected of crashing
+
+
+class TaskSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """When a task is called by itself, and with what."""
+
+    timing: Timing
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    rules: Rules = Rules()
+    name: str = ""
 
 
 class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +63,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     retries: Policy = Never()
     retention: Mapping[str, float | None] = msgspec.field(default_factory=dict)  # by outcome; None: for ever
     time: TimeLimits = TimeLimits()
+    schedules: tuple[TaskSchedule, ...] = ()
 
     @property
     def fingerprint(self) -> str:

@@ -24,6 +24,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew
+from holdfast.engine.declarations import Declarations
 from holdfast.engine.ending import end_all
 from holdfast.engine.heart import Heart
 from holdfast.engine.observer import Observer
@@ -75,6 +76,7 @@ class Runner:
         recovery: Recovery,
         core_recovery: Recovery,
         hub: Hub,
+        declarations: Declarations,
         duties: tuple[Duty, ...] = (),
     ) -> None:
         self._store = store
@@ -89,6 +91,7 @@ class Runner:
         self._recovery = recovery
         self._core_recovery = core_recovery
         self._hub = hub
+        self._declarations = declarations
         self._more_duties = duties
         self._patience = Patience(rng)
         self._steady: Callable[[], float] = lambda: 0.0
@@ -145,6 +148,7 @@ class Runner:
         await self._patience.until_reached("joining the roster", join)
         crashpoint("roster.joined")
         log.info("runner %s has joined the roster", record.id)
+        await self._patience.until_answered("storing the schedules", lambda again: self._declare())
         permit, crew, dead = Permit(self._clock), self._make_crew(), asyncio.Event()
         self._permit = permit
         services = self._services(record, permit)
@@ -203,6 +207,11 @@ class Runner:
             if services.takes_turns(record.id):
                 self._hub.send(Hint(ROSTER, (record.id,)))
 
+    async def _declare(self) -> None:
+        """First what Holdfast itself needs, then what the user's code declares."""
+        await self._core.register()
+        await self._declarations.register()
+
     async def _until_the_end(self, crew: Crew, heart: Heart, dead: asyncio.Event) -> None:
         """Until the crew has ended: it was told to stop, or it broke, or the runner was declared dead."""
         working = asyncio.create_task(crew.wait())
@@ -255,10 +264,11 @@ class Runner:
             await self._core.forget_old()
 
         duties = (
-            Duty(name="core tasks", every_seconds=0.0, perform=lambda: self._core.fire_due(self._store.now())),
+            Duty(name="core tasks", every_seconds=0.0, perform=self._core.fire_due),
             Duty(name="rescue", every_seconds=5.0, perform=self._recovery.passed_through),
             Duty(name="rescue of core tasks", every_seconds=30.0, perform=self._core_recovery.running),
             Duty(name="limits of core tasks", every_seconds=5.0, perform=self._core.sweep),
+            Duty(name="declared schedules", every_seconds=15.0, perform=self._declarations.retire),
             Duty(name="audit trail", every_seconds=60.0, perform=forget_old),
             *self._more_duties,
         )

@@ -178,6 +178,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerRecord, ...] = ()
     wish: str = ""  # what somebody asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
+    schedules: tuple[str, ...] = ()  # that its code declares, by name
     schema: int = 0  # the version of the store's schema that its code knows
     dead_after_seconds: float = 0.0  # by its own settings: it promises to be heard that often
     sits_out_until: float | None = None  # it left its slot unused: others do its share until then
@@ -243,9 +244,9 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 class Hint(msgspec.Struct, frozen=True):
     """A message that may be lost: something happened that somebody may be waiting for."""
 
-    kind: str  # READY, FINAL, ROSTER, CANCEL or PAUSES
-    # Lanes that have work, invocations that ended or are to end, runners that are gone, queues paused or resumed;
-    # empty means: any.
+    kind: str  # READY, FINAL, ROSTER, CANCEL, PAUSES or SCHEDULES
+    # Lanes that have work, invocations that ended or are to end, runners that are gone, queues paused or resumed,
+    # schedules that changed; empty means: any.
     subjects: tuple[str, ...]
     count: int = 1  # how many invocations it is about
 
@@ -266,6 +267,7 @@ FINAL = "final"
 ROSTER = "roster"
 CANCEL = "cancel"
 PAUSES = "pauses"
+SCHEDULES = "schedules"
 
 
 class HintChannel(Protocol):
@@ -286,6 +288,21 @@ class HintChannel(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A small thing that an app keeps beside its invocations, of some `kind`, under a name: a schedule, a trigger.
+
+    The store knows nothing of its `body`, which is JSON. Its `version` goes up by one with each change, and a change
+    is made only to the version that was read. `due_at` is when somebody should look at it next; None: never.
+    """
+
+    app: str
+    kind: str
+    name: str
+    body: bytes
+    version: int = 1
+    due_at: float | None = None
 
 
 def registered(

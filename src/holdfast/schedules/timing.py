@@ -45,7 +45,7 @@ class Cron(_Ticking, frozen=True, tag="cron"):
     timezone: str = "UTC"
 
     def next_after(self, at: float) -> float | None:
-        tick = next_instant(parse(self.expression), find_zone(self.timezone), math.floor(_instant(at, "at")))
+        tick = next_instant(parse(self.expression), find_zone(self.timezone), math.floor(instant(at, "at")))
         return None if tick is None else float(tick)
 
     def describe(self) -> str:
@@ -61,11 +61,11 @@ class Every(_Ticking, frozen=True, tag="every"):
     def __post_init__(self) -> None:
         if not _SHORTEST_SECONDS <= self.seconds < math.inf:
             raise InvalidSchedule(f"An interval of {self.seconds} s: it must be at least a second, and finite.")
-        _instant(self.anchor, "anchor")
+        instant(self.anchor, "anchor")
 
     def next_after(self, at: float) -> float | None:
         """By multiplication, not by adding up: the millionth tick is as exact as the first."""
-        if _instant(at, "at") < self.anchor:
+        if instant(at, "at") < self.anchor:
             return self.anchor
         # The division may be off by one rounding; the multiplication decides which ticks exist.
         count = max(0, math.floor((at - self.anchor) / self.seconds) - 1)
@@ -83,10 +83,10 @@ class Once(_Ticking, frozen=True, tag="once"):
     at: float
 
     def __post_init__(self) -> None:
-        _instant(self.at, "at")
+        instant(self.at, "at")
 
     def next_after(self, at: float) -> float | None:
-        return self.at if self.at > _instant(at, "at") else None
+        return self.at if self.at > instant(at, "at") else None
 
     def describe(self) -> str:
         return f"once, at {_shown(self.at)}"
@@ -116,15 +116,15 @@ def every(interval: Duration, *, anchor: float | dt.datetime | None = None) -> E
         seconds = parse_duration(interval)
     except UsageError as error:
         raise InvalidSchedule(f"every({interval!r}): {error}") from None
-    return Every(seconds, 0.0 if anchor is None else _instant(anchor, "anchor"))
+    return Every(seconds, 0.0 if anchor is None else instant(anchor, "anchor"))
 
 
 def once(when: float | dt.datetime) -> Once:
     """A schedule with one tick, at seconds since the epoch or at a datetime with a time zone."""
-    return Once(_instant(when, "when"))
+    return Once(instant(when, "when"))
 
 
-def _instant(value: float | dt.datetime, name: str) -> float:
+def instant(value: float | dt.datetime, name: str) -> float:
     if isinstance(value, dt.datetime):
         if value.utcoffset() is None:
             raise InvalidSchedule(f"{name}={value.isoformat()} has no time zone, so it is no instant: add one.")

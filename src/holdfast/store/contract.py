@@ -27,6 +27,7 @@ from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.queues import QueueDepth, QueuePause
 from holdfast.lifecycle.records import (
     Collected,
+    Entry,
     HintChannel,
     InvocationRecord,
     Piece,
@@ -370,6 +371,26 @@ class Store(Protocol):
         """Say of those that ended under an older schema how long they are kept. It looks at up to `limit`, and answers
         after which id to go on; None at the end. Idempotent: yes.
         """
+        ...
+
+    async def put_entry(self, entry: Entry) -> bool:
+        """Store an entry of version 1 where there is none of its name, or one of version n + 1 where version n is.
+        False: something else is there.
+
+        Atomic: yes. Idempotent: repeated, if it is there as it was put, it is True.
+        """
+        ...
+
+    async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
+        """All entries of a kind, or those of these names. Order: by name."""
+        ...
+
+    async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
+        """The entries of a kind that have a `due_at`. Order: soonest first, then by name."""
+        ...
+
+    async def remove_entry(self, entry: Entry) -> bool:
+        """Remove an entry if it is there in this version. False: it is not. Idempotent: the second time is False."""
         ...
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:

@@ -36,6 +36,7 @@ from holdfast.lifecycle.limits import Held, Holder, Release, allot
 from holdfast.lifecycle.queues import MOST_OPERATIONS, QueueDepth, QueuePause, gathered
 from holdfast.lifecycle.records import (
     Collected,
+    Entry,
     InvocationRecord,
     Piece,
     Quarantined,
@@ -67,6 +68,7 @@ class MemoryStore:
         self._slots: dict[tuple[str, str], dict[str, str]] = {}  # by app and limit key: the slots, and who holds them
         self._runners: dict[tuple[str, str], RunnerRecord] = {}
         self._executions: dict[tuple[str, str], Execution] = {}
+        self._entries: dict[tuple[str, str, str], Entry] = {}
         self._payloads: dict[tuple[str, str], tuple[float, StoredPayload]] = {}
         self._pieces: dict[tuple[str, str, int], tuple[float, Piece]] = {}
         self._pauses: dict[tuple[str, str], QueuePause] = {}
@@ -388,6 +390,32 @@ class MemoryStore:
 
     async def retain_old(self, app: str, after: str, limit: int) -> str | None:
         return None  # it is never older than this code
+
+    async def put_entry(self, entry: Entry) -> bool:
+        with self._lock:
+            name = entry.app, entry.kind, entry.name
+            there = self._entries.get(name)
+            if (there.version if there else 0) == entry.version - 1:
+                self._entries[name] = entry
+            return self._entries.get(name) == entry
+
+    async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
+        with self._lock:
+            found = [entry for entry in self._entries.values() if (entry.app, entry.kind) == (app, kind)]
+        return sorted((e for e in found if names is None or e.name in names), key=lambda entry: entry.name)
+
+    async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
+        dated = [(e.due_at, e.name, e) for e in await self.entries(app, kind) if e.due_at is not None]
+        return [entry for _, _, entry in sorted(dated, key=lambda each: each[:2])][:limit]
+
+    async def remove_entry(self, entry: Entry) -> bool:
+        with self._lock:
+            name = entry.app, entry.kind, entry.name
+            there = self._entries.get(name)
+            if there is None or there.version != entry.version:
+                return False
+            del self._entries[name]
+            return True
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         return []

@@ -29,6 +29,7 @@ from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.conformance_archive import ArchiveConformance
 from holdfast.testing.conformance_cancelling import CancellingConformance
+from holdfast.testing.conformance_entries import EntryConformance
 from holdfast.testing.conformance_identity import IdentityConformance
 from holdfast.testing.conformance_limits import LimitConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
@@ -63,6 +64,7 @@ class StoreConformance(
     ArchiveConformance,
     CancellingConformance,
     QueueConformance,
+    EntryConformance,
 ):
     """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
     `PayloadConformance`, limits in `LimitConformance`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.lifecycle.records import CANCEL, FINAL, PAUSES, READY, ROSTER, Hint, HintChannel
+from holdfast.lifecycle.records import CANCEL, FINAL, PAUSES, READY, ROSTER, SCHEDULES, Hint, HintChannel
 
 log = logging.getLogger("holdfast.engine")
 
@@ -29,7 +29,7 @@ class Hub:
         self._listening: set[str] = set()
         self._ready: list[OnReady] = []
         self._final: dict[str, set[Wake]] = {}
-        self._wakes: dict[str, list[Wake]] = {ROSTER: [], PAUSES: []}
+        self._wakes: dict[str, list[Wake]] = {ROSTER: [], PAUSES: [], SCHEDULES: []}
         self._cancel: list[OnReady] = []
         self._ended: dict[str, None] = {}  # the last ids that ended, in that order
 
@@ -68,6 +68,10 @@ class Hub:
     def on_pauses(self, wake: Wake) -> Unsubscribe:
         """Call `wake` when a queue was paused or resumed. Returns what ends the subscription."""
         return self._on(PAUSES, wake)
+
+    def on_schedules(self, wake: Wake) -> Unsubscribe:
+        """Call `wake` when a schedule has changed. Returns what ends the subscription."""
+        return self._on(SCHEDULES, wake)
 
     def _on(self, kind: str, wake: Wake) -> Unsubscribe:
         self._listen(kind)

@@ -12,13 +12,14 @@ from pymongo.asynchronous.collection import AsyncCollection
 from holdfast.lifecycle.queues import QueueDepth, QueuePause
 from holdfast.lifecycle.records import (
     Collected,
+    Entry,
     Piece,
     RunnerRecord,
     StoredPayload,
     WorkerRecord,
 )
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.store.mongo import executions, payloads, queries, queues, schema
+from holdfast.store.mongo import entries, executions, payloads, queries, queues, schema
 from holdfast.store.mongo.base import MongoBase
 from holdfast.store.mongo.documents import (
     Document,
@@ -197,3 +198,21 @@ class MongoBeside(MongoBase):
     async def pauses(self, app: str) -> Sequence[QueuePause]:
         there = self._collection(schema.QUEUES, majority=True)
         return await self._ask("pauses", lambda again: queues.pauses(there, app))
+
+    # --- entries
+
+    async def put_entry(self, entry: Entry) -> bool:
+        there = self._collection(schema.ENTRIES, majority=True)
+        return await self._ask("put entry", lambda again: entries.put(there, entry))
+
+    async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
+        there = self._collection(schema.ENTRIES, majority=True)
+        return await self._ask("entries", lambda again: entries.listing(there, app, kind, names))
+
+    async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
+        there = self._collection(schema.ENTRIES, majority=True)
+        return await self._ask("due entries", lambda again: entries.due(there, app, kind, limit))
+
+    async def remove_entry(self, entry: Entry) -> bool:
+        there = self._collection(schema.ENTRIES)
+        return await self._ask("remove entry", lambda again: entries.remove(there, entry))

@@ -32,8 +32,9 @@ EXECUTIONS = "holdfast_executions"
 PAYLOADS = "holdfast_payloads"
 PIECES = "holdfast_payload_pieces"
 QUEUES = "holdfast_queues"
+ENTRIES = "holdfast_entries"
 META = "holdfast_meta"
-COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXECUTIONS, QUEUES, META)
+COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXECUTIONS, QUEUES, ENTRIES, META)
 
 SIGNAL_SECONDS = 3600  # the default of `signal_retention_seconds`
 
@@ -173,6 +174,14 @@ INDEXES = (
     ),
     Index(EXECUTIONS, "executed", _up("app", "service", "started_at", "id"), "the audit trail of a service", {}),
     Index(QUEUES, "paused", _up("app", "name"), "the queues that are paused", {}),
+    Index(ENTRIES, "named", _up("app", "kind", "name"), "the entries of a kind", {}),
+    Index(
+        ENTRIES,
+        "due",
+        _up("app", "kind", "due_at", "name"),
+        "the entries of a kind that are due next",
+        {"partialFilterExpression": {"due_at": {"$exists": True}}},
+    ),
     Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),

@@ -184,6 +184,18 @@ MIGRATIONS: dict[int, list[str]] = {
         # Serves `find` by status and `counts`, success included.
         "DROP INDEX holdfast_status",
         "CREATE INDEX holdfast_status ON holdfast_invocations (app, status, id)",
+        """
+        CREATE TABLE holdfast_entries (
+            app TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            name TEXT NOT NULL,
+            body BLOB NOT NULL,
+            version INTEGER NOT NULL,
+            due_at REAL,
+            PRIMARY KEY (app, kind, name)
+        ) STRICT, WITHOUT ROWID
+        """,
+        "CREATE INDEX holdfast_entries_due ON holdfast_entries (app, kind, due_at, name) WHERE due_at IS NOT NULL",
         # Serves `find` by queue. Most is in the default queue, and found soon in `identity`.
         "CREATE INDEX holdfast_queue ON holdfast_invocations (app, queue, id) WHERE queue <> 'default'",
         "ALTER TABLE holdfast_invocations ADD COLUMN retain_until REAL",

@@ -28,6 +28,7 @@ from holdfast.lifecycle.limits import Release, slot_range
 from holdfast.lifecycle.queues import QueueDepth, QueuePause
 from holdfast.lifecycle.records import (
     Collected,
+    Entry,
     InvocationRecord,
     Piece,
     Quarantined,
@@ -38,7 +39,7 @@ from holdfast.lifecycle.records import (
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Backup, Ended, Filter, Finding, Observe
-from holdfast.store.sqlite import archive, executions, jobs, listing, payloads, queries, queues, schema
+from holdfast.store.sqlite import archive, entries, executions, jobs, listing, payloads, queries, queues, schema
 from holdfast.store.sqlite.backup import back_up
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
@@ -350,6 +351,18 @@ class SqliteStore:
 
     async def retain_old(self, app: str, after: str, limit: int) -> str | None:
         return await self._write(lambda connection: archive.retain_old(connection, app, after, limit))
+
+    async def put_entry(self, entry: Entry) -> bool:
+        return await self._write(lambda connection: entries.put(connection, entry))
+
+    async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
+        return await self._read(lambda connection: entries.listing(connection, app, kind, names))
+
+    async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
+        return await self._read(lambda connection: entries.due(connection, app, kind, limit))
+
+    async def remove_entry(self, entry: Entry) -> bool:
+        return await self._write(lambda connection: entries.remove(connection, entry))
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())

@@ -1,0 +1,86 @@
+"""Schedules that are declared in code: stored when a runner starts, retired when no runner declares them any more.
+
+A runner tells with its entry on the roster which schedules its code declares. One that nobody declares, although
+somebody alive knows its task, is no longer in the code, and rests from then on; it is kept, with its uid and its count,
+and goes on from the moment somebody declares it again. A fleet that is down, or a runner with other modules, retires
+nothing. In a rolling deploy the old and the new code's schedules are both there until the last old runner is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.engine.schedule_book import ScheduleBook
+from holdfast.errors import UsageError
+from holdfast.lifecycle.schedules import Call, Rules, ScheduleRecord
+from holdfast.schedules import Schedule as Timing
+from holdfast.store.contract import Store
+
+log = logging.getLogger("holdfast.schedules")
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as code declares it. Without a `name` it is called by its task and a digest of what it says."""
+
+    timing: Timing
+    call: Call
+    rules: Rules = Rules()
+    name: str = ""
+
+    @property
+    def known_as(self) -> str:
+        said = msgspec.json.encode((self.timing, self.call, self.rules))
+        return self.name or f"{self.call.task}#{hashlib.sha256(said).hexdigest()[:8]}"
+
+
+class Declarations:
+    def __init__(self, store: Store, book: ScheduleBook, declared: Sequence[Declaration], *, app: str) -> None:
+        self._store = store
+        self._book = book
+        self._declared = {each.known_as: each for each in declared}
+        self._app = app
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._declared))
+
+    async def register(self) -> None:
+        """Store what is new, change what says something else now, wake what was retired. Nothing fires by that."""
+        for name, each in self._declared.items():
+            fresh = self._book.new(name, each.timing, each.call, each.rules, declared=True)
+            there = await self._book.ensure(fresh)
+            if not there.declared:
+                raise UsageError(
+                    f"the schedule '{name}' is declared in code, and one of that name was created at run time; "
+                    "delete that, or give the declared one another name"
+                )
+            await self._book.change(name, functools.partial(_as_declared, each))
+
+    async def retire(self) -> None:
+        """A duty: let rest what no code declares any more, and wake what some code declares again."""
+        stored = [record for record in await self._book.all() if record.declared]
+        if not stored:
+            return
+        roster = await self._store.roster(self._app)
+        declared = {name for runner in roster for name in runner.schedules}
+        known = {task for runner in roster for task in runner.tasks}
+        for record in stored:
+            if record.name in declared:
+                if record.retired_at is not None:
+                    await self._book.change(record.name, lambda record, now: {"retired_at": None, "through": now})
+            elif record.retired_at is None and record.call.task in known:
+                log.warning("schedule '%s' is no longer declared by any code, and rests", record.name)
+                await self._book.change(record.name, lambda record, now: {"retired_at": record.retired_at or now})
+
+
+def _as_declared(declared: Declaration, record: ScheduleRecord, now: float) -> dict[str, object]:
+    """What of a stored schedule has to be changed. Another timing counts from now on, and so does a revival."""
+    fields: dict[str, object] = {"call": declared.call, "rules": declared.rules}
+    if record.timing != declared.timing or record.retired_at is not None:
+        fields |= {"timing": declared.timing, "retired_at": None, "through": now}
+    return fields

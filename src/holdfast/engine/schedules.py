@@ -1,0 +1,173 @@
+"""Schedules: what is due is submitted, by whoever performs the services.
+
+To fire a tick is to insert its invocation, whose id follows from the schedule's uid and the tick. Then the schedule is
+moved on, by a write to the version that was read. A crash between the two leaves ticks that will be decided again, and
+inserting them again does nothing; two who decide at once insert the same. So no tick fires twice, and none is passed
+over unless the schedule says so.
+
+What a repetition finds must still be there: an invocation is kept for an hour at least, and a decision is thrown away
+when it is half a minute old.
+
+An idle look costs nothing while the next tick is known to be far; a hint tells of a schedule that has changed, and
+every ten seconds somebody looks anyway.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
+
+from holdfast.crashpoints import crashpoint
+from holdfast.engine.outages import Seldom
+from holdfast.engine.submit import Submitter
+from holdfast.errors import CorruptRecord
+from holdfast.ids import Ids
+from holdfast.lifecycle.firing import STALE_SECONDS, due, due_at, invocation_id
+from holdfast.lifecycle.records import Entry, InvocationRecord, registered
+from holdfast.lifecycle.schedules import KIND, CatchUp, Overlap, ScheduleRecord, from_entry, moved, to_entry
+from holdfast.lifecycle.status import FINAL
+from holdfast.store.contract import Store
+
+log = logging.getLogger("holdfast.schedules")
+
+_LOOK_SECONDS = 10.0
+_AT_ONCE = 50
+_UNREADABLE_SECONDS = 60.0
+MOST_QUEUED = 1000
+
+Cancel = Callable[[InvocationRecord, str], Awaitable[object]]
+
+
+class Scheduler:
+    """`cancel` ends an invocation that a later tick takes the place of, with a reason."""
+
+    def __init__(
+        self, store: Store, submitter: Submitter, ids: Ids, *, app: str, cancel: Cancel, monotonic: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._submitter = submitter
+        self._ids = ids
+        self._app = app
+        self._cancel = cancel
+        self._monotonic = monotonic
+        self._look_at = float("-inf")  # by the monotonic clock: that of the store may be set
+        self._told = False
+        self._seldom = Seldom(monotonic)
+
+    def look_soon(self) -> None:
+        """A schedule has changed."""
+        self._look_at, self._told = float("-inf"), True
+
+    async def fire_due(self) -> bool:
+        """Fire what is due; whether there may be more."""
+        if self._monotonic() < self._look_at:
+            return False
+        now = self._store.now()
+        self._told = False
+        entries = await self._store.due_entries(self._app, KIND, _AT_ONCE)
+        ready = [entry for entry in entries if entry.due_at is not None and entry.due_at <= now]
+        for entry in ready:
+            await self._see_to(entry, now)
+        waits = [entry.due_at - now for entry in entries[len(ready) :] if entry.due_at is not None]
+        wait = 0.0 if ready else min([_LOOK_SECONDS, *waits])
+        self._look_at = float("-inf") if self._told else self._monotonic() + wait
+        return len(ready) == _AT_ONCE
+
+    async def _see_to(self, entry: Entry, now: float) -> None:
+        try:
+            await self._fire(entry, from_entry(entry), now)
+        except CorruptRecord as error:
+            if self._seldom.is_due(entry.name):
+                log.error("%s; its ticks wait for somebody who can", error)
+            # Put off, so that it does not stand in front of the others at every look.
+            await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=now + _UNREADABLE_SECONDS))
+
+    async def _fire(self, entry: Entry, record: ScheduleRecord, now: float) -> None:
+        decision = due(record, now)
+        ticks = (*record.progress.queued, *decision.ticks)
+        fires, queued = await self._without_overlap(record, ticks)
+        crashpoint("schedule.decided")
+        if self._store.now() - now > STALE_SECONDS:
+            return
+        records = [self._invocation(record, tick, now) for tick in fires]
+        before = await self._submitter.submit(records)
+        crashpoint("schedule.inserted")
+        fired = [
+            (tick, one.id)
+            for tick, one, other in zip(fires, records, before, strict=True)
+            if other is None or other.id == one.id
+        ]
+        last_tick, last_id = fired[-1] if fired else (record.progress.last_tick, record.progress.last_id)
+        progress = replace(
+            record.progress,
+            last_tick=last_tick,
+            last_id=last_id,
+            fired=record.progress.fired + len(fired),
+            skipped=record.progress.skipped + len(ticks) - len(fired) - len(queued),
+            missed=record.progress.missed + decision.missed,
+            queued=tuple(queued),
+        )
+        if decision.missed:
+            more = "at least " if decision.more else ""
+            level = logging.INFO if record.rules.catch_up is CatchUp.NONE else logging.WARNING
+            log.log(level, "schedule '%s': %s%d ticks were missed", record.name, more, decision.missed)
+        if not await self._store.put_entry(to_entry(moved(record, now, through=now, progress=progress))):
+            log.debug("schedule '%s' was changed at the same time", record.name)
+        crashpoint("schedule.moved")
+
+    async def _without_overlap(
+        self, record: ScheduleRecord, ticks: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        """Which of these ticks fire now, and which wait for their turn."""
+        overlap = record.rules.overlap
+        if overlap is Overlap.ALLOW or not ticks:
+            return ticks, ()
+        before = await self._unfinished(record)
+        if overlap is Overlap.QUEUE:
+            fires = ticks[:1] if before is None else ()
+            return fires, ticks[len(fires) :][-MOST_QUEUED:]
+        if before is None:
+            return ticks[-1:], ()
+        if overlap is Overlap.CANCEL:
+            await self._cancel(before, f"the next tick of the schedule '{record.name}' takes its place")
+            return ticks[-1:], ()
+        return (), ()
+
+    async def _unfinished(self, record: ScheduleRecord) -> InvocationRecord | None:
+        """The invocation of the last tick that fired, unless it has ended or is gone."""
+        if record.progress.last_id is None:
+            return None
+        (found,) = await self._store.get(self._app, [record.progress.last_id])
+        return None if found is None or found.status in FINAL else found
+
+    def _invocation(self, record: ScheduleRecord, tick: float, now: float) -> InvocationRecord:
+        why = f"tick {moment(tick)} of the schedule '{record.name}'"
+        return called(record, invocation_id(record, tick), self._ids.operation(), now, due_at(record, tick), why)
+
+
+def called(record: ScheduleRecord, id: str, operation: str, now: float, due_at: float, why: str) -> InvocationRecord:
+    """The call of a schedule, as a new invocation."""
+    call = record.call
+    fresh = InvocationRecord(
+        id=id,
+        app=record.app,
+        task=call.task,
+        arguments=call.arguments,
+        queue=call.queue,
+        tags=call.tags,
+        priority=call.priority,
+        at_most_once=call.at_most_once,
+        limit_key=call.limit_key,
+        terms=call.terms,
+        twin=f"schedule:{record.uid}" if record.rules.unique else None,
+        created_at=now,
+        due_at=due_at,
+    )
+    return registered(fresh, operation=operation, at=now, why=why)
+
+
+def moment(at: float) -> str:
+    return dt.datetime.fromtimestamp(at, dt.UTC).isoformat(timespec="seconds" if at == int(at) else "milliseconds")

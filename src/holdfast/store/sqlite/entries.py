@@ -1,0 +1,56 @@
+"""Entries in SQLite: jobs over one transaction each. The primary key and the version decide."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from holdfast.lifecycle.records import Entry
+
+_COLUMNS = "app, kind, name, body, version, due_at"
+
+INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+UPDATE = """
+UPDATE holdfast_entries SET body = ?, version = ?, due_at = ? WHERE app = ? AND kind = ? AND name = ? AND version = ?
+"""
+GET = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
+LIST = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? ORDER BY name"
+DUE = f"""
+SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND due_at IS NOT NULL ORDER BY due_at, name LIMIT ?
+"""  # holdfast_entries_due
+REMOVE = "DELETE FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ? AND version = ?"
+
+
+def put(connection: sqlite3.Connection, entry: Entry) -> bool:
+    e, name = entry, (entry.app, entry.kind, entry.name)
+    if e.version == 1:
+        done = connection.execute(INSERT, (*name, e.body, e.version, e.due_at)).rowcount
+    else:
+        done = connection.execute(UPDATE, (e.body, e.version, e.due_at, *name, e.version - 1)).rowcount
+    return done > 0 or [_entry(row) for row in connection.execute(GET, name)] == [entry]
+
+
+def listing(connection: sqlite3.Connection, app: str, kind: str, names: Sequence[str] | None) -> list[Entry]:
+    if names is None:
+        return [_entry(row) for row in connection.execute(LIST, (app, kind))]
+    return [_entry(row) for name in sorted(set(names)) for row in connection.execute(GET, (app, kind, name))]
+
+
+def due(connection: sqlite3.Connection, app: str, kind: str, limit: int) -> list[Entry]:
+    return [_entry(row) for row in connection.execute(DUE, (app, kind, limit))]
+
+
+def remove(connection: sqlite3.Connection, entry: Entry) -> bool:
+    return connection.execute(REMOVE, (entry.app, entry.kind, entry.name, entry.version)).rowcount > 0
+
+
+def _entry(row: Sequence[object]) -> Entry:
+    app, kind, name, body, version, due_at = row
+    return Entry(
+        app=str(app),
+        kind=str(kind),
+        name=str(name),
+        body=bytes(body),  # type: ignore[call-overload]
+        version=version,  # type: ignore[arg-type]
+        due_at=due_at,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,97 @@
+"""What every store must do for entries: one version follows another, and who read an older one is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.lifecycle.records import Entry
+from holdfast.store.contract import Ability, Store
+from holdfast.testing.samples import START, Stage
+
+
+def entry(name: str = "nightly", **fields: Any) -> Entry:
+    given: dict[str, Any] = {"app": "shop", "kind": "schedule", "body": b'{"a": "\xc3\x9f"}'} | fields
+    return Entry(name=name, **given)
+
+
+async def names(store: Store, kind: str = "schedule") -> list[str]:
+    return [each.name for each in await store.entries("shop", kind)]
+
+
+class EntryConformance:
+    def test_an_entry_comes_back_as_it_was_put(self, stage: Stage) -> None:
+        made = entry(due_at=START + 0.123456789)
+
+        async def write(store: Store) -> None:
+            assert await store.put_entry(made)
+            assert list(await store.entries("shop", "schedule")) == [made]
+            assert list(await store.entries("shop", "schedule", ["nightly", "none"])) == [made]
+            assert list(await store.due_entries("shop", "schedule", 5)) == [made]
+
+        async def read(store: Store) -> None:
+            assert list(await store.entries("shop", "schedule")) == [made]
+
+        stage.play(write, read, needs=Ability.DURABLE)
+
+    def test_an_entry_belongs_to_its_app_and_kind(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for app, kind in (("shop", "schedule"), ("shop", "trigger"), ("bank", "schedule")):
+                assert await store.put_entry(entry(app=app, kind=kind, due_at=START))
+            assert await names(store) == ["nightly"]
+            assert [each.kind for each in await store.due_entries("shop", "trigger", 5)] == ["trigger"]
+
+        stage.play(scenario)
+
+    def test_a_version_follows_the_one_before_and_no_other(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            first = entry()
+            assert not await store.put_entry(replace(first, version=2)), "there is no version 1"
+            assert await store.put_entry(first)
+            assert await store.put_entry(first), "again: it is there as it was put"
+            assert not await store.put_entry(replace(first, body=b"{}")), "something else is there"
+            second = replace(first, version=2, body=b"{}", due_at=START)
+            assert await store.put_entry(second)
+            assert await store.put_entry(second)
+            assert not await store.put_entry(replace(second, body=b"[]")), "another was faster"
+            assert not await store.put_entry(replace(second, version=4))
+            third = replace(second, version=3, due_at=None)
+            assert await store.put_entry(third)
+            assert list(await store.entries("shop", "schedule")) == [third]
+            assert list(await store.due_entries("shop", "schedule", 5)) == []
+
+        stage.play(scenario)
+
+    def test_what_is_due_comes_soonest_first(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for name, due_at in (("c", START), ("a", START + 5), ("b", START), ("never", None)):
+                await store.put_entry(entry(name, due_at=due_at))
+            assert [each.name for each in await store.due_entries("shop", "schedule", 9)] == ["b", "c", "a"]
+            assert [each.name for each in await store.due_entries("shop", "schedule", 2)] == ["b", "c"]
+            assert list(await store.due_entries("shop", "schedule", 0)) == []
+            assert await names(store) == ["a", "b", "c", "never"]
+
+        stage.play(scenario)
+
+    def test_only_the_version_that_is_there_is_removed(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            first = entry()
+            await store.put_entry(first)
+            assert not await store.remove_entry(replace(first, version=2))
+            assert await store.remove_entry(first)
+            assert not await store.remove_entry(first)
+            assert await names(store) == []
+            assert await store.put_entry(first), "the name is free again"
+
+        stage.play(scenario)
+
+    def test_of_many_who_change_one_version_one_wins(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            first = entry()
+            await store.put_entry(first)
+            changed = [replace(first, version=2, body=f'"{n}"'.encode()) for n in range(8)]
+            assert sorted(await asyncio.gather(*map(store.put_entry, changed))) == [False] * 7 + [True]
+
+        stage.play(scenario)

@@ -1,0 +1,272 @@
+"""Schedules as people make them, on every store, fired by a real runner."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+
+from holdfast import App, InvalidSchedule, ScheduleExists, UnknownSchedule, UsageError
+from holdfast.cli.reach import with_store
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.schedules import to_entry
+from holdfast.schedules import Cron, every
+
+pytestmark = [pytest.mark.xdist_group("mongo")]
+
+LATER = dt.datetime(2090, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture(params=["memory", "sqlite", "mongodb"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/shop.db"}.get(request.param)
+    with App(url or request.getfixturevalue("mongo_url"), poll_interval_seconds=0.2) as app:
+        yield app
+
+
+@pytest.fixture
+def here() -> Iterator[App]:
+    with App("memory://") as app:
+        yield app
+
+
+def echo(app: App) -> Any:
+    @app.task(name="echo")
+    def echo(x: int = 0, *, y: str = "") -> str:
+        return f"{x}{y}"
+
+    return echo
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def test_a_schedule_is_made_found_changed_and_forgotten(app: App) -> None:
+    made = app.schedules.create("nightly", echo(app), [7], {"y": "!"}, cron="0 3 * * *", timezone="Europe/Rome")
+    assert app.schedules.get("nightly") == made
+    assert [record.name for record in app.schedules.list()] == ["nightly"]
+    rome = ZoneInfo("Europe/Rome")
+    assert {moment.astimezone(rome).hour for moment in app.schedules.next_times("nightly", 400)} == {3}
+    changed = app.schedules.update("nightly", every="90s", overlap="skip")
+    assert (changed.timing, changed.rules.overlap, changed.call) == (every("90s"), "skip", made.call)
+    assert changed.uid == made.uid
+    app.schedules.delete("nightly")
+    assert app.schedules.list() == []
+    with pytest.raises(UnknownSchedule, match="no schedule 'nightly'"):
+        app.schedules.get("nightly")
+
+
+def test_its_ticks_are_submitted_with_its_arguments(app: App) -> None:
+    task = echo(app)
+    with app.runner():
+        made = app.schedules.create("often", task.options(priority=9), [7], {"y": "!"}, every="1s")
+        until(lambda: app.schedules.get("often").progress.fired >= 2, "two ticks")
+    found = [record for record in app.invocations() if record.task == "echo"]
+    assert len(found) >= 2
+    ticks = sorted(record.due_at for record in found)
+    assert ticks == list(made.timing.ticks(made.through, ticks[-1])), "none was missed and none invented"
+    first = min(found, key=lambda record: record.due_at)
+    assert app.invocation(first.id).result(10) == "7!"
+    assert first.priority == 9
+    assert first.history[0].why.endswith("of the schedule 'often'")
+
+
+def test_creating_it_again_does_nothing_unless_it_says_something_else(app: App) -> None:
+    task = echo(app)
+    made = app.schedules.create("nightly", task, cron="0 3 * * *")
+    assert app.schedules.create("nightly", task, cron="0  3 * * *") == made
+    with pytest.raises(ScheduleExists, match=r"update\(\)"):
+        app.schedules.create("nightly", task, cron="0 4 * * *")
+    assert app.schedules.get("nightly") == made
+
+
+def test_a_pause_is_kept_and_says_who_and_why(app: App) -> None:
+    app.schedules.create("nightly", echo(app), every="1h")
+    paused = app.schedules.pause("nightly", reason="the disk is full", by="ann")
+    assert paused.pause is not None
+    assert (paused.pause.by, paused.pause.why) == ("ann", "the disk is full")
+    assert app.schedules.next_times("nightly") == []
+    assert app.schedules.pause("nightly", reason="again").pause == paused.pause
+    resumed = app.schedules.resume("nightly")
+    assert resumed.pause is None
+    assert resumed.next_at is not None
+    assert app.schedules.resume("nightly") == resumed
+
+
+def test_run_now_is_beside_the_ticks_and_once_for_a_request(app: App) -> None:
+    app.schedules.create("nightly", echo(app), [1], at=LATER)
+    first, again = (app.schedules.run_now("nightly", request="ticket 7") for _ in range(2))
+    other = app.schedules.run_now("nightly")
+    assert first == again
+    assert first != other
+    assert first.history()[0].why == "the schedule 'nightly' was told to run now"
+    assert app.schedules.get("nightly").progress.fired == 0
+
+
+def test_a_backfill_makes_up_for_a_range_of_ticks(app: App) -> None:
+    app.schedules.create("daily", echo(app), cron="0 0 * * *")
+    start, end = dt.datetime(2026, 3, 1, tzinfo=dt.UTC), dt.datetime(2026, 3, 4, tzinfo=dt.UTC)
+    made = app.schedules.backfill("daily", start, end, request="march")
+    assert [each.history()[0].why[5:15] for each in made] == ["2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04"]
+    assert app.schedules.backfill("daily", start, end, request="march") == made
+    with pytest.raises(UsageError, match="the range is empty"):
+        app.schedules.backfill("daily", end, start)
+    with pytest.raises(UsageError, match="more than 10,000 ticks"):
+        app.schedules.backfill("daily", dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+
+
+def test_the_async_sisters_do_the_same(app: App) -> None:
+    task = echo(app)
+
+    async def scenario() -> None:
+        made = await app.schedules.acreate("nightly", task, every="1h")
+        assert await app.schedules.aget("nightly") == made
+        assert await app.schedules.alist() == [made]
+        assert (await app.schedules.aupdate("nightly", jitter="5s")).rules.jitter_seconds == 5
+        await app.schedules.apause("nightly")
+        await app.schedules.aresume("nightly")
+        assert len(await app.schedules.anext_times("nightly", 2)) == 2
+        now = await app.schedules.arun_now("nightly")
+        assert (await now.arecord()).task == "echo"
+        day = dt.timedelta(days=1)
+        assert len(await app.schedules.abackfill("nightly", LATER - day, LATER)) == 25
+        await app.schedules.adelete("nightly")
+
+    asyncio.run(scenario())
+
+
+def test_one_that_is_made_while_the_services_rest_is_noticed(app: App) -> None:
+    with app.runner():
+        app.schedules.create("once", echo(app), at=time.time() + 0.3)
+        until(lambda: app.schedules.get("once").progress.fired == 1, "its only tick")
+        assert app.schedules.get("once").next_at is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "say when it is due"),
+        ({"cron": "* * * * *", "every": "5s"}, "by one of"),
+        ({"cron": "0 0 31 2 *"}, "31"),
+        ({"cron": "61 * * * *"}, "61"),
+        ({"cron": "0 0 * * *", "timezone": "Europe/Roma"}, "Europe/Rome"),
+        ({"every": "5s", "timezone": "UTC"}, "belongs to cron"),
+        ({"every": "0.1s"}, "at least a second"),
+        ({"at": dt.datetime(2030, 1, 1)}, "no time zone"),
+        ({"timing": "daily"}, "expected what cron"),
+        ({"every": "5s", "overlap": "sometimes"}, "allow, skip, queue, cancel"),
+        ({"every": "5s", "catch_up": True}, "none, last, all"),
+        ({"every": "5s", "catch_up_most": 0}, "from 1 to"),
+        ({"every": "5s", "start": 2e9, "end": 1e9}, "ends before it starts"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(here: App, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSchedule, match=message):
+        here.schedules.create("nightly", echo(here), **options)
+    assert here.schedules.list() == []
+
+
+def test_a_call_that_does_not_fit_is_refused(here: App) -> None:
+    task: Any = echo(here)
+    with pytest.raises(UsageError, match="z"):
+        here.schedules.create("nightly", task, kwargs={"z": 1}, every="5s")
+    with pytest.raises(UsageError, match="expected a list"):
+        here.schedules.create("nightly", task, "abc", every="5s")
+    with pytest.raises(UsageError, match="calls a task"):
+        here.schedules.create("nightly", print, every="5s")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a schedule keeps at most"):
+        here.schedules.create("nightly", task, ["x" * 200_000], every="5s")
+    with pytest.raises(UsageError, match="is no name"):
+        here.schedules.create("a|b", task, every="5s")
+    with pytest.raises(UsageError, match=r"no option corn\. Did you mean cron"):
+        here.schedules.create("nightly", task, corn="* * * * *")  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="give task="):
+        here.schedules.update("nightly", args=[1])
+
+
+def test_what_schedules_submit_is_listed_newest_first_among_the_others(here: App) -> None:
+    task = echo(here)
+    first = task.submit(0)
+    here.schedules.create("often", task, [7], every="1s")
+    with here.runner():
+        until(lambda: here.schedules.get("often").progress.fired >= 2, "two ticks")
+    now = here.schedules.run_now("often")
+    last = task.submit(1)
+    listed = [record for record in here.invocations() if record.task == "echo"]
+    assert [listed[0].id, listed[1].id, listed[-1].id] == [last.id, now.id, first.id]
+    assert [record.due_at for record in listed[2:-1]] == sorted((r.due_at for r in listed[2:-1]), reverse=True)
+
+
+# --- what is stored by others, or was long ago
+
+
+def rewritten(app: App, name: str, **fields: Any) -> None:
+    """The schedule as if it had come to be so."""
+    record = app.schedules.get(name)
+    changed = msgspec.structs.replace(record, version=record.version + 1, **fields)
+    assert with_store(app, methodcaller("put_entry", to_entry(changed)))
+
+
+def test_one_that_cannot_be_read_here_does_not_keep_the_others_from_firing(here: App) -> None:
+    """Such as one in a time zone that only a newer host knows."""
+    task = echo(here)
+    here.schedules.create("good", task, every="1s")
+    here.schedules.create("bad", task, cron="* * * * * *")
+    rewritten(here, "bad", timing=Cron("* * * * * *", "Mars/Phobos"), next_at=time.time() - 5)
+    with here.runner():
+        until(lambda: here.schedules.get("good").progress.fired, "its tick")
+    with pytest.raises(CorruptRecord, match="'bad' cannot be read: Unknown time zone 'Mars/Phobos'"):
+        here.schedules.get("bad")
+    here.schedules.delete("bad")
+    with pytest.raises(UnknownSchedule):
+        here.schedules.delete("bad")
+
+
+@pytest.mark.parametrize("bound", ["start", "end"])
+def test_another_start_or_end_brings_no_tick_of_the_past(here: App, bound: str) -> None:
+    now = time.time()
+    moment = {"start": now + 3600, "end": now - 3600}[bound]
+    here.schedules.create("hourly", echo(here), every="60s", catch_up="all", **{bound: moment})  # type: ignore[misc]
+    rewritten(here, "hourly", through=now - 86400, next_at={"start": moment, "end": None}[bound])
+    changed = here.schedules.update("hourly", **{bound: None})  # type: ignore[misc]
+    assert changed.next_at is not None
+    assert now < changed.next_at < now + 120
+
+
+def test_another_end_loses_no_tick_that_is_due(here: App) -> None:
+    now = time.time()
+    here.schedules.create("hourly", echo(here), every="60s", catch_up="all", start=now - 200)
+    rewritten(here, "hourly", through=now - 86400, next_at=now - 150)
+    changed = here.schedules.update("hourly", start=None, end=LATER)
+    assert changed.next_at is not None
+    assert now - 200 <= changed.next_at < now - 100, "nor is there one before the old start"
+
+
+def test_the_last_tick_and_the_last_invocation_belong_together(here: App) -> None:
+    here.schedules.create("often", echo(here).options(queue="nobody's"), every="1s", unique=True, catch_up="all")
+    now = time.time()
+    rewritten(here, "often", through=now - 5, next_at=now - 4)
+    with here.runner(queues=["default"]):
+        until(lambda: here.schedules.get("often").progress.skipped >= 3, "several ticks at once, and one is enough")
+    (waiting,) = here.invocations(queue="nobody's")
+    progress = here.schedules.get("often").progress
+    assert (progress.fired, progress.last_id, progress.last_tick) == (1, waiting.id, waiting.due_at)
+
+
+def test_options_that_a_schedule_cannot_keep_are_refused(here: App) -> None:
+    task = echo(here)
+    for options in ({"key": "x"}, {"delay": "5m"}, {"at": LATER}, {"session": object()}):
+        with pytest.raises(UsageError, match=f"{next(iter(options))}="):
+            here.schedules.create("nightly", task.options(**options), every="1h")
