@@ -259,7 +259,12 @@ class Engine:
         expiry = Expiry(self.store, self.hub, self.ids, app=self.app)
         slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
         scheduler = Scheduler(
-            self.store, self.submitter, self.ids, app=self.app, cancel=_cannot_cancel, monotonic=self._clock.monotonic
+            self.store,
+            self.submitter,
+            self.ids,
+            app=self.app,
+            cancel=self._take_its_place,
+            monotonic=self._clock.monotonic,
         )
         self.hub.on_schedules(scheduler.look_soon)
         return (
@@ -269,6 +274,9 @@ class Engine:
             Duty(name="payloads", every_seconds=3600.0, perform=self._collect),
             *upkeep(self.store, self.app),
         )
+
+    async def _take_its_place(self, record: InvocationRecord, why: str) -> None:
+        await self.canceller.cancel(record.id, by="its schedule", reason=why)
 
     async def _collect(self) -> bool:
         return (await self.depot.collect()).more
@@ -291,10 +299,6 @@ class Engine:
             patience=_CORE_PATIENCE,
             heeds_pauses=False,
         )
-
-
-async def _cannot_cancel(record: InvocationRecord, why: str) -> None:
-    """Until invocations can be cancelled."""
 
 
 _CORE_PLACES = 2
