@@ -94,8 +94,8 @@ def test_core_tasks_are_not_paused_with_the_queue_of_the_same_name() -> None:
         await fleet.started(add)
         await asyncio.sleep(40)
         core = fleet.store._of(CORE_APP)
-        assert core
-        assert {record.status for record in core} <= FINAL
+        assert len(core) > 2
+        assert {record.status for record in core if record.created_at < fleet.store.now() - 5} <= FINAL
 
     virtually(scenario)
 

@@ -190,7 +190,7 @@ class Engine:
             weights=weights or {},
             tags=tuple(sorted(tags)),
             tasks=tuple(sorted(name for task in known for name in task.names)),
-            schedules=declarations.names,
+            declares=declarations.names,
         )
 
         def record() -> RunnerRecord:

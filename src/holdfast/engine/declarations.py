@@ -47,7 +47,7 @@ class Declarations:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._declared))
+        return tuple(sorted(f"schedule:{name}" for name in self._declared))
 
     async def register(self) -> None:
         """Store what is new, change what says something else now, wake what was retired. Nothing fires by that."""
@@ -67,10 +67,10 @@ class Declarations:
         if not stored:
             return
         roster = await self._store.roster(self._app)
-        declared = {name for runner in roster for name in runner.schedules}
+        declared = {name for runner in roster for name in runner.declares}
         known = {task for runner in roster for task in runner.tasks}
         for record in stored:
-            if record.name in declared:
+            if f"schedule:{record.name}" in declared:
                 if record.retired_at is not None:
                     await self._book.change(record.name, lambda record, now: {"retired_at": None, "through": now})
             elif record.retired_at is None and record.call.task in known:

@@ -177,9 +177,8 @@ class Runner:
         core_worker = self._make_core_worker(f"{record.id}/core", permit)
         self._steady = heart.steady_seconds
         beating = asyncio.create_task(heart.run())
-        pauses = PauseWatch(
-            self._store, self._hub, permit, app=record.app, every_seconds=self._settings.heartbeat_seconds
-        )
+        every = self._settings.heartbeat_seconds
+        pauses = PauseWatch(self._store, self._hub, permit, app=record.app, every_seconds=every)
         duties = [asyncio.create_task(work) for work in (observer.run(), services.run())]
         core = asyncio.create_task(core_worker.run())
         try:

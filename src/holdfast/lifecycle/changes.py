@@ -53,6 +53,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     retain_until: float | UnsetType = UNSET  # with the end, and only with it
     cancellation: Cancellation | UnsetType = UNSET
     start_by: float | UnsetType = UNSET
+    outbox: tuple[str, ...] | UnsetType = UNSET  # with the end: the triggers that are to be told of it
     slot: str | None = None  # that the invocation takes; only a claim gives one
     arguments: bytes | UnsetType = UNSET  # in the place of those of one that waits and was never claimed
 
@@ -241,6 +242,7 @@ OPTIONAL = (
     "retain_until",
     "cancellation",
     "start_by",
+    "outbox",
 )
 
 

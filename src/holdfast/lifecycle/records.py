@@ -74,6 +74,27 @@ class Cancellation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return f"cancelled by {self.by}: {self.reason}" if self.reason else f"cancelled by {self.by}"
 
 
+class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened, and that a trigger fired for: an event, the end of an invocation, a schedule's tick."""
+
+    kind: str  # event, end or tick
+    id: str
+    name: str = ""  # of the event, of the task or of the schedule
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What led to an invocation that nobody submitted by hand.
+
+    `depth` is how many triggers lie between it and what began it all, and `path` the last few tasks on that way. What
+    such an invocation submits has both from it, and neither a trigger nor sources of its own.
+    """
+
+    trigger: str = ""
+    sources: tuple[Source, ...] = ()
+    depth: int = 0
+    path: tuple[str, ...] = ()
+
+
 class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a task, as stored."""
 
@@ -108,6 +129,8 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
     retain_until: float | None = None  # it has ended, and is kept until then
     rerun_of: str | None = None  # the ended invocation that it repeats
+    origin: Origin | None = None  # what triggered it
+    outbox: tuple[str, ...] = ()  # triggers that are yet to be told of its end; until then it is kept
     history: tuple[HistoryEntry, ...] = ()
 
     @property
@@ -178,7 +201,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerRecord, ...] = ()
     wish: str = ""  # what somebody asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
-    schedules: tuple[str, ...] = ()  # that its code declares, by name
+    declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
     schema: int = 0  # the version of the store's schema that its code knows
     dead_after_seconds: float = 0.0  # by its own settings: it promises to be heard that often
     sits_out_until: float | None = None  # it left its slot unused: others do its share until then
@@ -303,6 +326,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     version: int = 1
     due_at: float | None = None
+    keep_until: float | None = None  # removed some time after that; None: kept until somebody removes it
 
 
 def registered(
