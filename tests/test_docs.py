@@ -23,13 +23,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
+from msgspec.structs import replace
 from pymongo import MongoClient
 from pymongo.database import Database
+from tests.mongo.tools import play
 
 from holdfast import App, Fixed, crashpoints
 from holdfast.cli import program as cli
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.records import Origin, Source
 from holdfast.settings import PREFIX, SPECS, Settings
 from holdfast.store.mongo import schema
+from holdfast.store.mongo.store import MongoStore
+from holdfast.testing.samples import START, invocation, wish
 
 ROOT = Path(__file__).parent.parent
 PAPERS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -214,6 +220,16 @@ class Seen:
         }
 
 
+async def triggered(store: MongoStore) -> None:
+    """What only triggers write."""
+    source = Source(kind="end", id="b", name="pay")
+    origin = Origin(trigger="paid", sources=(source,), depth=1, path=("pay",))
+    await store.insert([invocation("a", origin=origin)])
+    (record,) = (await store.claim(wish())).records
+    end = changes.completed(record, result=b"", operation="end", at=START)
+    await store.apply([replace(end, outbox=("paid",))])
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("mongo")
 def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
@@ -247,6 +263,7 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         bad = database[schema.INVOCATIONS].find_one({"payloads": {"$exists": False}})
         assert bad is not None
         database[schema.INVOCATIONS].update_one({"_id": bad["_id"]}, {"$set": {"history": "gone"}})
+        play(mongo_url, triggered)
         seen, deadline = Seen(database), time.monotonic() + 30
         again.options(key="once").submit()
         again.submit()

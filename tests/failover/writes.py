@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from pymongo.collection import Collection
 from tests.mongo.tools import auntil, opened, with_options
 from tests.proxy import Fate, Rule
@@ -16,12 +17,13 @@ from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import DRAIN, READY, Hint, Piece, StoredPayload
+from holdfast.lifecycle.records import DRAIN, READY, Entry, Hint, Piece, StoredPayload
 from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.schema import (
+    ENTRIES,
     EXECUTIONS,
     INVOCATIONS,
     META,
@@ -266,6 +268,17 @@ async def expired_removed(stage: Stage) -> None:
     assert list(stage.invocations.find({})) == []
 
 
+async def told(stage: Stage) -> None:
+    record = await owned(stage.store, "a")
+    end = changes.completed(record, result=b"\x07", operation="end", at=START + 1)
+    await stage.store.apply([replace(end, outbox=("t",))])
+    stage.break_next("update", INVOCATIONS)
+    await stage.store.delivered("shop", ["a"])
+    (found,) = stage.invocations.find({})
+    assert "outbox" not in found
+    assert "expires_at" in found
+
+
 async def old_retained(stage: Stage) -> None:
     record = await owned(stage.store, "a")
     await stage.store.apply([changes.completed(record, result=b"\x07", operation="end", at=START + 1)])
@@ -287,6 +300,30 @@ async def queue_resumed(stage: Stage) -> None:
     stage.break_next("update", QUEUES)
     assert await stage.store.resume_queue("shop", "m", "r")
     assert list(await stage.store.pauses("shop")) == []
+
+
+ENTRY = Entry(app="shop", kind="schedule", name="nightly", body=b"{}")
+
+
+async def entry_made(stage: Stage) -> None:
+    stage.break_next("insert", ENTRIES)
+    assert await stage.store.put_entry(ENTRY)
+    assert list(await stage.store.entries("shop", "schedule")) == [ENTRY]
+
+
+async def entry_changed(stage: Stage) -> None:
+    await stage.store.put_entry(ENTRY)
+    changed = replace(ENTRY, version=2, due_at=START)
+    stage.break_next("update", ENTRIES)
+    assert await stage.store.put_entry(changed)
+    assert list(await stage.store.entries("shop", "schedule")) == [changed]
+
+
+async def entry_removed(stage: Stage) -> None:
+    await stage.store.put_entry(ENTRY)
+    stage.break_next("delete", ENTRIES)
+    await stage.store.remove_entry(ENTRY)
+    assert list(await stage.store.entries("shop", "schedule")) == []
 
 
 async def waiter_released(stage: Stage) -> None:
@@ -334,8 +371,12 @@ KINDS = {
     "key freed": Kind("free_key", key_freed),
     "ended removed": Kind("remove_ended", ended_removed),
     "expired removed": Kind("remove_expired", expired_removed),
+    "end told": Kind("delivered", told),
     "old ones kept for their time": Kind("retain_old", old_retained),
     "queue paused": Kind("pause_queue", queue_paused),
     "queue resumed": Kind("resume_queue", queue_resumed),
+    "entry made": Kind("put_entry", entry_made),
+    "entry changed": Kind("put_entry", entry_changed),
+    "entry removed": Kind("remove_entry", entry_removed),
     "waiter released": Kind("release_waiters", waiter_released),
 }

@@ -115,7 +115,13 @@ async def stocked(store: MongoStore) -> None:
         lanes = tuple(lane_of(f"q{n}", TASK) for n in range(3))
         taken = await store.claim(wish(f"stock {app}", app=app, lanes=lanes, limit=30, at=START + 10))
         await store.apply(
-            [changes.completed(r, result=b"\x01", operation=f"end {r.id}", at=START) for r in taken.records[:20]]
+            [changes.completed(r, result=b"\x01", operation=f"end {r.id}", at=START) for r in taken.records[:15]]
+        )
+        await store.apply(
+            [
+                replace(changes.completed(r, result=b"", operation=f"end {r.id}", at=START + n), outbox=("t",))
+                for n, r in enumerate(taken.records[15:20])
+            ]
         )
         limited = [invocation(f"l{n}", app=app, queue="limited", limit_key=f"k{n % 3}") for n in range(90)]
         await store.insert(limited[:60])
@@ -222,6 +228,8 @@ STEPS: dict[str, Step] = {
     "ended by outcome": lambda store: store.ended("shop", Ended(statuses=frozenset({Status.FAILED}), since=START), 5),
     "ended before": lambda store: store.ended("shop", Ended(before=(START, "z"), until=START + 9), 5),
     "find by rerun": lambda store: store.find("shop", Filter(rerun_of="a", before_id="z"), 5),
+    "outboxes": lambda store: store.outboxes("shop", START + 9, 5),
+    "delivered": lambda store: store.delivered("shop", [f"{TASK}000", f"{TASK}001"]),
     "remove_ended": lambda store: store.remove_ended("shop", [f"{TASK}000", f"{TASK}001"]),
     "remove_expired": lambda store: store.remove_expired("shop", START + RETENTION_SECONDS, 5),
     "retain_old": lambda store: store.retain_old("shop", "", 5),

@@ -149,6 +149,8 @@ OPERATIONS: dict[str, Operation] = {
     "forget_executions": lambda store: store.forget_executions("shop", ["e"]),
     "remove_final": lambda store: store.remove_final("shop", START + 9, 10),
     "ended": lambda store: store.ended("shop", Ended(), 10),
+    "outboxes": lambda store: store.outboxes("shop", START, 10),
+    "delivered": lambda store: store.delivered("shop", ["a"]),
     "remove_ended": lambda store: store.remove_ended("shop", ["a"]),
     "remove_expired": lambda store: store.remove_expired("shop", START + 9, 10),
     "retain_old": lambda store: store.retain_old("shop", "", 10),
@@ -449,7 +451,7 @@ def test_every_reading_operation_is_known_as_one() -> None:
     writes |= {"put_entry", "remove_entry"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
-    writes |= {"remove_ended", "remove_expired", "retain_old"}
+    writes |= {"remove_ended", "remove_expired", "retain_old", "delivered"}
     assert {name.replace("_", " ") for name in set(OPERATIONS) - writes} == READS
 
 

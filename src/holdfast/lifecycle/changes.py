@@ -126,6 +126,10 @@ _checked: set[tuple[tuple[Status, ...], frozenset[Status], bool, bool, bool, boo
 
 def _check(change: Change) -> None:
     """Refuse a change that the table does not allow. Each shape is checked once; there are a few dozen of them."""
+    if change.outbox is not UNSET and not (change.outbox and change.path and change.target in FINAL):
+        raise InvocationStatusTransitionError(
+            f"the change '{change.name}' of {change.id} has an outbox and does not end it, or one that names nobody"
+        )
     kept = change.retain_until is not UNSET
     shape = (change.path, change.sources, change.epoch is None, change.actor is None, kept, change.amends)
     if shape in _checked:

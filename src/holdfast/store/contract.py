@@ -345,8 +345,25 @@ class Store(Protocol):
         """Remove these, except those that are RUNNING. Idempotent: yes."""
         ...
 
+    async def outboxes(self, app: str, before: float, limit: int) -> Sequence[InvocationRecord]:
+        """Ended invocations of which somebody is yet to be told, and that ended then or before. Until they are
+        `delivered`, nothing removes them. Its cost grows with the answer.
+
+        Order: oldest end first, then by id. A record that cannot be read is moved to quarantine and observed.
+        """
+        ...
+
+    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+        """Everybody has been told of the ends of these: their outboxes are empty from now on.
+
+        Atomic: each by itself. Idempotent: yes.
+        """
+        ...
+
     async def remove_final(self, app: str, before: float, limit: int) -> int:
-        """Remove invocations that ended before that time, oldest ids first; how many there were. Idempotent: yes."""
+        """Remove invocations that ended before that time and have no outbox, oldest ids first; how many there were.
+        Idempotent: yes.
+        """
         ...
 
     async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
@@ -358,12 +375,12 @@ class Store(Protocol):
         ...
 
     async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
-        """Remove those of these that have ended; how many there were. Idempotent: yes."""
+        """Remove those of these that have ended and have no outbox; how many there were. Idempotent: yes."""
         ...
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
-        """Remove ended invocations that need not be kept until that time, longest over first; how many there were.
-        A store with `TTL` does that by itself, too. Idempotent: yes.
+        """Remove ended invocations without an outbox that need not be kept until that time, longest over first; how
+        many there were. A store with `TTL` does that by itself, too. Idempotent: yes.
         """
         ...
 

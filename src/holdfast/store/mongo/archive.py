@@ -1,7 +1,7 @@
-"""What has ended, in MongoDB: listing it, and removing it.
+"""What has ended, in MongoDB: listing it, telling of it, and removing it.
 
-The TTL index removes what need not be kept longer, by the field `expires_at`. It is set with the end; of what ended
-under an older version, by `retain_old`.
+The TTL index removes what need not be kept longer, by the field `expires_at`. It is set with the end; of what somebody
+is yet to be told of, once that is `delivered`; of what ended under an older version, by `retain_old`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from holdfast.lifecycle.records import Terms
 from holdfast.lifecycle.retention import OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
-from holdfast.store.mongo.documents import Document, expiry
+from holdfast.store.mongo.documents import Document, delivered, expiry
 from holdfast.store.mongo.queries import Invocations
 
 _ORDER = [("changed_at", DESCENDING), ("id", DESCENDING)]
 _FINAL: Document = {"status": {"$in": list(OUTCOMES)}}
+_OVER: Document = _FINAL | {"outbox": {"$exists": False}}
 
 
 async def ended(invocations: Invocations, app: str, where: Ended, limit: int) -> list[Document]:
@@ -60,8 +61,32 @@ def _times(where: Ended) -> Iterator[Document]:
     yield {"changed_at": span | {"$lt": at if where.until is None else min(at, where.until)}}
 
 
+async def outboxes(invocations: Invocations, app: str, before: float, limit: int) -> list[Document]:
+    """Index: outbox."""
+    if limit <= 0:
+        return []
+    wanted = {"app": app, "outbox": {"$exists": True}, "changed_at": {"$lte": before}}
+    order = [("changed_at", ASCENDING), ("id", ASCENDING)]
+    return await invocations.find(wanted, hint="outbox").sort(order).limit(limit).to_list()
+
+
+async def deliver(invocations: Invocations, keys: Sequence[str]) -> None:
+    await invocations.update_many({"_id": {"$in": list(keys)}, "outbox": {"$exists": True}}, delivered())
+
+
 async def remove(invocations: Invocations, keys: Sequence[str]) -> int:
-    return (await invocations.delete_many({"_id": {"$in": list(keys)}} | _FINAL)).deleted_count
+    return (await invocations.delete_many({"_id": {"$in": list(keys)}} | _OVER)).deleted_count
+
+
+async def remove_final(invocations: Invocations, app: str, before: float, limit: int) -> int:
+    """Index: status."""
+    if limit <= 0:
+        return 0
+    wanted = {"app": app, "changed_at": {"$lt": before}} | _OVER
+    cursor = invocations.find(wanted, {"_id": True}, hint="status").sort([("id", ASCENDING)]).limit(limit)
+    keys = [found["_id"] for found in await cursor.to_list()]
+    await remove(invocations, keys)
+    return len(keys)
 
 
 async def remove_expired(invocations: Invocations, app: str, at: float, limit: int) -> int:

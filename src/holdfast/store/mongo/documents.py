@@ -28,6 +28,7 @@ from holdfast.lifecycle.records import (
     FailedAttempt,
     HistoryEntry,
     InvocationRecord,
+    Origin,
     RunnerRecord,
     Terms,
 )
@@ -85,7 +86,11 @@ def to_document(record: InvocationRecord) -> Document:
         document["terms"] = msgspec.to_builtins(record.terms)
     if record.errors:
         document["errors"] = _errors_document(record.errors)
-    if record.retain_until is not None:
+    if record.origin is not None:
+        document["origin"] = msgspec.to_builtins(record.origin)
+    if record.outbox:
+        document["outbox"] = list(record.outbox)
+    elif record.retain_until is not None:
         document |= expiry(record.retain_until)
     if payloads := record.payloads:
         document["payloads"] = list(payloads)
@@ -134,7 +139,13 @@ _PLAIN = (
 )
 # A document has these only if there is something to say.
 _SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin", "retain_until", "rerun_of", "start_by")
-_STRUCTURED: Mapping[str, Any] = {"terms": Terms, "errors": tuple[FailedAttempt, ...], "cancellation": Cancellation}
+_STRUCTURED: Mapping[str, Any] = {
+    "terms": Terms,
+    "errors": tuple[FailedAttempt, ...],
+    "cancellation": Cancellation,
+    "origin": Origin,
+    "outbox": tuple[str, ...],
+}
 _KEYS = ("limit_key", "slot", "key", "twin", "rerun_of")
 _TEXTS = ("app", "id", "task", "queue", "reason", "status")
 _NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
@@ -216,7 +227,7 @@ def pipeline(change: Change) -> list[Document]:
         value = getattr(change, name)
         if value is not UNSET:
             fields[name] = {"$literal": _stored(name, value)}
-    if change.retain_until is not UNSET:
+    if change.retain_until is not UNSET and change.outbox is UNSET:
         fields |= expiry(change.retain_until)
     if change.arguments is not UNSET:
         fields["arguments"] = Binary(change.arguments)
@@ -256,7 +267,7 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         value = getattr(change, name)
         if value is not UNSET:
             fields[name] = _stored(name, value)
-    if change.retain_until is not UNSET:
+    if change.retain_until is not UNSET and change.outbox is UNSET:
         fields |= expiry(change.retain_until)
     gone = {}
     for name, holders in (("ready", AVAILABLE), ("owned", OWNED)):
@@ -315,7 +326,8 @@ def _lines(change: Change) -> tuple[list[Document], Any, int]:
 
 def expiry(retain_until: float) -> Document:
     """When the TTL index may remove it: a date, which is all that such an index reads. Nothing is kept beside an
-    invocation that would have to be removed before it, so it is the same moment.
+    invocation that would have to be removed before it, so it is the same moment. What has an outbox gets the date once
+    that was `delivered`.
     """
     if retain_until >= FOREVER:
         return {"retain_until": retain_until}
@@ -331,7 +343,16 @@ def _stored(name: str, value: Any) -> Any:
         return _errors_document(value)
     if name == "result" and value is not None:
         return Binary(value)
-    return value
+    return list(value) if name == "outbox" else value
+
+
+def delivered() -> list[Document]:
+    """The update that empties an outbox, and lets the time run that the record is kept: see `expiry`."""
+    date = {"$toDate": {"$multiply": ["$retain_until", 1000]}}
+    return [{"$set": {"outbox": "$$REMOVE", "expires_at": {"$cond": [_ENDS, date, "$$REMOVE"]}}}]
+
+
+_ENDS: Document = {"$and": [{"$isNumber": "$retain_until"}, {"$lt": ["$retain_until", FOREVER]}]}
 
 
 # --- runners

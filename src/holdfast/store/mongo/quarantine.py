@@ -67,6 +67,6 @@ class Quarantine:
         else:
             entry["document"] = f"too large to move: it stays in {schema.INVOCATIONS}"
             await quarantine.replace_one({"_id": key}, entry, upsert=True)
-            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot"), "")
+            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot", "outbox"), "")
             await invocations.update_one({"_id": key}, {"$unset": gone})
         self._observe("quarantine", {"id": id, "why": str(error)})

@@ -16,7 +16,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord
-from holdfast.lifecycle.status import FINAL, Status
+from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document
 
@@ -259,15 +259,6 @@ async def owners(invocations: Invocations, app: str) -> list[str]:
     """The distinct owners. Index: owned, jumping from owner to owner (no hint before 7.1)."""
     found = await invocations.distinct("owner", {"owned": True, "app": app})
     return sorted(owner for owner in found if isinstance(owner, str))
-
-
-async def ended_before(invocations: Invocations, app: str, before: float, limit: int) -> list[str]:
-    """Keys of invocations that ended before that time. Index: status."""
-    final = sorted(status.value for status in FINAL)
-    wanted = {"app": app, "status": {"$in": final}, "changed_at": {"$lt": before}}
-    order = [("id", ASCENDING)]
-    cursor = invocations.find(wanted, {"_id": True}, hint="status").sort(order).limit(limit)
-    return [found["_id"] for found in await cursor.to_list()]
 
 
 async def quarantined(quarantine: Invocations, app: str) -> list[Document]:

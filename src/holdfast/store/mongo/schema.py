@@ -113,6 +113,13 @@ INDEXES = (
         "what repeats an ended one",
         {"partialFilterExpression": {"rerun_of": {"$exists": True}}},
     ),
+    Index(
+        INVOCATIONS,
+        "outbox",
+        _up("app", "changed_at", "id"),
+        "ends that somebody is yet to be told of",
+        {"partialFilterExpression": {"outbox": {"$exists": True}}},
+    ),
     Index(PAYLOADS, "wanted", _up("app", "wanted_at"), "payloads that nobody has wanted for long", {}),
     Index(PIECES, "put", _up("app", "put_at"), "pieces that lost their payload", {}),
     Index(

@@ -39,7 +39,7 @@ from holdfast.lifecycle.records import (
     InvocationRecord,
     Quarantined,
 )
-from holdfast.lifecycle.status import FINAL, Status
+from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Ended, Filter, Finding
 from holdfast.store.mongo import archive, connection, limits, queries, schema
 from holdfast.store.mongo.beside import MongoBeside
@@ -222,15 +222,21 @@ class MongoStore(MongoBeside):
         return {Status(name): count for name, count in found.items() if name in _KNOWN}
 
     async def remove_final(self, app: str, before: float, limit: int) -> int:
-        return await self._ask("remove final", lambda again: self._remove_final(app, before, limit))
-
-    async def _remove_final(self, app: str, before: float, limit: int) -> int:
         invocations = self._collection(schema.INVOCATIONS)
-        keys = await queries.ended_before(invocations, app, before, limit) if limit > 0 else []
-        if keys:
-            final = [status.value for status in FINAL]
-            await invocations.delete_many({"_id": {"$in": keys}, "status": {"$in": final}})
-        return len(keys)
+        return await self._ask("remove final", lambda again: archive.remove_final(invocations, app, before, limit))
+
+    async def outboxes(self, app: str, before: float, limit: int) -> Sequence[InvocationRecord]:
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        while True:
+            found = await self._ask("outboxes", lambda again: archive.outboxes(invocations, app, before, limit))
+            try:
+                return [from_document(document) for document in found]
+            except CorruptRecord:  # it would stay the first of them for ever
+                await self._ask("set aside", lambda again: self._quarantine.readable(found))  # noqa: B023
+
+    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+        invocations, keys = self._collection(schema.INVOCATIONS), [key_of(app, id) for id in ids]
+        await self._ask("delivered", lambda again: archive.deliver(invocations, keys))
 
     async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS, majority=True)

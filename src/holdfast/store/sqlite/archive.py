@@ -1,4 +1,4 @@
-"""What has ended, in SQLite: listing it, and removing it in batches.
+"""What has ended, in SQLite: listing it, telling of it, and removing it in batches.
 
 Each wanted outcome is an arm that reads its index backwards, and SQLite merges the arms by the time of the end. A
 removal is a transaction of a bounded number of rows, with their references to payloads.
@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.lifecycle.records import PLAIN, Terms
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms
 from holdfast.lifecycle.retention import OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
 from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.jobs import SetAside
 from holdfast.store.sqlite.payloads import forget
-from holdfast.store.sqlite.rows import LIST
+from holdfast.store.sqlite.rows import LIST, from_row
 from holdfast.store.sqlite.schema import ENDED
 
 _terms_decoder = msgspec.json.Decoder(Terms)
@@ -41,6 +43,30 @@ def listing(app: str, where: Ended, limit: int) -> tuple[str, list[object]]:
     arm = f"SELECT {LIST} FROM {queries.TABLE} WHERE app = ? AND status = ? AND {ENDED}{rest}"
     each = [value for status in statuses for value in (app, status, *values)]
     return f"{' UNION ALL '.join([arm] * len(statuses))} ORDER BY changed_at DESC, id DESC LIMIT ?", [*each, limit]
+
+
+def outboxes(connection: sqlite3.Connection, app: str, before: float, limit: int) -> list[InvocationRecord]:
+    """Raises `CorruptRecord`."""
+    return [from_row(row) for _, *row in connection.execute(queries.OUTBOXES, (app, before, limit))]
+
+
+def readable_outboxes(
+    connection: sqlite3.Connection, app: str, before: float, limit: int, set_aside: SetAside
+) -> list[InvocationRecord]:
+    """The same where it can write: what cannot be read makes room for the next."""
+    while True:
+        try:
+            return outboxes(connection, app, before, limit)
+        except CorruptRecord:
+            for rowid, *row in connection.execute(queries.OUTBOXES, (app, before, limit)).fetchall():
+                try:
+                    from_row(row)
+                except CorruptRecord as error:
+                    set_aside(connection, rowid, row, error)
+
+
+def delivered(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> None:
+    connection.executemany(queries.DELIVERED, [(app, id) for id in ids])
 
 
 def remove_final(connection: sqlite3.Connection, app: str, before: float, limit: int) -> int:

@@ -40,6 +40,7 @@ from holdfast.store.sqlite.rows import (
     history_of,
     history_text,
     operation_text,
+    outbox_text,
     runner_of,
     runner_row,
     to_row,
@@ -359,6 +360,8 @@ def _column(name: str, value: Any) -> object:
         return error_text(value)
     if name == "cancellation":
         return cancellation_text(value)
+    if name == "outbox":
+        return outbox_text(value)
     return errors_text(value) if name == "errors" else value
 
 

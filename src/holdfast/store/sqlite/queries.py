@@ -116,16 +116,29 @@ SET_HISTORY = f"UPDATE {TABLE} SET history = ? WHERE rowid = ?"
 DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
 
 ENDED_BEFORE = f"""
-SELECT rowid, id FROM {TABLE} WHERE app = ? AND status IN ({status_list(FINAL)}) AND changed_at < ? ORDER BY id LIMIT ?
+SELECT rowid, id FROM {TABLE}
+WHERE app = ? AND status IN ({status_list(FINAL)}) AND changed_at < ? AND outbox IS NULL ORDER BY id LIMIT ?
 """  # identity
 
 # holdfast_retained
-EXPIRED = f"SELECT rowid, id FROM {TABLE} WHERE app = ? AND {ENDED} AND retain_until <= ? ORDER BY retain_until LIMIT ?"
+EXPIRED = f"""
+SELECT rowid, id FROM {TABLE}
+WHERE app = ? AND {ENDED} AND retain_until <= ? AND outbox IS NULL ORDER BY retain_until LIMIT ?
+"""
 UNRETAINED = f"""
 SELECT rowid, status, key, terms, changed_at FROM {TABLE} WHERE app = ? AND {ENDED} AND retain_until IS NULL LIMIT ?
 """
 RETAIN = f"UPDATE {TABLE} SET retain_until = ? WHERE rowid = ?"
-ENDED_BY_ID = f"SELECT rowid, id FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {ENDED}"  # identity
+ENDED_BY_ID = (
+    f"SELECT rowid, id FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {ENDED} AND outbox IS NULL"  # identity
+)
+
+# holdfast_outbox
+OUTBOXES = f"""
+SELECT rowid, {LIST} FROM {TABLE}
+WHERE app = ? AND outbox IS NOT NULL AND changed_at <= ? ORDER BY changed_at, id LIMIT ?
+"""
+DELIVERED = f"UPDATE {TABLE} SET outbox = NULL WHERE app = ? AND id = ? AND outbox IS NOT NULL"  # identity
 
 QUARANTINE = "INSERT INTO holdfast_quarantine (app, id, at, why, raw) VALUES (?, ?, ?, ?, ?)"
 QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app = ? ORDER BY at"

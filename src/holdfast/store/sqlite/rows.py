@@ -23,6 +23,7 @@ from holdfast.lifecycle.records import (
     FailedAttempt,
     HistoryEntry,
     InvocationRecord,
+    Origin,
     RunnerRecord,
     Terms,
 )
@@ -62,6 +63,8 @@ COLUMNS = [
     "rerun_of",
     "start_by",
     "cancellation",
+    "origin",
+    "outbox",
     "history",
 ]
 LIST = ", ".join(COLUMNS)
@@ -75,6 +78,8 @@ _error_decoder = msgspec.json.Decoder(ErrorRecord)
 _errors_decoder = msgspec.json.Decoder(tuple[FailedAttempt, ...])
 _terms_decoder = msgspec.json.Decoder(Terms)
 _cancellation_decoder = msgspec.json.Decoder(Cancellation)
+_origin_decoder = msgspec.json.Decoder(Origin)
+_outbox_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 
 def history_text(entries: Iterable[HistoryEntry]) -> str:
@@ -100,6 +105,10 @@ def errors_text(errors: Sequence[FailedAttempt]) -> str:
 
 def cancellation_text(cancellation: Cancellation | None) -> str | None:
     return None if cancellation is None else _entry_encoder.encode(cancellation).decode()
+
+
+def outbox_text(names: Sequence[str]) -> str:
+    return _entry_encoder.encode(names).decode()
 
 
 def to_row(record: InvocationRecord) -> tuple[object, ...]:
@@ -137,6 +146,8 @@ def to_row(record: InvocationRecord) -> tuple[object, ...]:
         record.rerun_of,
         record.start_by,
         None if record.cancellation is None else cancellation_text(record.cancellation),
+        None if record.origin is None else _entry_encoder.encode(record.origin).decode(),
+        outbox_text(record.outbox) if record.outbox else None,
         history_text(record.history),
     )
 
@@ -169,7 +180,7 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
     ) = row[:15]
     (claim_token, fingerprint, parent_id, reason, arguments, result, error, *rest) = row[15:]
     at_most_once, limit_key, slot, key, twin, terms, errors, *late, history = rest
-    retain_until, rerun_of, start_by, cancellation = late
+    retain_until, rerun_of, start_by, cancellation, origin, outbox = late
     entries = history_of(history)
     if entries and len(entries) != entries[-1].version and not is_whole(entries):
         raise ValueError(f"its history has {len(entries)} entries for {entries[-1].version} versions")
@@ -209,6 +220,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
         rerun_of=rerun_of,
         start_by=start_by,
         cancellation=None if cancellation is None else _cancellation_decoder.decode(cancellation),
+        origin=None if origin is None else _origin_decoder.decode(origin),
+        outbox=() if outbox is None else _outbox_decoder.decode(outbox),
         history=entries,
     )
     if record.lane != lane:

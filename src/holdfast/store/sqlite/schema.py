@@ -206,6 +206,10 @@ MIGRATIONS: dict[int, list[str]] = {
         f"CREATE INDEX holdfast_ended ON holdfast_invocations (app, status, changed_at, id) WHERE {ENDED}",
         # Serves the look for what repeats an ended one.
         "CREATE INDEX holdfast_rerun ON holdfast_invocations (app, rerun_of, id) WHERE rerun_of IS NOT NULL",
+        "ALTER TABLE holdfast_invocations ADD COLUMN origin TEXT",
+        "ALTER TABLE holdfast_invocations ADD COLUMN outbox TEXT",
+        # Serves the look for ends that somebody is yet to be told of.
+        "CREATE INDEX holdfast_outbox ON holdfast_invocations (app, changed_at, id) WHERE outbox IS NOT NULL",
         # Queues that are, or were, paused.
         """
         CREATE TABLE holdfast_queues (

@@ -343,6 +343,16 @@ class SqliteStore:
         rows = await self._read(lambda connection: archive.ended(connection, app, where, limit))
         return [record for record in map(self._readable, rows) if record is not None]
 
+    async def outboxes(self, app: str, before: float, limit: int) -> Sequence[InvocationRecord]:
+        try:
+            return await self._read(lambda connection: archive.outboxes(connection, app, before, limit))
+        except CorruptRecord:  # a damaged one would stay the first of them for ever
+            wanted = (app, before, limit, self._set_aside)
+            return await self._write(lambda connection: archive.readable_outboxes(connection, *wanted))
+
+    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+        await self._write(lambda connection: archive.delivered(connection, app, ids))
+
     async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
         return await self._write(lambda connection: archive.remove_ended(connection, app, ids))
 

@@ -1,0 +1,213 @@
+"""What every store must do for triggers: say what led to an invocation, and keep the end of one until it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.errors import InvocationStatusTransitionError
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import Applied, Lost
+from holdfast.lifecycle.records import InvocationRecord, Origin, Source, Terms
+from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
+from holdfast.lifecycle.status import FINAL, Status
+from holdfast.store.contract import Ability, Filter, Store
+from holdfast.testing.samples import ODD_NAMES, START, Stage, ids_of, in_status, invocation, raw_change, the, wish
+
+_ORIGINS = [
+    Origin(),
+    Origin(trigger="paid", sources=(Source(kind="event", id="e1", name="order.paid"),), depth=1, path=("shop:pay",)),
+    Origin(trigger="$set", sources=tuple(Source(kind="end", id=name) for name in ODD_NAMES), path=tuple(ODD_NAMES)),
+]
+_OVER = START + RETENTION_SECONDS + 60
+
+
+async def end(store: Store, id: str, outbox: tuple[str, ...] = ("t",), *, at: float = START, **fields: Any) -> None:
+    """An invocation that has ended then, and whose end is yet to be told to these."""
+    await store.insert([invocation(id, **fields)])
+    (claimed,) = (await store.claim(wish(f"claim {id}", app=fields.get("app", "shop"), ids=(id,)))).records
+    change = changes.completed(claimed, result=b"r", operation=f"end {id}", at=at)
+    await store.apply([replace(change, outbox=outbox) if outbox else change])
+
+
+async def waiting(store: Store, before: float = START, limit: int = 10, app: str = "shop") -> list[str | None]:
+    return ids_of(await store.outboxes(app, before, limit))
+
+
+async def all_of(store: Store) -> set[str | None]:
+    return set(ids_of(await store.find("shop", Filter(), 100)))
+
+
+class OutboxConformance:
+    @pytest.mark.parametrize("origin", [None, *_ORIGINS])
+    def test_what_led_to_an_invocation_comes_back(self, stage: Stage, origin: Origin | None) -> None:
+        async def write(store: Store) -> None:
+            await store.insert([invocation("a", origin=origin)])
+            assert (await the(store)).origin == origin
+            (claimed,) = (await store.claim(wish())).records
+            assert claimed.origin == origin
+            await store.apply([changes.completed(claimed, result=b"r", operation="end", at=START)])
+
+        async def read(store: Store) -> None:
+            assert (await the(store)).origin == origin
+
+        stage.play(write, read, needs=Ability.DURABLE)
+
+    # --- the outbox
+
+    @pytest.mark.parametrize("version", [None, 3], ids=["whatever its version", "of that version"])
+    def test_every_way_to_end_can_leave_something_to_be_told(self, stage: Stage, version: int | None) -> None:
+        async def scenario(store: Store) -> None:
+            for status in sorted(FINAL - {Status.CONCURRENCY_CONTROLLED_FINAL}):
+                await store.insert([invocation(status)])
+                (record,) = (await store.claim(wish(f"claim {status}", ids=(status,)))).records
+                path = (Status.CANCELLING, status) if status is Status.CANCELLED else (status,)
+                how: dict[str, Any] = {"operation": f"end {status}", "epoch": 1, "version": version}
+                change = raw_change(record, *path, outbox=tuple(ODD_NAMES), **how)
+                assert await store.apply([change]) == [Applied()]
+                ended = await the(store, status)
+                assert (ended.status, ended.outbox) == (status, tuple(ODD_NAMES))
+                assert ended.retain_until == START + 5 + RETENTION_SECONDS
+                (verdict,) = await store.apply([change])
+                assert isinstance(verdict, Applied)
+
+        stage.play(scenario)
+
+    def test_in_a_batch_each_has_its_own(self, stage: Stage) -> None:
+        outboxes: list[tuple[str, ...]] = [(), ("t",), ("t", "u"), (), ("v",)]
+
+        async def write(store: Store) -> None:
+            await store.insert([invocation(f"{number}") for number in range(len(outboxes))])
+            held = (await store.claim(wish())).records
+            ends = [changes.completed(r, result=b"r", operation=f"end {r.id}", at=START) for r in held]
+            told = [replace(end, outbox=box) if box else end for end, box in zip(ends, outboxes, strict=True)]
+            assert await store.apply(told) == [Applied()] * len(told)
+
+        async def read(store: Store) -> None:
+            there = [(await the(store, f"{number}")).outbox for number in range(len(outboxes))]
+            assert there == outboxes
+            assert [record.outbox for record in await store.outboxes("shop", START, 10)] == [("t",), ("t", "u"), ("v",)]
+
+        stage.play(write, read, needs=Ability.DURABLE)
+
+    def test_who_lost_leaves_nothing(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            record = await in_status(store, Status.RUNNING)
+            change = changes.completed(replace(record, epoch=7), result=b"r", operation="end", at=START)
+            (verdict,) = await store.apply([replace(change, outbox=("t",))])
+            assert isinstance(verdict, Lost)
+            assert (await the(store)).outbox == ()
+            assert await waiting(store, START + 60) == []
+
+        stage.play(scenario)
+
+    def test_only_an_end_can_leave_something_to_be_told_and_then_it_names_somebody(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            record = await in_status(store, Status.RUNNING)
+            over = changes.completed(record, result=b"r", operation="end", at=START)
+            again = changes.killed(record, operation="kill", at=START, why="stop")
+            for change, outbox in ((again, ("t",)), (again, ()), (over, ())):
+                with pytest.raises(InvocationStatusTransitionError, match="outbox"):
+                    replace(change, outbox=outbox)
+
+        stage.play(scenario)
+
+    def test_what_is_to_be_told_comes_oldest_end_first(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await end(store, "c", at=START + 1)
+            await end(store, "b", at=START + 2)
+            await end(store, "a", at=START + 2)
+            await end(store, "d", at=START + 3)
+            await end(store, "none", ())
+            await end(store, "x", app="another")
+            await store.insert([invocation("live")])
+            assert await waiting(store, START) == []
+            assert await waiting(store, START + 2) == ["c", "a", "b"]
+            assert await waiting(store, START + 9) == ["c", "a", "b", "d"]
+            assert await waiting(store, START + 9, 2) == ["c", "a"]
+            assert await waiting(store, START + 9, 0) == []
+            assert await waiting(store, app="another") == ["x"]
+            assert list(await store.outboxes("shop", START + 1, 10)) == [await the(store, "c")]
+
+        stage.play(scenario)
+
+    def test_what_was_told_is_told_once(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for id in "abc":
+                await end(store, id, ("t", "u"))
+            await end(store, "a", app="another")
+            before = await the(store, "a")
+            await store.insert([invocation("live")])
+            await store.delivered("shop", [])
+            await store.delivered("shop", ["a", "c", "live", "nobody"])
+            await store.delivered("shop", ["a"])
+            assert await waiting(store) == ["b"]
+            assert await waiting(store, app="another") == ["a"]
+            assert await the(store, "a") == replace(before, outbox=())
+            assert (await the(store, "live")).status is Status.REGISTERED
+
+        stage.play(scenario)
+
+    # --- keeping it until then
+
+    def test_until_it_is_told_an_end_is_not_removed(self, stage: Stage) -> None:
+        async def removed(store: Store) -> list[int]:
+            return [
+                await store.remove_expired("shop", _OVER, 10),
+                await store.remove_final("shop", _OVER, 10),
+                await store.remove_ended("shop", ["kept"]),
+            ]
+
+        async def scenario(store: Store) -> None:
+            await end(store, "kept")
+            await end(store, "over", ())
+            assert await removed(store) == [1, 0, 0]
+            assert await all_of(store) == {"kept"}
+            await store.delivered("shop", ["kept"])
+            assert await removed(store) == [1, 0, 0]
+            assert await all_of(store) == set()
+
+        stage.play(scenario)
+
+    @pytest.mark.parametrize("how", ["remove_final", "remove_ended"])
+    def test_once_it_is_told_an_end_can_be_removed_by_hand(self, stage: Stage, how: str) -> None:
+        async def scenario(store: Store) -> None:
+            await end(store, "a")
+            await store.delivered("shop", ["a"])
+            if how == "remove_final":
+                assert await store.remove_final("shop", _OVER, 10) == 1
+            else:
+                assert await store.remove_ended("shop", ["a"]) == 1
+            assert await all_of(store) == set()
+
+        stage.play(scenario)
+
+    def test_those_that_are_to_be_told_do_not_stand_in_the_way_of_others(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for number in range(4):
+                await end(store, f"{number}", ("t",) if number < 3 else (), at=START + number)
+            assert await store.remove_expired("shop", _OVER, 2) == 1
+            assert await all_of(store) == {"0", "1", "2"}
+
+        stage.play(scenario)
+
+    def test_what_is_kept_for_ever_is_kept_after_it_was_told(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await end(store, "a", terms=Terms(retention={"success": None}))
+            await store.delivered("shop", ["a"])
+            assert (await the(store)).retain_until == FOREVER
+            assert await store.remove_expired("shop", FOREVER - 1, 10) == 0
+
+        stage.play(scenario)
+
+    def test_the_whole_record_comes_along(self, stage: Stage) -> None:
+        def of(records: list[InvocationRecord]) -> list[object]:
+            return [(record.result, record.origin, record.outbox) for record in records]
+
+        async def scenario(store: Store) -> None:
+            await end(store, "a", ("t",), origin=_ORIGINS[1])
+            assert of(list(await store.outboxes("shop", START, 1))) == [(b"r", _ORIGINS[1], ("t",))]
+
+        stage.play(scenario)
