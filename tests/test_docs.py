@@ -31,7 +31,7 @@ from tests.mongo.tools import play
 from holdfast import App, Fixed, crashpoints
 from holdfast.cli import program as cli
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.records import Origin, Source
+from holdfast.lifecycle.records import Entry, Origin, Source
 from holdfast.settings import PREFIX, SPECS, Settings
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.store import MongoStore
@@ -228,6 +228,7 @@ async def triggered(store: MongoStore) -> None:
     (record,) = (await store.claim(wish())).records
     end = changes.completed(record, result=b"", operation="end", at=START)
     await store.apply([replace(end, outbox=("paid",))])
+    await store.put_entry(Entry(app="shop", kind="event", name="e", body=b"", keep_until=store.now() + 3600))
 
 
 @pytest.mark.slow

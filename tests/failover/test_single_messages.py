@@ -32,7 +32,7 @@ DATABASE = "messages"
 READS = {
     *("lanes", "get", "find", "counts", "get_payload", "get_piece", "roster", "silent", "owners", "executions"),
     *("quarantined", "check", "exists", "slot_holders", "waiting_keys", "in_the_way", "ended", "start_limits"),
-    *("queue_depths", "pauses", "entries", "due_entries", "outboxes"),
+    *("queue_depths", "pauses", "entries", "due_entries", "latest_entries", "outboxes"),
 }
 MOST_IMPORTANT = ("insert", "claim of one", "claim of many", "end", "enrol", "heartbeat", "leave", "hints")
 

@@ -13,13 +13,14 @@ from pymongo import MongoClient
 from tests.mongo.tools import opened, play
 from tests.mongod import Mongod
 
-from holdfast.lifecycle.records import Terms
+from holdfast.lifecycle.records import Entry, Terms
 from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
 from holdfast.store.mongo import archive
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_archive import DAY, end
+from holdfast.testing.conformance_outbox import end as outboxed
 from holdfast.testing.samples import START, ids_of, invocation, the
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
@@ -45,13 +46,20 @@ def test_the_server_removes_what_is_over_and_nothing_else(removing: str) -> None
         await end(store, "forever", terms=Terms(retention={"success": None}))
         await end(store, "now", at=now)
         await end(store, "over")  # years ago
+        await outboxed(store, "untold")
+        await outboxed(store, "told")
+        await store.delivered("shop", ["told"])
+        for name, keep_until in (("over", START), ("now", now + DAY), ("forever", FOREVER), ("always", None)):
+            await store.put_entry(Entry(app="shop", kind="event", name=name, body=b"", keep_until=keep_until))
 
     play(removing, scenario)
     with MongoClient[dict[str, object]](removing) as client:
         there, deadline = client.get_default_database().holdfast_invocations, time.monotonic() + 30
-        while there.find_one({"id": "over"}) and time.monotonic() < deadline:
+        entries, gone = client.get_default_database().holdfast_entries, {"id": {"$in": ["over", "told"]}}
+        while (there.find_one(gone) or entries.find_one({"name": "over"})) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert sorted(str(found["id"]) for found in there.find()) == ["forever", "live", "now"]
+        assert sorted(str(found["id"]) for found in there.find()) == ["forever", "live", "now", "untold"]
+        assert sorted(str(found["name"]) for found in entries.find()) == ["always", "forever", "now"]
 
 
 def test_the_date_that_the_index_reads_is_that_of_the_record(mongo_url: str) -> None:
@@ -65,6 +73,37 @@ def test_the_date_that_the_index_reads_is_that_of_the_record(mongo_url: str) -> 
     assert a["retain_until"] == START + 0.25 + RETENTION_SECONDS
     assert a["expires_at"] == dt.datetime.fromtimestamp(START + 0.25 + RETENTION_SECONDS, dt.UTC)
     assert (b["retain_until"], "expires_at" in b) == (FOREVER, False)
+
+
+def test_the_date_is_there_once_everybody_was_told(mongo_url: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for id in "ac":
+            await outboxed(store, id, at=START + 0.25)
+        await outboxed(store, "b", terms=Terms(retention={"success": None}))
+        await store.delivered("shop", ["a", "b"])
+
+    play(mongo_url, scenario)
+    with MongoClient[dict[str, object]](mongo_url, tz_aware=True) as client:
+        a, b, c = client.get_default_database().holdfast_invocations.find().sort("id")
+    assert a["expires_at"] == dt.datetime.fromtimestamp(START + 0.25 + RETENTION_SECONDS, dt.UTC)
+    assert [(one["retain_until"], "expires_at" in one, "outbox" in one) for one in (b, c)] == [
+        (FOREVER, False, False),
+        (START + 0.25 + RETENTION_SECONDS, False, True),
+    ]
+
+
+def test_the_look_for_those_to_be_told_costs_what_it_finds(mongo_url: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for number in range(30):
+            await end(store, f"{number:02}", at=START + number)
+        await outboxed(store, "a", at=START + 5)
+        there = store._collection("holdfast_invocations")
+        for app, keys in (("shop", 2), ("another", 1)):
+            wanted = {"app": app, "outbox": {"$exists": True}, "changed_at": {"$lte": START + 9}}
+            plan = (await there.find(wanted, hint="outbox").explain())["executionStats"]
+            assert plan["totalKeysExamined"] <= keys
+
+    play(mongo_url, scenario)
 
 
 def test_what_an_older_version_has_ended_is_told_how_long_it_is_kept(mongo_url: str) -> None:

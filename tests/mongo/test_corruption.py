@@ -21,6 +21,7 @@ from holdfast.store.contract import Filter
 from holdfast.store.mongo.retry import is_about_the_document
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_limits import KEY, bounded, limited
+from holdfast.testing.conformance_outbox import end
 from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
@@ -43,6 +44,7 @@ DAMAGE: dict[str, dict[str, Any]] = {
     "rank is a text": {"$set": {"rank": "high"}},
     "rank is missing": {"$unset": {"rank": ""}},
     "task is a number": {"$set": {"task": 7}},
+    "origin is a text": {"$set": {"origin": "somewhere"}},
 }
 STOPS_A_PIPELINE = ("history is a text", "epoch is a text", "attempt is a list", "version is true")
 
@@ -96,6 +98,35 @@ def test_a_bad_document_among_candidates_is_set_aside_and_the_others_are_claimed
 
     play(mongo_url, scenario, events)
     assert [facts["id"] for facts in events.named("quarantine")] == ["c"]
+
+
+@pytest.mark.parametrize("how", [{"outbox": "t"}, {"outbox": [1]}, {"origin": {"depth": "deep"}}, {"history": 1}])
+def test_an_unreadable_end_is_set_aside_and_the_others_are_told(mongo_url: str, raw: Raw, how: dict[str, Any]) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        for id in "abc":
+            await end(store, id)
+        raw.holdfast_invocations.update_many({"id": {"$in": ["a", "b"]}}, {"$set": how})
+        assert ids_of(await store.outboxes("shop", START, 2)) == ["c"]
+        assert sorted(aside.id for aside in await store.quarantined("shop")) == ["a", "b"]
+        assert ids_of(await store.get("shop", ["a", "b"])) == [None, None]
+
+    play(mongo_url, scenario, events)
+    assert sorted(facts["id"] for facts in events.named("quarantine")) == ["a", "b"]
+
+
+def test_an_unreadable_end_that_is_too_large_to_move_stops_nobody(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for id in "ab":
+            await end(store, id)
+        size = len(bson.encode(raw.holdfast_invocations.find_one({"id": "a"}) or {}))
+        full = {"arguments": b"x" * (16 * 2**20 - size - 100), "outbox": [1]}
+        raw.holdfast_invocations.update_one({"id": "a"}, {"$set": full})
+        assert ids_of(await store.outboxes("shop", START, 2)) == ["b"]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
+
+    play(mongo_url, scenario)
 
 
 @pytest.mark.parametrize("how", STOPS_A_PIPELINE)

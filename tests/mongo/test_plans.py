@@ -129,6 +129,7 @@ async def stocked(store: MongoStore) -> None:
         await store.insert(limited[60:])
         for n in range(30):
             await store.pause_queue(paused(f"q{n}", app))
+            await store.put_entry(Entry(app=app, kind="event", name=f"e{n:02}", body=b"{}", keep_until=START + n))
         for n in range(3):
             await store.enrol(runner(f"r{n}", app=app))
             await store.put_execution(app, execution(f"e{n}", service=f"s{n}"))
@@ -196,6 +197,8 @@ STEPS: dict[str, Step] = {
     "entries": lambda store: store.entries("shop", "schedule"),
     "entries by name": lambda store: store.entries("shop", "schedule", ["nightly", "weekly"]),
     "due_entries": lambda store: store.due_entries("shop", "schedule", 5),
+    "latest_entries": lambda store: store.latest_entries("shop", "schedule", 5),
+    "latest_entries before": lambda store: store.latest_entries("shop", "schedule", 5, "s"),
     "remove_entry": lambda store: store.remove_entry(replace(ENTRY, version=2)),
     "find all": lambda store: store.find("shop", Filter(), 10),
     "find next page": lambda store: store.find("shop", Filter(before_id=f"{TASK}040"), 10),

@@ -130,6 +130,7 @@ OPERATIONS: dict[str, Operation] = {
     "put_entry": lambda store: store.put_entry(ENTRY),
     "entries": lambda store: store.entries("shop", "schedule"),
     "due_entries": lambda store: store.due_entries("shop", "schedule", 5),
+    "latest_entries": lambda store: store.latest_entries("shop", "schedule", 5),
     "remove_entry": lambda store: store.remove_entry(ENTRY),
     "find": lambda store: store.find("shop", Filter(), 10),
     "counts": lambda store: store.counts("shop"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pymongo import MongoClient
 from tests.mongo.tools import Events, make_store, opened, play
 from tests.mongod import Mongod
@@ -20,6 +21,7 @@ from holdfast import App
 from holdfast.cli.program import _make
 from holdfast.clock import Clock
 from holdfast.errors import StoreReadOnly, StoreUnauthorised, StoreUnavailable
+from holdfast.lifecycle.records import Entry
 from holdfast.store import open_store
 from holdfast.store.contract import Observe, Store
 from holdfast.store.mongo import schema
@@ -29,7 +31,7 @@ from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance import StoreConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
 from holdfast.testing.conformance_reads import ReadConformance
-from holdfast.testing.samples import Stage, ids_of, invocation, wish
+from holdfast.testing.samples import START, Stage, ids_of, invocation, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -181,6 +183,22 @@ def test_a_submitter_submits_and_a_runner_runs(empty: Mongod) -> None:
             assert len(submitter.runners()) == 1
         waiting = ship.submit(9)
         assert "no runner is alive" in waiting.explain()
+
+
+def test_a_submitter_puts_events_and_changes_none(empty: Mongod) -> None:
+    event = Entry(app="shop", kind="event", name="e1", body=b"{}", keep_until=START)
+
+    async def scenario(store: MongoStore) -> None:
+        assert await store.put_entry(event)
+        assert await store.put_entry(event), "again"
+        assert list(await store.latest_entries("shop", "event", 5)) == [event]
+        for refused in (store.put_entry(replace(event, version=2)), store.remove_entry(event)):
+            with pytest.raises(StoreReadOnly):
+                await refused
+        with pytest.raises(StoreReadOnly):
+            await store.delivered("shop", ["a"])
+
+    play(url(empty, "submitter"), scenario)
 
 
 def test_a_submitter_and_a_monitor_cannot_run_anything(empty: Mongod) -> None:

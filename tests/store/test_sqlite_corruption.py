@@ -20,6 +20,7 @@ from holdfast.lifecycle.changes import MISSING
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
+from holdfast.testing.conformance_outbox import end
 from holdfast.testing.samples import START, Stage, ids_of, invocation, owned, wish
 
 Meddle = Callable[..., list[Any]]
@@ -53,6 +54,22 @@ def test_a_claim_sets_an_unreadable_row_aside_and_takes_the_others(stage: Stage,
         assert [facts["id"] for event, facts in stage.reports if event == "quarantine"] == ["b"]
         assert list(await store.get("shop", ["b"])) == [None]
         assert await store.counts("shop") == {Status.RUNNING: 2}
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES.values(), "outbox = 't'", "outbox = '[1]'", "origin = '[]'"])
+def test_an_unreadable_end_is_set_aside_and_the_others_are_told(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        for id in "abc":
+            await end(store, id)
+        spoil(meddle, damage)
+        spoil(meddle, damage, "a")
+        assert ids_of(await store.outboxes("shop", START, 2)) == ["c"]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["a", "b"]
+        assert list(await store.get("shop", ["b"])) == [None]
+        await store.delivered("shop", ["c"])
+        assert ids_of(await store.outboxes("shop", START, 2)) == []
 
     stage.play(scenario)
 

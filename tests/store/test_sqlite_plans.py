@@ -11,7 +11,7 @@ import pytest
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended, Filter
-from holdfast.store.sqlite import archive, jobs, listing, queries, queues, schema
+from holdfast.store.sqlite import archive, entries, jobs, listing, queries, queues, schema
 from holdfast.store.sqlite.rows import COLUMNS, to_row
 from holdfast.testing.samples import LANE, START, ids_of, invocation, wish
 
@@ -42,6 +42,9 @@ def statements() -> dict[str, str]:
     fixed = {name: text for name, text in vars(queries).items() if name.isupper() and " " in str(text).strip()}
     fixed |= {
         f"queues.{name}": text for name, text in vars(queues).items() if name.isupper() and " " in str(text).strip()
+    }
+    fixed |= {
+        f"entries.{name}": text for name, text in vars(entries).items() if name.isupper() and " " in str(text).strip()
     }
     named = {name: str(text) for name, text in fixed.items() if str(text).split()[0] in SQL_VERBS}
     made = {f"heads_of({n})": queries.heads_of(n) for n in (1, queries.MOST_ROWS)}
@@ -114,6 +117,23 @@ def test_what_repeats_another_is_found_by_it(connection: sqlite3.Connection) -> 
     assert "holdfast_rerun (app=? AND rerun_of=?" in plan[0]
 
 
+@pytest.mark.parametrize(
+    ("statement", "search"),
+    [
+        (queries.OUTBOXES, "holdfast_outbox (app=? AND changed_at<?"),
+        (queries.EXPIRED, "holdfast_retained (app=? AND retain_until<?"),
+        (queries.DELIVERED, "holdfast_identity (app=? AND id=?"),
+        (entries.EXPIRED, "holdfast_entries_kept (app=? AND keep_until>? AND keep_until<?"),
+        (entries.LATEST_BEFORE, "PRIMARY KEY (app=? AND kind=? AND name<?"),
+    ],
+)
+def test_what_is_over_and_what_is_to_be_told_is_found_by_its_index(
+    connection: sqlite3.Connection, statement: str, search: str
+) -> None:
+    (line,) = plan_of(connection, statement)
+    assert search in line
+
+
 def test_a_filter_is_answered_by_what_is_rarest(connection: sqlite3.Connection) -> None:
     rows = [
         to_row(invocation(f"i{n:04}", task=f"t{n % 2}", queue="rare" if n == 7 else "default")) for n in range(1500)
@@ -138,6 +158,8 @@ def test_the_statements_are_found() -> None:
         "SILENT",
         "OWNERS",
         "queues.READY_DEPTHS",
+        "entries.EXPIRED",
+        "OUTBOXES",
     } <= statements().keys()
 
 

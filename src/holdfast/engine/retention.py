@@ -42,7 +42,7 @@ async def remove_expired(store: Store, app: str) -> bool:
             more = False
             break
     if removed:
-        log.info("removed %d invocations whose retention is over", removed)
+        log.info("removed %d invocations and entries that need not be kept longer", removed)
     return more
 
 

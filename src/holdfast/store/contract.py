@@ -379,8 +379,9 @@ class Store(Protocol):
         ...
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
-        """Remove ended invocations without an outbox that need not be kept until that time, longest over first; how
-        many there were. A store with `TTL` does that by itself, too. Idempotent: yes.
+        """Remove ended invocations without an outbox that need not be kept until that time, longest over first, and
+        then entries for which the same holds; how many there were. A store with `TTL` does that by itself, too.
+        Idempotent: yes.
         """
         ...
 
@@ -404,6 +405,13 @@ class Store(Protocol):
 
     async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
         """The entries of a kind that have a `due_at`. Order: soonest first, then by name."""
+        ...
+
+    async def latest_entries(self, app: str, kind: str, limit: int, before: str | None = None) -> Sequence[Entry]:
+        """The entries of a kind with the largest names, or with the largest that are smaller than `before`.
+
+        Order: largest name first.
+        """
         ...
 
     async def remove_entry(self, entry: Entry) -> bool:

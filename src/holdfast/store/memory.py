@@ -232,7 +232,8 @@ class MemoryStore(MemoryBeside):
         with self._lock:
             over = [(r.retain_until, r.id) for r in self._of(app) if _is_over(r) and r.retain_until is not None]
             gone = sorted(each for each in over if each[0] <= at)[:limit]
-            return self._remove([self._records[app, id] for _, id in gone])
+            removed = self._remove([self._records[app, id] for _, id in gone])
+            return removed + self._remove_expired_entries(app, at, limit - removed)
 
     async def retain_old(self, app: str, after: str, limit: int) -> str | None:
         return None  # it is never older than this code

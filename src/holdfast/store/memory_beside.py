@@ -191,6 +191,17 @@ class MemoryBeside:
         dated = [(e.due_at, e.name, e) for e in await self.entries(app, kind) if e.due_at is not None]
         return [entry for _, _, entry in sorted(dated, key=lambda each: each[:2])][:limit]
 
+    async def latest_entries(self, app: str, kind: str, limit: int, before: str | None = None) -> Sequence[Entry]:
+        found = [entry for entry in await self.entries(app, kind) if before is None or entry.name < before]
+        return found[::-1][:limit]
+
+    def _remove_expired_entries(self, app: str, at: float, limit: int) -> int:
+        dated = [(e.keep_until, name) for name, e in self._entries.items() if e.app == app and e.keep_until is not None]
+        gone = sorted(each for each in dated if each[0] <= at)[:limit]
+        for _, name in gone:
+            del self._entries[name]
+        return len(gone)
+
     async def remove_entry(self, entry: Entry) -> bool:
         with self._lock:
             name = entry.app, entry.kind, entry.name

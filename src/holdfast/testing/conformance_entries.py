@@ -7,9 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.lifecycle import changes
 from holdfast.lifecycle.records import Entry
-from holdfast.store.contract import Ability, Store
-from holdfast.testing.samples import START, Stage
+from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
+from holdfast.store.contract import Ability, Filter, Store
+from holdfast.testing.samples import START, Stage, owned
 
 
 def entry(name: str = "nightly", **fields: Any) -> Entry:
@@ -23,7 +25,7 @@ async def names(store: Store, kind: str = "schedule") -> list[str]:
 
 class EntryConformance:
     def test_an_entry_comes_back_as_it_was_put(self, stage: Stage) -> None:
-        made = entry(due_at=START + 0.123456789)
+        made = entry(due_at=START + 0.123456789, keep_until=START + 86_400.123456789)
 
         async def write(store: Store) -> None:
             assert await store.put_entry(made)
@@ -84,6 +86,59 @@ class EntryConformance:
             assert not await store.remove_entry(first)
             assert await names(store) == []
             assert await store.put_entry(first), "the name is free again"
+
+        stage.play(scenario)
+
+    def test_the_latest_come_in_pages(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for name in ("a", "é", "b2", "b10", "日本", "B"):
+                await store.put_entry(entry(name, kind="event"))
+            await store.put_entry(entry("z"))
+            await store.put_entry(entry("z", kind="event", app="another"))
+
+            async def page(limit: int, before: str | None = None) -> list[str]:
+                return [each.name for each in await store.latest_entries("shop", "event", limit, before)]
+
+            assert await page(9) == ["日本", "é", "b2", "b10", "a", "B"]
+            assert await page(2) == ["日本", "é"]
+            assert await page(2, "é") == ["b2", "b10"]
+            assert await page(9, "b11") == ["b10", "a", "B"]
+            assert await page(9, "B") == []
+            assert await page(0) == []
+
+        stage.play(scenario)
+
+    def test_what_need_not_be_kept_longer_is_removed_in_batches(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for number in range(5):
+                await store.put_entry(entry(f"{number}", keep_until=START - number))
+            await store.put_entry(entry("2", version=2, keep_until=START + 9))
+            await store.put_entry(entry("3", version=2))
+            await store.put_entry(entry("always", keep_until=FOREVER))
+            await store.put_entry(entry("4", app="another", keep_until=START))
+            assert await store.remove_expired("shop", START - 5, 10) == 0
+            assert await store.remove_expired("shop", START, 0) == 0
+            assert await store.remove_expired("shop", START, 1) == 1
+            assert await names(store) == ["0", "1", "2", "3", "always"]
+            assert [await store.remove_expired("shop", START, 1) for _ in range(3)] == [1, 1, 0]
+            assert await names(store) == ["2", "3", "always"]
+            assert await store.remove_expired("shop", START + 9, 10) == 1
+            assert await names(store) == ["3", "always"]
+            assert len(await store.entries("another", "schedule")) == 1
+
+        stage.play(scenario)
+
+    def test_a_batch_removes_invocations_first_and_entries_with_what_is_left(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            over = START + RETENTION_SECONDS
+            for id in ("a", "b"):
+                record = await owned(store, id)
+                await store.apply([changes.completed(record, result=b"", operation=f"end {id}", at=START)])
+            for number in range(3):
+                await store.put_entry(entry(f"{number}", keep_until=START))
+            assert await store.remove_expired("shop", over, 3) == 3
+            assert (len(await store.find("shop", Filter(), 9)), len(await names(store))) == (0, 2)
+            assert await store.remove_expired("shop", over, 3) == 2
 
         stage.play(scenario)
 

@@ -25,7 +25,17 @@ from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.pacing import amended
 from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import PLAIN, FailedAttempt, InvocationRecord, RunnerRecord, Terms, lane_of
+from holdfast.lifecycle.records import (
+    PLAIN,
+    Entry,
+    FailedAttempt,
+    InvocationRecord,
+    Origin,
+    RunnerRecord,
+    Terms,
+    lane_of,
+)
+from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.status import OWNED, TABLE, Status
 from holdfast.store.contract import Ended, Filter, Store
 from holdfast.store.memory import MemoryStore
@@ -60,6 +70,7 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
     more |= {"due_at": START + draw(SHIFTS), "arguments": draw(st.binary(max_size=3))}
     more |= {"key": draw(st.none() | KEYS), "twin": draw(st.none() | KEYS), "parent_id": draw(st.none() | IDS)}
     more |= {"start_by": draw(st.none() | SHIFTS.map(lambda shift: START + shift))}
+    more |= {"origin": draw(st.none() | st.just(Origin(trigger="t", depth=1)))}
     more |= {"limit_key": draw(st.none() | KEYS), "terms": draw(st.sampled_from([PLAIN, Terms(retries={"kind": "?"})]))}
     return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
 
@@ -193,6 +204,7 @@ class StoreMachine(RuleBasedStateMachine):
                     "errors": st.just((FailedAttempt(number=1, attempt=1, at=START, error=ERROR),)),
                     "fingerprint": st.none() | st.just("f"),
                     "cancellation": st.just(CANCELLATION),
+                    "outbox": st.sampled_from([("t",), ("t", "u")]),
                 },
             )
         )
@@ -232,6 +244,31 @@ class StoreMachine(RuleBasedStateMachine):
     def release_waiters(self, app: str, wishes: list[Release], operation: str) -> None:
         at = self.clock.now()
         self.seen += self.both(lambda store: store.release_waiters(app, wishes, operation=operation, at=at))
+
+    @rule(app=APPS, ids=st.lists(IDS, max_size=3))
+    def delivered(self, app: str, ids: list[str]) -> None:
+        self.both(lambda store: store.delivered(app, ids))
+
+    @rule(app=APPS, ids=st.lists(IDS, max_size=3), seconds=SHIFTS, limit=st.integers(0, 2))
+    def remove(self, app: str, ids: list[str], seconds: float, limit: int) -> None:
+        self.both(lambda store: store.remove_ended(app, ids))
+        at = self.clock.now() + seconds
+        self.both(lambda store: store.remove_final(app, at, limit))
+        self.both(lambda store: store.remove_expired(app, at + RETENTION_SECONDS, limit))
+
+    @rule(
+        app=APPS,
+        name=st.sampled_from(["a", "b", "c"]),
+        version=st.sampled_from([1, 1, 2, 3]),
+        keep_until=st.none() | SHIFTS.map(lambda shift: START + RETENTION_SECONDS + shift),
+    )
+    def put_entry(self, app: str, name: str, version: int, keep_until: float | None) -> None:
+        entry = Entry(app=app, kind="event", name=name, body=b"", version=version, keep_until=keep_until)
+        self.both(lambda store: store.put_entry(entry))
+
+    @rule(app=APPS, limit=st.integers(0, 2), before=st.none() | st.sampled_from(["a", "b", "z"]))
+    def latest_entries(self, app: str, limit: int, before: str | None) -> None:
+        self.both(lambda store: store.latest_entries(app, "event", limit, before))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=4))
     def get(self, app: str, ids: list[str]) -> None:
@@ -282,6 +319,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.both(lambda store, app=app: store.owners(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.waiting_keys(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.start_limits(app, 3))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.outboxes(app, self.clock.now(), 3))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.entries(app, "event"))  # type: ignore[misc]
 
     @invariant()
     def no_slot_has_two_holders_and_no_key_more_than_its_limit(self) -> None:

@@ -213,6 +213,10 @@ class MongoBeside(MongoBase):
         there = self._collection(schema.ENTRIES, majority=True)
         return await self._ask("due entries", lambda again: entries.due(there, app, kind, limit))
 
+    async def latest_entries(self, app: str, kind: str, limit: int, before: str | None = None) -> Sequence[Entry]:
+        there = self._collection(schema.ENTRIES, majority=True)
+        return await self._ask("latest entries", lambda again: entries.latest(there, app, kind, limit, before))
+
     async def remove_entry(self, entry: Entry) -> bool:
         there = self._collection(schema.ENTRIES)
         return await self._ask("remove entry", lambda again: entries.remove(there, entry))

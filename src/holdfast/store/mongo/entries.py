@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 
-from pymongo import ASCENDING
+from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
 from holdfast.lifecycle.records import Entry
+from holdfast.lifecycle.retention import FOREVER
 from holdfast.store.mongo.documents import Document, key_of
 
 Entries = AsyncCollection[Document]
 
 
 async def put(entries: Entries, entry: Entry) -> bool:
-    key, facts = _key(entry), {"body": entry.body, "version": entry.version}
-    if entry.due_at is not None:
-        facts["due_at"] = entry.due_at
+    key, facts = _key(entry), _facts(entry)
     names: Document = {"app": entry.app, "kind": entry.kind, "name": entry.name}
     if entry.version == 1:
         try:
@@ -52,12 +52,42 @@ async def due(entries: Entries, app: str, kind: str, limit: int) -> list[Entry]:
     return [_entry(found) for found in await entries.find(wanted, hint="due").sort(order).limit(limit).to_list()]
 
 
+async def latest(entries: Entries, app: str, kind: str, limit: int, before: str | None) -> list[Entry]:
+    """Index: named."""
+    if limit <= 0:
+        return []
+    wanted: Document = {"app": app, "kind": kind} | ({} if before is None else {"name": {"$lt": before}})
+    cursor = entries.find(wanted, hint="named").sort([("name", DESCENDING)]).limit(limit)
+    return [_entry(found) for found in await cursor.to_list()]
+
+
+async def remove_expired(entries: Entries, app: str, at: float, limit: int) -> int:
+    """Index: expires. One that was changed meanwhile, and is kept longer, stays."""
+    if limit <= 0:
+        return 0
+    over: Document = {"expires_at": {"$lte": dt.datetime.fromtimestamp(at, dt.UTC)}}
+    found = entries.find(over | {"app": app}, {"_id": True}, hint="expires").sort([("expires_at", ASCENDING)])
+    keys = [one["_id"] for one in await found.limit(limit).to_list()]
+    return (await entries.delete_many({"_id": {"$in": keys}} | over)).deleted_count if keys else 0
+
+
 async def remove(entries: Entries, entry: Entry) -> bool:
     return (await entries.delete_one({"_id": _key(entry), "version": entry.version})).deleted_count > 0
 
 
 def _key(entry: Entry) -> str:
     return key_of(entry.app, f"{entry.kind}|{entry.name}")
+
+
+def _facts(entry: Entry) -> Document:
+    facts: Document = {"body": entry.body, "version": entry.version}
+    if entry.due_at is not None:
+        facts["due_at"] = entry.due_at
+    if entry.keep_until is not None:
+        facts["keep_until"] = entry.keep_until
+        if entry.keep_until < FOREVER:
+            facts["expires_at"] = dt.datetime.fromtimestamp(entry.keep_until, dt.UTC)
+    return facts
 
 
 def _entry(found: Document) -> Entry:
@@ -68,4 +98,5 @@ def _entry(found: Document) -> Entry:
         body=bytes(found["body"]),
         version=found["version"],
         due_at=found.get("due_at"),
+        keep_until=found.get("keep_until"),
     )

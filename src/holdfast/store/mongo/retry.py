@@ -94,7 +94,7 @@ READS = frozenset(
     {
         *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners", "executions"),
         *("quarantined", "check", "exists", "waiting keys", "slot holders", "in the way", "ended"),
-        *("queue depths", "pauses", "start limits", "entries", "due entries", "outboxes"),
+        *("queue depths", "pauses", "start limits", "entries", "due entries", "latest entries", "outboxes"),
     }
 )
 """The operations that write nothing."""

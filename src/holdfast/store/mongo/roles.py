@@ -1,7 +1,7 @@
 """Least privilege: the roles that each kind of process needs, and not more.
 
-A *submitter* may store work and look at it. A *runner* may also change and remove what Holdfast keeps, and nothing
-else. A *monitor* may only look. An *admin* may make and repair collections and indexes too: whoever runs
+A *submitter* may store work and events, and look at them. A *runner* may also change and remove what Holdfast keeps,
+and nothing else. A *monitor* may only look. An *admin* may make and repair collections and indexes too: whoever runs
 ``holdfast store prepare`` once, before the others come. No role reaches outside Holdfast's own collections.
 """
 
@@ -27,6 +27,7 @@ def _granted(role: str) -> dict[str, Sequence[str]]:
     if role == "submitter":
         return looks | {
             schema.INVOCATIONS: (*LOOK, "insert"),
+            schema.ENTRIES: (*LOOK, "insert"),
             schema.PAYLOADS: (*LOOK, *_ADD),
             schema.PIECES: (*LOOK, *_ADD),
             schema.SIGNALS: (*LOOK, *_HEAR),

@@ -189,6 +189,13 @@ INDEXES = (
         "the entries of a kind that are due next",
         {"partialFilterExpression": {"due_at": {"$exists": True}}},
     ),
+    Index(
+        ENTRIES,
+        "expires",
+        _up("expires_at"),
+        "removes entries that need not be kept longer",
+        {"expireAfterSeconds": 0, "partialFilterExpression": {"expires_at": {"$exists": True}}},
+    ),
     Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),

@@ -41,7 +41,7 @@ from holdfast.lifecycle.records import (
 )
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Ended, Filter, Finding
-from holdfast.store.mongo import archive, connection, limits, queries, schema
+from holdfast.store.mongo import archive, connection, entries, limits, queries, schema
 from holdfast.store.mongo.beside import MongoBeside
 from holdfast.store.mongo.documents import (
     Document,
@@ -247,8 +247,11 @@ class MongoStore(MongoBeside):
         return await self._ask("remove ended", lambda again: archive.remove(invocations, keys))
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
-        invocations = self._collection(schema.INVOCATIONS)
-        return await self._ask("remove expired", lambda again: archive.remove_expired(invocations, app, at, limit))
+        return await self._ask("remove expired", lambda again: self._remove_expired(app, at, limit))
+
+    async def _remove_expired(self, app: str, at: float, limit: int) -> int:
+        removed = await archive.remove_expired(self._collection(schema.INVOCATIONS), app, at, limit)
+        return removed + await entries.remove_expired(self._collection(schema.ENTRIES), app, at, limit - removed)
 
     async def retain_old(self, app: str, after: str, limit: int) -> str | None:
         invocations = self._collection(schema.INVOCATIONS)

@@ -16,7 +16,7 @@ from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms
 from holdfast.lifecycle.retention import OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
-from holdfast.store.sqlite import queries
+from holdfast.store.sqlite import entries, queries
 from holdfast.store.sqlite.jobs import SetAside
 from holdfast.store.sqlite.payloads import forget
 from holdfast.store.sqlite.rows import LIST, from_row
@@ -46,8 +46,9 @@ def listing(app: str, where: Ended, limit: int) -> tuple[str, list[object]]:
 
 
 def outboxes(connection: sqlite3.Connection, app: str, before: float, limit: int) -> list[InvocationRecord]:
-    """Raises `CorruptRecord`."""
-    return [from_row(row) for _, *row in connection.execute(queries.OUTBOXES, (app, before, limit))]
+    """Raises `CorruptRecord`, after it has read all of them: a query left open would hold what it saw."""
+    rows = connection.execute(queries.OUTBOXES, (app, before, limit)).fetchall()
+    return [from_row(row) for _, *row in rows]
 
 
 def readable_outboxes(
@@ -74,7 +75,8 @@ def remove_final(connection: sqlite3.Connection, app: str, before: float, limit:
 
 
 def remove_expired(connection: sqlite3.Connection, app: str, at: float, limit: int) -> int:
-    return _remove(connection, app, connection.execute(queries.EXPIRED, (app, at, limit)).fetchall())
+    removed = _remove(connection, app, connection.execute(queries.EXPIRED, (app, at, limit)).fetchall())
+    return removed + entries.remove_expired(connection, app, at, limit - removed)
 
 
 def remove_ended(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> int:

@@ -7,26 +7,36 @@ from collections.abc import Sequence
 
 from holdfast.lifecycle.records import Entry
 
-_COLUMNS = "app, kind, name, body, version, due_at"
+_COLUMNS = "app, kind, name, body, version, due_at, keep_until"
 
-INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 UPDATE = """
-UPDATE holdfast_entries SET body = ?, version = ?, due_at = ? WHERE app = ? AND kind = ? AND name = ? AND version = ?
+UPDATE holdfast_entries SET body = ?, version = ?, due_at = ?, keep_until = ?
+WHERE app = ? AND kind = ? AND name = ? AND version = ?
 """
 GET = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
 LIST = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? ORDER BY name"
 DUE = f"""
 SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND due_at IS NOT NULL ORDER BY due_at, name LIMIT ?
 """  # holdfast_entries_due
+LATEST = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? ORDER BY name DESC LIMIT ?"
+LATEST_BEFORE = f"""
+SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name < ? ORDER BY name DESC LIMIT ?
+"""
+EXPIRED = """
+SELECT app, kind, name FROM holdfast_entries
+WHERE app = ? AND keep_until IS NOT NULL AND keep_until <= ? ORDER BY keep_until LIMIT ?
+"""  # holdfast_entries_kept
+DELETE = "DELETE FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
 REMOVE = "DELETE FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ? AND version = ?"
 
 
 def put(connection: sqlite3.Connection, entry: Entry) -> bool:
     e, name = entry, (entry.app, entry.kind, entry.name)
     if e.version == 1:
-        done = connection.execute(INSERT, (*name, e.body, e.version, e.due_at)).rowcount
+        done = connection.execute(INSERT, (*name, e.body, e.version, e.due_at, e.keep_until)).rowcount
     else:
-        done = connection.execute(UPDATE, (e.body, e.version, e.due_at, *name, e.version - 1)).rowcount
+        done = connection.execute(UPDATE, (e.body, e.version, e.due_at, e.keep_until, *name, e.version - 1)).rowcount
     return done > 0 or [_entry(row) for row in connection.execute(GET, name)] == [entry]
 
 
@@ -40,12 +50,24 @@ def due(connection: sqlite3.Connection, app: str, kind: str, limit: int) -> list
     return [_entry(row) for row in connection.execute(DUE, (app, kind, limit))]
 
 
+def latest(connection: sqlite3.Connection, app: str, kind: str, limit: int, before: str | None) -> list[Entry]:
+    if before is None:
+        return [_entry(row) for row in connection.execute(LATEST, (app, kind, limit))]
+    return [_entry(row) for row in connection.execute(LATEST_BEFORE, (app, kind, before, limit))]
+
+
+def remove_expired(connection: sqlite3.Connection, app: str, at: float, limit: int) -> int:
+    gone = connection.execute(EXPIRED, (app, at, limit)).fetchall()
+    connection.executemany(DELETE, gone)
+    return len(gone)
+
+
 def remove(connection: sqlite3.Connection, entry: Entry) -> bool:
     return connection.execute(REMOVE, (entry.app, entry.kind, entry.name, entry.version)).rowcount > 0
 
 
 def _entry(row: Sequence[object]) -> Entry:
-    app, kind, name, body, version, due_at = row
+    app, kind, name, body, version, due_at, keep_until = row
     return Entry(
         app=str(app),
         kind=str(kind),
@@ -53,4 +75,5 @@ def _entry(row: Sequence[object]) -> Entry:
         body=bytes(body),  # type: ignore[call-overload]
         version=version,  # type: ignore[arg-type]
         due_at=due_at,  # type: ignore[arg-type]
+        keep_until=keep_until,  # type: ignore[arg-type]
     )

@@ -192,9 +192,12 @@ MIGRATIONS: dict[int, list[str]] = {
             body BLOB NOT NULL,
             version INTEGER NOT NULL,
             due_at REAL,
+            keep_until REAL,
             PRIMARY KEY (app, kind, name)
         ) STRICT, WITHOUT ROWID
         """,
+        # Serves the removal of entries that need not be kept longer.
+        "CREATE INDEX holdfast_entries_kept ON holdfast_entries (app, keep_until) WHERE keep_until IS NOT NULL",
         "CREATE INDEX holdfast_entries_due ON holdfast_entries (app, kind, due_at, name) WHERE due_at IS NOT NULL",
         # Serves `find` by queue. Most is in the default queue, and found soon in `identity`.
         "CREATE INDEX holdfast_queue ON holdfast_invocations (app, queue, id) WHERE queue <> 'default'",

@@ -371,6 +371,9 @@ class SqliteStore:
     async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
         return await self._read(lambda connection: entries.due(connection, app, kind, limit))
 
+    async def latest_entries(self, app: str, kind: str, limit: int, before: str | None = None) -> Sequence[Entry]:
+        return await self._read(lambda connection: entries.latest(connection, app, kind, limit, before))
+
     async def remove_entry(self, entry: Entry) -> bool:
         return await self._write(lambda connection: entries.remove(connection, entry))
 
