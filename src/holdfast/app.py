@@ -25,6 +25,7 @@ from holdfast.clock import Clock, Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
 from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name, valid_weights
 from holdfast.embedded import EmbeddedRunner
+from holdfast.emitting import Emitting
 from holdfast.engine.core import Duties, Engine
 from holdfast.engine.declarations import Declaration
 from holdfast.engine.definition import TaskDefinition, is_redefined, where_of
@@ -38,6 +39,7 @@ from holdfast.invocation import End, Invocation, outcome_of
 from holdfast.lifecycle.explain import Explanation, Surroundings, explain, living
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.lifecycle.triggers import TriggerRecord
 from holdfast.masking import mask_url
 from holdfast.queues import Queues
 from holdfast.schedules import cron
@@ -46,6 +48,7 @@ from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
 from holdfast.task import AsyncTask, Submittable, Task
+from holdfast.triggering import evaluators, tick_declarations, trigger_records
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +59,7 @@ DEFAULT_NAME = "default"
 log = logging.getLogger("holdfast.engine")
 
 
-class App(Archived):
+class App(Archived, Emitting):
     """Tasks, and the store that their invocations live in.
 
     `url` is ``sqlite:///shop.db``, ``memory://`` or what a plug-in provides; without it the setting `url`
@@ -124,7 +127,8 @@ class App(Archived):
         gets a `SoftTimeout`. What was not started within `expires` ends with `Expired`. What is cancelled has
         `cancel_grace` to clean up, and what it has submitted is cancelled with it, unless ``cancel_children=False``.
         `triggers` call the task by themselves, while runners run: ``triggers=[cron("0 9 * * mon-fri",
-        timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`.
+        timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`; and when
+        something happens: ``on_event("order.created")``, ``on_status(other, "failed")``, `on_result`, `on_exception`.
         """
         if function is None:
             refuse_unknown(options)
@@ -146,6 +150,8 @@ class App(Archived):
         kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task
         task = kind(self, definition)
         self._tasks.update(dict.fromkeys(definition.names, task))
+        for each in evaluators(self, definition):
+            self._declare(each)
         return task
 
     def register(self, cls: type[T], *, name: str | None = None) -> type[T]:
@@ -263,15 +269,22 @@ class App(Archived):
     def _declarations(self, engine: Engine) -> list[Declaration]:
         """The schedules that the tasks declare."""
         return [
-            Declaration(
-                timing=each.timing,
-                call=call_of(task, engine, each.args, dict(each.kwargs)),
-                rules=each.rules,
-                name=each.name,
-            )
-            for task in self.tasks.values()
-            for each in task.definition.schedules
+            *tick_declarations(list(self.tasks.values())),
+            *[
+                Declaration(
+                    timing=each.timing,
+                    call=call_of(task, engine, each.args, dict(each.kwargs)),
+                    rules=each.rules,
+                    name=each.name,
+                )
+                for task in self.tasks.values()
+                for each in task.definition.schedules
+            ],
         ]
+
+    def _triggers(self) -> list[TriggerRecord]:
+        """The triggers that they declare."""
+        return trigger_records(list(self.tasks.values()), self.name)
 
     @property
     def _duties(self) -> Duties:
@@ -408,6 +421,7 @@ class App(Archived):
                 limits=Limits(settings.inline_limit, settings.payload_limit),
                 chunk_threshold=settings.chunk_threshold,
                 cancel_grace_seconds=settings.cancel_grace_seconds,
+                trigger_max_depth=settings.trigger_max_depth,
             )
 
         return make

@@ -16,6 +16,7 @@ from holdfast.engine.concurrency import RunningConcurrency, concurrency_of
 from holdfast.engine.definition import (
     TaskDefinition,
     TaskSchedule,
+    TaskTrigger,
     import_name,
     place_for,
     retries_of,
@@ -30,6 +31,7 @@ from holdfast.lifecycle.retention import OUTCOMES, SHORTEST_SECONDS
 from holdfast.lifecycle.retries import Policy
 from holdfast.schedule_options import task_schedule
 from holdfast.schedules import Cron, Every, Once
+from holdfast.triggers import Trigger, TriggerBuilder, task_trigger
 
 Executor = Literal["thread", "loop", "process"]
 ConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
@@ -61,7 +63,7 @@ class TaskOptions(TypedDict, total=False):
     expires: Duration | None
     cancel_grace: Duration | None
     cancel_children: bool
-    triggers: Iterable[Cron | Every | Once | TaskSchedule]
+    triggers: Iterable[Cron | Every | Once | TaskSchedule | Trigger | TriggerBuilder]
 
 
 def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
@@ -73,6 +75,7 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         raise UsageError(f"{where_of(function)} is a generator; a task returns one result")
     signature = signature_of(function)
     at_most_once = bool(options.get("at_most_once", False))
+    schedules, triggers = _called_by(signature, options)
     pacing = pacing_of(options.get("debounce"), options.get("debounce_max_wait"), None, options.get("throttle"), None)
     definition = TaskDefinition(
         name=valid_name("task", options.get("name") or import_name(function)),
@@ -99,7 +102,8 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
             keys_for("registration_concurrency", options),
             name="registration_concurrency",
         ),
-        schedules=_schedules(signature, options),
+        schedules=schedules,
+        triggers=triggers,
         raises_on_different_twin=bool(options.get("on_diff_non_key_args_raise", False)),
         pacing=pacing,
         time=TimeLimits(
@@ -213,19 +217,27 @@ def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict
     return kept
 
 
-def _schedules(signature: inspect.Signature, options: TaskOptions) -> tuple[TaskSchedule, ...]:
+def _called_by(
+    signature: inspect.Signature, options: TaskOptions
+) -> tuple[tuple[TaskSchedule, ...], tuple[TaskTrigger, ...]]:
+    """What calls the task by itself: schedules, and triggers."""
     given = options.get("triggers", ())
-    if isinstance(given, Cron | Every | Once | TaskSchedule):
+    if not isinstance(given, Iterable):
         raise InvalidSchedule(f"triggers={given!r}: expected a list, such as [cron('0 3 * * *')]")
-    found = tuple(task_schedule(each) for each in given)
-    for each in found:
+    listed = list(given)
+    triggers = [task_trigger(each, signature) for each in listed if isinstance(each, Trigger | TriggerBuilder)]
+    for trigger in triggers:
+        if trigger.name:
+            valid_name("trigger", trigger.name)
+    schedules = [task_schedule(each) for each in listed if not isinstance(each, Trigger | TriggerBuilder)]
+    for each in schedules:
         if each.name:
             valid_name("schedule", each.name)
         try:
             signature.bind(*each.args, **each.kwargs)
         except TypeError as error:
             raise InvalidSchedule(f"the task cannot be called as {each.timing.describe()} says: {error}") from None
-    return found
+    return tuple(schedules), tuple(triggers)
 
 
 def keys_for(name: Literal["running_concurrency", "registration_concurrency"], options: TaskOptions) -> Iterable[str]:

@@ -102,6 +102,7 @@ class EmbeddedRunner:
             make_crew=self._make_crew,
             hooks=self._app._hooks,
             declared=declared,
+            triggers=self._app._triggers(),
         )
         ready = asyncio.Event()
         self._pid = os.getpid()

@@ -79,6 +79,10 @@ class InvalidSchedule(UsageError, ValueError):
     """A cron expression, a time zone, an interval or an instant that no schedule can have."""
 
 
+class InvalidTrigger(UsageError, ValueError):
+    """A condition that cannot be met or decided, or arguments that the task does not take."""
+
+
 class KeyTaken(UsageError):
     """The idempotency key belongs to another call: the same task, but other arguments."""
 
@@ -250,6 +254,14 @@ class Fatal(HoldfastError):
 
 class WorkerLost(InvocationError):
     """The process that ran the invocation died before it was done. Nobody knows how far it came."""
+
+
+class EventNotFound(UsageError):
+    """No event with this id is in the store."""
+
+
+class TriggerFailed(InvocationError):
+    """A trigger could not make the call that it is for; the invocation says why, and was not run."""
 
 
 class SoftTimeout(HoldfastError):

@@ -142,4 +142,6 @@ def task_schedule(given: object) -> TaskSchedule:
         return given
     if isinstance(given, Cron | Every | Once):
         return TaskSchedule(timing=given)
-    raise InvalidSchedule(f"triggers=[{given!r}]: expected what cron(), every(), once() or scheduled() make")
+    raise InvalidSchedule(
+        f"triggers=[{given!r}]: expected what cron(), every(), once(), scheduled(), on_event(), on_status() and the like make"
+    )

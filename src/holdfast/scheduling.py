@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
+
 from holdfast.declaring import valid_name
 from holdfast.engine.core import Engine
 from holdfast.errors import UsageError
@@ -249,7 +251,14 @@ class Schedules:
 def call_of(task: Submittable[..., Any], engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """A call of a task, to be stored with a schedule. Raises `UsageError` if it does not fit, or is too large."""
     given = task._options
-    others = {"key": given.key, "delay": given.delay_seconds, "at": given.at, "session": given.session}
+    others = {
+        "key": given.key,
+        "delay": given.delay_seconds,
+        "at": given.at,
+        "session": given.session,
+        "expires": given.expires_at,
+        "debounce or throttle": given.pacing,
+    }
     if refused := [f"{name}=" for name, value in others.items() if value]:
         raise UsageError(f"a schedule submits its call again and again, so it has no {', '.join(refused)}")
     record, payloads = task.prepared(engine, args, kwargs)
@@ -267,7 +276,9 @@ def call_of(task: Submittable[..., Any], engine: Engine, args: tuple[Any, ...], 
         priority=record.priority,
         at_most_once=record.at_most_once,
         limit_key=record.limit_key,
-        terms=record.terms,
+        twin=record.twin if task._pacing is None else None,  # ticks are neither debounced nor throttled
+        expires_seconds=task._time.expires,
+        terms=msgspec.structs.replace(record.terms, start_by=None, key_until=None),
     )
 
 

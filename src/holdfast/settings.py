@@ -124,6 +124,12 @@ class Settings:
     archive_retention_seconds: float = _setting(
         7 * 86_400.0, "how long ended work is kept, if its task does not say", low=3_600, high=3_153_600_000
     )
+    event_retention_seconds: float = _setting(
+        7 * 86_400.0, "how long events are kept, with what they caused", low=3_600, high=3_153_600_000
+    )
+    trigger_max_depth: int = _setting(
+        100, "how many triggers may lead from one to the next; what is beyond has gone in a circle", low=1, high=10_000
+    )
     sqlite_synchronous: Literal["full", "normal"] = _setting(
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )

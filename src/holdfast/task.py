@@ -24,7 +24,7 @@ from holdfast.engine.depot import whole
 from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, TwinDiffers, UsageError
 from holdfast.execution.call import bind
-from holdfast.execution.context import here, parent_in
+from holdfast.execution.context import here, origin_in, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.pacing import Debounce, Pacing, paced
@@ -293,6 +293,7 @@ class Submittable(Generic[P, R]):
             limit_key=self._limit_key(args, kwargs) if self._limited else None,
             terms=self._terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
             parent_id=None if here.get() is None else parent_in(self._app.name),
+            origin=None if here.get() is None else origin_in(self._app.name),
         )
         if self._pacing is not None:
             record = paced(record, self._pacing)

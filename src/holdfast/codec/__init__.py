@@ -18,7 +18,7 @@ Only if that fails does a careful pass look at each leaf: it finds big integers,
 
 The rooms, each importing only from those above it: `refusals` (why not, and where), `extensions` (codes and leaves),
 `payloads` (what lies apart), `classes` (the registry's shapes), `values` (writer and reader), `failures`
-(exceptions), `digests` (one name for equal values). Outside, import from here.
+(exceptions), `data` (values without their classes), `digests` (one name for equal values). Outside, import from here.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from holdfast.codec.classes import Shape, fields_of, hints_of, stored_name, type_name
+from holdfast.codec.data import DataReader
 from holdfast.codec.digests import digest_of
 from holdfast.codec.extensions import Code, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
@@ -59,6 +60,7 @@ __all__ = [
     "MAX_ERROR_TEXT_BYTES",
     "Code",
     "Codec",
+    "DataCodec",
     "ErrorRecord",
     "Limits",
     "Packed",
@@ -75,6 +77,8 @@ _WORTH_BYTES = 256  # what is smaller is not worth a payload of its own
 
 class Codec:
     """Encodes and decodes values, calls and errors, and knows the classes that may appear in them."""
+
+    _reader: type[Reader] = Reader
 
     def __init__(self) -> None:
         self._by_type: dict[type, Shape] = {}
@@ -136,7 +140,7 @@ class Codec:
         try:
             known, body = split(data)
             shelf = Shelf(known, payloads, describe=describe) if known else None
-            return msgspec.msgpack.decode(body, ext_hook=Reader(self._by_name, shelf).hook)
+            return msgspec.msgpack.decode(body, ext_hook=self._reader(self._by_name, shelf).hook)
         except NotDecodable:
             raise
         except Exception as error:
@@ -276,6 +280,12 @@ class Codec:
 
         record = self._errors.to_record(error, encode)
         return record, found[-1].payloads if found and record.data is not None else ()
+
+
+class DataCodec(Codec):
+    """Knows no class, and needs none: objects stay as they were written. See `holdfast.codec.data`."""
+
+    _reader = DataReader
 
 
 def _roots(args: tuple[Any, ...], names: Sequence[str]) -> list[str]:

@@ -42,13 +42,14 @@ _PROMISED: dict[type[Exception], set[str]] = {
 }
 
 
-class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An exception as it is stored. `data`: args and attributes, if the class is registered and they can be stored."""
 
     type_name: str
     message: str
     traceback: str
     data: bytes | None
+    bases: tuple[str, ...] = ()  # what else it is: an `except` of any of these would have caught it
 
 
 class KnownErrors:
@@ -72,7 +73,13 @@ class KnownErrors:
             with contextlib.suppress(Exception):  # then only its text is kept
                 data = encode(_state_of(error))
         trace = _clip(lambda: "".join(traceback.format_exception(error)))
-        return ErrorRecord(type_name=_clip(lambda: name), message=_clip(lambda: str(error)), traceback=trace, data=data)
+        return ErrorRecord(
+            type_name=_clip(lambda: name),
+            message=_clip(lambda: str(error)),
+            traceback=trace,
+            data=data,
+            bases=tuple(stored_name(base) for base in cls.__mro__[1:] if base not in _EVERY_ERROR),
+        )
 
     def from_record(
         self, record: ErrorRecord, decode: Callable[[bytes], Any], invocation_id: str | None
@@ -84,6 +91,9 @@ class KnownErrors:
                 args, state = decode(record.data) if record.data is not None else ([record.message], None)
                 return _rebuilt(cls, args, state, record.traceback)
         return TaskFailed(record.type_name, record.message, record.traceback, invocation_id=invocation_id)
+
+
+_EVERY_ERROR = (Exception, BaseException, object)
 
 
 def _builtin_base(cls: type) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.msgpack import Ext
@@ -18,6 +18,13 @@ from holdfast.errors import NotDecodable
 MAX_DEPTH = 200
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SURROGATE = "contains a lone surrogate, which UTF-8 cannot hold; store bytes, or decode with errors='replace'"
+
+
+class Opaque(NamedTuple):
+    """A value as it is written, for those who need not know what it is."""
+
+    code: int
+    data: bytes
 
 
 class Writer:
@@ -40,6 +47,8 @@ class Writer:
             return self._checked(value) if self.careful else value
         if kind is Large:
             return value.ext
+        if kind is Opaque:
+            return Ext(value.code, value.data)
         if kind in LEAF_WRITERS:
             code, payload_of = LEAF_WRITERS[kind]
             try:
@@ -186,7 +195,7 @@ class Reader:
         data = self.shelf.find(index)
         if is_value or isinstance(data, str):
             return data
-        inner = Reader(self.shapes)
+        inner = type(self)(self.shapes)
         inner.depth = self.depth
         return msgspec.msgpack.decode(data, ext_hook=inner.hook)
 

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from holdfast.engine.bell import Bell
+from holdfast.engine.ends import Ends
 from holdfast.engine.outages import repeated
 from holdfast.errors import InvocationNotFound, StoreError
 from holdfast.ids import Ids
@@ -34,8 +35,11 @@ _TRIES = 20
 
 
 class Canceller:
-    def __init__(self, store: Store, hub: Hub, ids: Ids, *, app: str, grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(
+        self, store: Store, ends: Ends, hub: Hub, ids: Ids, *, app: str, grace_seconds: float = GRACE_SECONDS
+    ) -> None:
         self._store = store
+        self._ends = ends
         self._hub = hub
         self._ids = ids
         self._app = app
@@ -84,7 +88,7 @@ class Canceller:
                 change = cancelling.cancel(record, cancellation, operation=self._ids.operation())
                 if change is not None:
                     asked.append((record, change))
-            verdicts = await self._store.apply([change for _, change in asked]) if asked else []
+            verdicts = await self._ends.apply(asked) if asked else []
             lost = []
             for (record, change), verdict in zip(asked, verdicts, strict=True):
                 if isinstance(verdict, Applied):

@@ -21,6 +21,8 @@ from holdfast.engine.crew import Crew, LocalCrew
 from holdfast.engine.declarations import Declaration, Declarations
 from holdfast.engine.definition import Place, TaskDefinition, limits_of
 from holdfast.engine.depot import Depot
+from holdfast.engine.ends import Ends
+from holdfast.engine.events import Events
 from holdfast.engine.expiry import Expiry
 from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.permit import Permit
@@ -32,7 +34,10 @@ from holdfast.engine.schedule_book import ScheduleBook
 from holdfast.engine.schedules import Scheduler
 from holdfast.engine.services import Duty
 from holdfast.engine.submit import Submitter
+from holdfast.engine.subscriptions import Subscriptions
 from holdfast.engine.suspects import PLACES_APART
+from holdfast.engine.telling import MAX_DEPTH, Teller
+from holdfast.engine.triggers import Sweep, TriggerBook
 from holdfast.engine.watch import Watcher
 from holdfast.engine.worker import Worker
 from holdfast.execution.declared import refuse_while_importing
@@ -42,6 +47,7 @@ from holdfast.execution.places import Deliver, Execution, InlinePlaces, LoopPlac
 from holdfast.execution.processes import ProcessPlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
+from holdfast.lifecycle.triggers import TriggerRecord
 from holdfast.schedules import Cron
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
@@ -63,6 +69,7 @@ class Engine:
         limits: Limits = LIMITS,
         chunk_threshold: int = CHUNK_THRESHOLD,
         cancel_grace_seconds: float = GRACE_SECONDS,
+        trigger_max_depth: int = MAX_DEPTH,
     ) -> None:
         self.app = app
         self.store = store
@@ -75,7 +82,20 @@ class Engine:
         self.depot = Depot(store, app=app, chunk_threshold=chunk_threshold)
         self.submitter = Submitter(store, self.depot, self.hub)
         self.archive = Archive(store, self.submitter, self.depot, app=app)
-        self.canceller = Canceller(store, self.hub, ids, app=app, grace_seconds=cancel_grace_seconds)
+        self.subscriptions = Subscriptions(store, app=app, monotonic=clock.monotonic)
+        self.teller = Teller(
+            store,
+            self.submitter,
+            self.depot,
+            ids,
+            self.subscriptions,
+            app=app,
+            limits=limits,
+            max_depth=trigger_max_depth,
+        )
+        self.ends = Ends(store, self.subscriptions, self.teller, app=app)
+        self.events = Events(store, self.subscriptions, self.teller, app=app)
+        self.canceller = Canceller(store, self.ends, self.hub, ids, app=app, grace_seconds=cancel_grace_seconds)
         self.schedule_book = ScheduleBook(store, self.submitter, self.hub, ids, app=app)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
@@ -84,6 +104,7 @@ class Engine:
         self.hub.connect(self.store.hints())
 
     async def close(self) -> None:
+        await self.ends.finish()
         await self.submitter.close()
         self.hub.connect(None)
         await self.store.close()
@@ -154,6 +175,7 @@ class Engine:
     def recovery(self, app: str, duties: Duties) -> Recovery:
         return Recovery(
             self.store,
+            self.ends,
             self.hub,
             self.ids,
             app=app,
@@ -177,12 +199,14 @@ class Engine:
         make_crew: Callable[[RunnerRecord, Recovery], Crew] | None = None,
         hooks: Hooks | None = None,
         declared: Sequence[Declaration] = (),
+        triggers: Sequence[TriggerRecord] = (),
     ) -> Runner:
         """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
         known = list(definitions)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
         core = self._core_tasks()
-        declarations = Declarations(self.store, self.schedule_book, declared, app=self.app)
+        book = TriggerBook(self.store, self.subscriptions, triggers, app=self.app)
+        declarations = Declarations(self.store, self.schedule_book, declared, app=self.app, triggers=book)
         template = msgspec.structs.replace(
             self._entry(version, duties),
             concurrency=concurrency,
@@ -256,7 +280,7 @@ class Engine:
 
     def _duties(self, definitions: Iterable[TaskDefinition]) -> tuple[Duty, ...]:
         """What services do for the tasks and the store."""
-        expiry = Expiry(self.store, self.hub, self.ids, app=self.app)
+        expiry = Expiry(self.store, self.ends, self.hub, self.ids, app=self.app)
         slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
         scheduler = Scheduler(
             self.store,
@@ -264,12 +288,23 @@ class Engine:
             self.ids,
             app=self.app,
             cancel=self._take_its_place,
+            emit=self.events.emit,
             monotonic=self._clock.monotonic,
         )
         self.hub.on_schedules(scheduler.look_soon)
+        sweep = Sweep(
+            self.store,
+            self.subscriptions,
+            self.ends,
+            self.events,
+            self.teller,
+            app=self.app,
+            monotonic=self._clock.monotonic,
+        )
         return (
             Duty(name="expiry", every_seconds=5.0, perform=expiry.sweep),
             Duty(name="schedules", every_seconds=0.0, perform=scheduler.fire_due),
+            Duty(name="triggers", every_seconds=1.0, perform=sweep.sweep),
             Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
             Duty(name="payloads", every_seconds=3600.0, perform=self._collect),
             *upkeep(self.store, self.app),

@@ -1,4 +1,4 @@
-"""Schedules that are declared in code: stored when a runner starts, retired when no runner declares them any more.
+"""Schedules and triggers that are declared in code: stored when a runner starts, retired when no runner declares them any more.
 
 A runner tells with its entry on the roster which schedules its code declares. One that nobody declares, although
 somebody alive knows its task, is no longer in the code, and rests from then on; it is kept, with its uid and its count,
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.engine.schedule_book import ScheduleBook
+from holdfast.engine.triggers import TriggerBook
 from holdfast.errors import UsageError
 from holdfast.lifecycle.schedules import Call, Rules, ScheduleRecord
 from holdfast.schedules import Schedule as Timing
@@ -39,15 +40,25 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Declarations:
-    def __init__(self, store: Store, book: ScheduleBook, declared: Sequence[Declaration], *, app: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        book: ScheduleBook,
+        declared: Sequence[Declaration],
+        *,
+        app: str,
+        triggers: TriggerBook | None = None,
+    ) -> None:
         self._store = store
+        self._triggers = triggers
         self._book = book
         self._declared = {each.known_as: each for each in declared}
         self._app = app
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(f"schedule:{name}" for name in self._declared))
+        schedules = [f"schedule:{name}" for name in self._declared]
+        return tuple(sorted([*schedules, *(self._triggers.names if self._triggers else ())]))
 
     async def register(self) -> None:
         """Store what is new, change what says something else now, wake what was retired. Nothing fires by that."""
@@ -60,9 +71,13 @@ class Declarations:
                     "delete that, or give the declared one another name"
                 )
             await self._book.change(name, functools.partial(_as_declared, each))
+        if self._triggers is not None:
+            await self._triggers.register()
 
     async def retire(self) -> None:
         """A duty: let rest what no code declares any more, and wake what some code declares again."""
+        if self._triggers is not None:
+            await self._triggers.retire()
         stored = [record for record in await self._book.all() if record.declared]
         if not stored:
             return

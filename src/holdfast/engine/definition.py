@@ -22,6 +22,7 @@ from holdfast.lifecycle.records import PLAIN, Terms, lane_of
 from holdfast.lifecycle.retention import RETENTION_SECONDS, agreed
 from holdfast.lifecycle.retries import Never, Policy, as_policy, dump_policy
 from holdfast.lifecycle.schedules import Rules
+from holdfast.lifecycle.triggers import WITHIN_SECONDS, Argument, Condition
 from holdfast.schedules.timing import Schedule as Timing
 
 
@@ -32,6 +33,29 @@ class Place(StrEnum):
     LOOP = "loop"
     PROCESS = "process"
     APART = "apart"  # a process for one call: for work that is suspected of crashing
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition as code declares it: what of it is data, what is code, and a timing if it is about time."""
+
+    condition: Condition | None = None
+    where: Callable[[Any], bool] | None = None  # of the payload or the result
+    called_with: Callable[[Any], bool] | None = None  # of the arguments of what ended
+    timing: Timing | None = None
+
+
+class TaskTrigger(msgspec.Struct, frozen=True, kw_only=True):
+    """What calls a task when something happens, as code declares it. Each part is as in `TriggerRecord`."""
+
+    clauses: tuple[tuple[tuple[Asked, ...], ...], ...]
+    arguments: tuple[Argument, ...] = ()
+    provider: Callable[..., Mapping[str, Any]] | None = None  # makes the arguments, of all that has happened
+    within_seconds: float = WITHIN_SECONDS
+    name: str = ""
+
+    @property
+    def asked(self) -> tuple[Asked, ...]:
+        return tuple(each for clause in self.clauses for member in clause for each in member)
 
 
 class TaskSchedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +88,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     retention: Mapping[str, float | None] = msgspec.field(default_factory=dict)  # by outcome; None: for ever
     time: TimeLimits = TimeLimits()
     schedules: tuple[TaskSchedule, ...] = ()
+    triggers: tuple[TaskTrigger, ...] = ()
 
     @property
     def fingerprint(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from holdfast.codec import Codec, ErrorRecord
+from holdfast.engine.ends import Ends
 from holdfast.errors import Expired
 from holdfast.ids import Ids
 from holdfast.lifecycle.cancelling import expired, is_too_late, why_expired
@@ -29,8 +30,9 @@ def expiry(record: InvocationRecord, at: float) -> ErrorRecord:
 
 
 class Expiry:
-    def __init__(self, store: Store, hub: Hub, ids: Ids, *, app: str) -> None:
+    def __init__(self, store: Store, ends: Ends, hub: Hub, ids: Ids, *, app: str) -> None:
         self._store = store
+        self._ends = ends
         self._hub = hub
         self._ids = ids
         self._app = app
@@ -44,13 +46,15 @@ class Expiry:
         found = await self._store.start_limits(self._app, _AT_ONCE)
         late = [record for record in found if is_too_late(record, now)]
         changes = [
-            change
+            (record, change)
             for record in late
             if record.owner is None  # an owner sees to it itself
             and (change := expired(record, error=expiry(record, now), operation=self._ids.operation(), at=now))
         ]
-        verdicts = await self._store.apply(changes) if changes else []
-        ended = [change.id for change, verdict in zip(changes, verdicts, strict=True) if isinstance(verdict, Applied)]
+        verdicts = await self._ends.apply(changes) if changes else []
+        ended = [
+            record.id for (record, _), verdict in zip(changes, verdicts, strict=True) if isinstance(verdict, Applied)
+        ]
         if ended:
             log.warning("%d invocations were not started in time and have failed: %s", len(ended), ", ".join(ended[:5]))
             self._hub.send(Hint(FINAL, tuple(ended), len(ended)))

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from holdfast.clock import format_duration
 from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.ends import Ends
 from holdfast.engine.limits import Limits
 from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
@@ -38,8 +39,11 @@ _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only 
 
 
 class Recovery:
-    def __init__(self, store: Store, hub: Hub, ids: Ids, *, app: str, max_crashes: int, max_pending: float) -> None:
+    def __init__(
+        self, store: Store, ends: Ends, hub: Hub, ids: Ids, *, app: str, max_crashes: int, max_pending: float
+    ) -> None:
         self._store = store
+        self.ends = ends
         self._hub = hub
         self._ids = ids
         self.app = app
@@ -96,7 +100,7 @@ class Recovery:
 
     async def _apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> int:
         """Write these; the number of those that applied. What somebody else was faster with is well."""
-        verdicts = await self._store.apply([change for _, change in wanted])
+        verdicts = await self.ends.apply(wanted)
         done = [each for each, verdict in zip(wanted, verdicts, strict=True) if isinstance(verdict, Applied)]
         for record, change in done:
             facts = {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}

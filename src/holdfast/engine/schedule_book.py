@@ -56,6 +56,14 @@ class ScheduleBook:
     async def get(self, name: str) -> ScheduleRecord:
         return from_entry(await self._entry(name))
 
+    async def _callable(self, name: str) -> ScheduleRecord:
+        record = await self.get(name)
+        if record.call.event:
+            raise UsageError(
+                f"the schedule '{name}' calls nothing by itself: a trigger waits for its ticks and for more"
+            )
+        return record
+
     async def _entry(self, name: str) -> Entry:
         entries = await self._store.entries(self._app, KIND, [name])
         if not entries:
@@ -142,10 +150,10 @@ class ScheduleBook:
 
     async def run_now(self, name: str, request: str | None = None) -> InvocationRecord:
         """Submit its call, beside its ticks. The same `request` does it once."""
-        record, now = await self.get(name), self._store.now()
+        record, now = await self._callable(name), self._store.now()
         # With a request the time cannot be part of the id: that it is asked for again must not matter.
         id = derived_id("run now", record.uid, request, at=record.created_at) if request else self._ids.new()
-        fresh = called(record, id, self._ids.operation(), now, now, f"the schedule '{name}' was told to run now")
+        fresh = called(record, id, self._ids.operation(), now, now, now, f"the schedule '{name}' was told to run now")
         fresh = replace(fresh, twin=None)
         (before,) = await self._submitter.submit([fresh])
         return before or fresh
@@ -154,7 +162,7 @@ class ScheduleBook:
         self, name: str, after: float, until: float, request: str | None = None
     ) -> list[InvocationRecord]:
         """Submit its call for each tick later than `after` and not later than `until`, in order."""
-        record, now = await self.get(name), self._store.now()
+        record, now = await self._callable(name), self._store.now()
         ticks = ticks_within(record, after, until)
         fresh = [
             replace(
@@ -162,6 +170,7 @@ class ScheduleBook:
                     record,
                     derived_id("backfill", record.uid, request, repr(tick), at=tick) if request else self._ids.new(),
                     self._ids.operation(),
+                    tick,
                     now,
                     now,
                     f"tick {moment(tick)} of the schedule '{name}', made up for",

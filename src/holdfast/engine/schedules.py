@@ -20,14 +20,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
+from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.outages import Seldom
 from holdfast.engine.submit import Submitter
 from holdfast.errors import CorruptRecord
 from holdfast.ids import Ids
+from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.firing import STALE_SECONDS, due, due_at, invocation_id
-from holdfast.lifecycle.records import Entry, InvocationRecord, registered
-from holdfast.lifecycle.schedules import KIND, CatchUp, Overlap, ScheduleRecord, from_entry, moved, to_entry
+from holdfast.lifecycle.records import Entry, InvocationRecord, Origin, Source, registered
+from holdfast.lifecycle.schedules import KIND, Call, CatchUp, Overlap, ScheduleRecord, from_entry, moved, to_entry
 from holdfast.lifecycle.status import FINAL
 from holdfast.store.contract import Store
 
@@ -37,21 +39,33 @@ _LOOK_SECONDS = 10.0
 _AT_ONCE = 50
 _UNREADABLE_SECONDS = 60.0
 MOST_QUEUED = 1000
+_TICK_KEPT_SECONDS = 86_400.0
+_codec = Codec()
 
 Cancel = Callable[[InvocationRecord, str], Awaitable[object]]
+Emit = Callable[[EventRecord], Awaitable[object]]
 
 
 class Scheduler:
     """`cancel` ends an invocation that a later tick takes the place of, with a reason."""
 
     def __init__(
-        self, store: Store, submitter: Submitter, ids: Ids, *, app: str, cancel: Cancel, monotonic: Callable[[], float]
+        self,
+        store: Store,
+        submitter: Submitter,
+        ids: Ids,
+        *,
+        app: str,
+        cancel: Cancel,
+        monotonic: Callable[[], float],
+        emit: Emit | None = None,
     ) -> None:
         self._store = store
         self._submitter = submitter
         self._ids = ids
         self._app = app
         self._cancel = cancel
+        self._emit = emit
         self._monotonic = monotonic
         self._look_at = float("-inf")  # by the monotonic clock: that of the store may be set
         self._told = False
@@ -92,14 +106,8 @@ class Scheduler:
         crashpoint("schedule.decided")
         if self._store.now() - now > STALE_SECONDS:
             return
-        records = [self._invocation(record, tick, now) for tick in fires]
-        before = await self._submitter.submit(records)
+        fired = await (self._submit if not record.call.event else self._tell)(record, fires, now)
         crashpoint("schedule.inserted")
-        fired = [
-            (tick, one.id)
-            for tick, one, other in zip(fires, records, before, strict=True)
-            if other is None or other.id == one.id
-        ]
         last_tick, last_id = fired[-1] if fired else (record.progress.last_tick, record.progress.last_id)
         progress = replace(
             record.progress,
@@ -117,6 +125,32 @@ class Scheduler:
         if not await self._store.put_entry(to_entry(moved(record, now, through=now, progress=progress))):
             log.debug("schedule '%s' was changed at the same time", record.name)
         crashpoint("schedule.moved")
+
+    async def _submit(self, record: ScheduleRecord, ticks: Sequence[float], now: float) -> list[tuple[float, str]]:
+        """Those that fired, each with its invocation: a twin may have been in the way."""
+        records = [self._invocation(record, tick, now) for tick in ticks]
+        before = await self._submitter.submit(records)
+        return [
+            (tick, one.id)
+            for tick, one, other in zip(ticks, records, before, strict=True)
+            if other is None or other.id == one.id
+        ]
+
+    async def _tell(self, record: ScheduleRecord, ticks: Sequence[float], now: float) -> list[tuple[float, str]]:
+        """A tick that is one of several things a trigger waits for is an event, whose id follows from the tick."""
+        assert self._emit is not None
+        told = []
+        for tick in ticks:
+            id, payload = invocation_id(record, tick), _codec.encode({"tick": moment(tick)})
+            keep_until = now + _TICK_KEPT_SECONDS
+            name = record.call.event
+            await self._emit(
+                EventRecord(
+                    app=record.app, id=id, name=name, payload=payload, at=tick, keep_until=keep_until, kind="tick"
+                )
+            )
+            told.append((tick, id))
+        return told
 
     async def _without_overlap(
         self, record: ScheduleRecord, ticks: Sequence[float]
@@ -145,10 +179,12 @@ class Scheduler:
 
     def _invocation(self, record: ScheduleRecord, tick: float, now: float) -> InvocationRecord:
         why = f"tick {moment(tick)} of the schedule '{record.name}'"
-        return called(record, invocation_id(record, tick), self._ids.operation(), now, due_at(record, tick), why)
+        return called(record, invocation_id(record, tick), self._ids.operation(), tick, now, due_at(record, tick), why)
 
 
-def called(record: ScheduleRecord, id: str, operation: str, now: float, due_at: float, why: str) -> InvocationRecord:
+def called(
+    record: ScheduleRecord, id: str, operation: str, tick: float, now: float, due_at: float, why: str
+) -> InvocationRecord:
     """The call of a schedule, as a new invocation."""
     call = record.call
     fresh = InvocationRecord(
@@ -162,11 +198,20 @@ def called(record: ScheduleRecord, id: str, operation: str, now: float, due_at: 
         at_most_once=call.at_most_once,
         limit_key=call.limit_key,
         terms=call.terms,
-        twin=f"schedule:{record.uid}" if record.rules.unique else None,
+        twin=f"schedule:{record.uid}" if record.rules.unique else call.twin,
         created_at=now,
         due_at=due_at,
+        origin=Origin(trigger=record.name, sources=(Source(kind="tick", id=moment(tick), name=record.name),)),
     )
-    return registered(fresh, operation=operation, at=now, why=why)
+    return registered(expiring(fresh, call), operation=operation, at=now, why=why)
+
+
+def expiring(record: InvocationRecord, call: Call) -> InvocationRecord:
+    """With the moment by which it has to be started, if its call says how long that may take."""
+    if call.expires_seconds is None:
+        return record
+    start_by = max(record.created_at, record.due_at) + call.expires_seconds
+    return replace(record, start_by=start_by, terms=replace(record.terms, start_by=start_by))
 
 
 def moment(at: float) -> str:

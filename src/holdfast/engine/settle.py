@@ -63,7 +63,8 @@ class Settler:
         rng: random.Random,
     ) -> None:
         self._store = store
-        self._canceller = Canceller(store, hub, ids, app=recovery.app)
+        self._ends = recovery.ends
+        self._canceller = Canceller(store, self._ends, hub, ids, app=recovery.app)
         self._rng = rng
         self._depot = depot
         self._hub = hub
@@ -217,7 +218,7 @@ class Settler:
             if again:  # the store may have been away for so long that the payloads were collected
                 await self._depot.keep([one for _, change in group for one in self._large.get(change.operation, ())])
             crashpoint("settle.before")
-            verdicts = await self._store.apply([change for _, change in group])
+            verdicts = await self._ends.apply(group)
             crashpoint("settle.after")
             return verdicts
 
@@ -253,7 +254,7 @@ class Settler:
 
         async def apply(again: bool) -> Sequence[Verdict]:
             await self._depot.keep(payloads)
-            return await self._store.apply([change])
+            return await self._ends.apply([(record, change)])
 
         async def attempt() -> None:
             try:

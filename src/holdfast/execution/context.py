@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.errors import InvocationCancelled, NotDecodable, UsageError
-from holdfast.lifecycle.records import FailedAttempt, InvocationRecord
+from holdfast.lifecycle.records import FailedAttempt, InvocationRecord, Origin
 from holdfast.lifecycle.retries import Forever, load_policy, most_retries
 
 cancelled: set[str] = set()
@@ -27,7 +27,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     `attempt` counts starts, this one included. `is_last_attempt` tells by the retries that were stored with the call:
     None where their number does not decide. `previous_error` is that of the last attempt that failed.
     `idempotency_key` is the same for all attempts: the call's key, or its id if it was given none. `deadline` is when
-    the attempt's `timeout` is over, in seconds since the epoch.
+    the attempt's `timeout` is over, in seconds since the epoch. `origin` is what triggered it, if something did.
     """
 
     invocation_id: str
@@ -39,6 +39,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     is_last_attempt: bool | None
     previous_error: FailedAttempt | None = None
     deadline: float | None = None
+    origin: Origin | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -86,6 +87,15 @@ def parent_in(app: str) -> str | None:
     return about.invocation_id if isinstance(about, Context) else about.id
 
 
+def origin_in(app: str) -> Origin | None:
+    """How many triggers led here, for what is submitted or emitted now; None if there were none."""
+    call = here.get()
+    about: Any = None if call is None else call.about
+    if about is None or about.app != app or about.origin is None or not about.origin.depth:
+        return None
+    return Origin(depth=about.origin.depth, path=about.origin.path)
+
+
 def context_of(about: InvocationRecord | Context | None, deadline: float | None) -> Context | None:
     if not isinstance(about, InvocationRecord):
         return about
@@ -99,6 +109,7 @@ def context_of(about: InvocationRecord | Context | None, deadline: float | None)
         is_last_attempt=_is_last(about),
         previous_error=about.errors[-1] if about.errors else None,
         deadline=deadline,
+        origin=about.origin,
     )
 
 

@@ -50,7 +50,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     at_most_once: bool = False
     limit_key: str | None = None
+    twin: str | None = None
+    expires_seconds: float | None = None  # in its terms there is no moment, since every tick has another
     terms: Terms = PLAIN
+    event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

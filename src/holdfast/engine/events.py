@@ -1,0 +1,89 @@
+"""Events: stored with the triggers that want to hear of them, told at once, kept for a while with what they caused."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.crashpoints import crashpoint
+from holdfast.engine.subscriptions import Subscriptions
+from holdfast.engine.telling import Teller
+from holdfast.errors import CorruptRecord, EventNotFound, StoreError
+from holdfast.lifecycle.events import KEY_KIND, KIND, EventRecord, from_entry, key_entry, to_entry
+from holdfast.store.contract import Store
+
+log = logging.getLogger("holdfast.triggers")
+
+
+class Events:
+    def __init__(self, store: Store, subscriptions: Subscriptions, teller: Teller, *, app: str) -> None:
+        self._store = store
+        self._subscriptions = subscriptions
+        self._teller = teller
+        self._app = app
+
+    async def emit(self, event: EventRecord) -> EventRecord:
+        """Store it and tell its triggers. Once it is stored, they will be told, whatever happens here.
+
+        With a key that was used before, the event of that time.
+        """
+        await self._subscriptions.freshen()
+        event = replace(event, outbox=self._subscriptions.of_event(event.name))
+        if event.key:
+            event = await self._first_of_its_key(event)
+        stored = await self._store.put_entry(to_entry(event))
+        crashpoint("event.stored")
+        if not stored and event.key:
+            return event  # it was told of then
+        try:
+            return await self.tell(event)
+        except StoreError as error:
+            log.warning("the event '%s' %s is stored, and triggers are told later: %s", event.name, event.id, error)
+            return event
+
+    async def _first_of_its_key(self, event: EventRecord) -> EventRecord:
+        entry = key_entry(event)
+        if await self._store.put_entry(entry):
+            return event
+        there = await self._store.entries(self._app, KEY_KIND, [entry.name])
+        return msgspec.json.decode(there[0].body, type=EventRecord) if there else event
+
+    async def tell(self, event: EventRecord) -> EventRecord:
+        """Tell the triggers in its outbox, and write down what they made of it."""
+        if not event.outbox:
+            return event
+        (caused,) = await self._teller.tell([(event.facts, event.outbox)])
+        after = replace(event, outbox=(), caused=(*event.caused, *caused), version=event.version + 1)
+        if not await self._store.put_entry(to_entry(after)):
+            log.debug("the event %s was told by somebody else as well", event.id)
+        crashpoint("event.told")
+        return after
+
+    async def get(self, id: str) -> EventRecord:
+        entries = await self._store.entries(self._app, KIND, [id])
+        if not entries:
+            raise EventNotFound(f"the store has no event {id} of the app '{self._app}'")
+        return from_entry(entries[0])
+
+    async def latest(self, limit: int, *, name: str = "", before: str | None = None) -> list[EventRecord]:
+        """Newest first."""
+        found: list[EventRecord] = []
+        while len(found) < limit:
+            page = await self._store.latest_entries(self._app, KIND, _PAGE, before)
+            for entry in page:
+                try:
+                    event = from_entry(entry)
+                except CorruptRecord as error:
+                    log.error("%s", error)
+                    continue
+                if not name or event.name == name:
+                    found.append(event)
+            if len(page) < _PAGE:
+                break
+            before = page[-1].name
+        return found[:limit]
+
+
+_PAGE = 200

@@ -1,0 +1,153 @@
+"""Triggers in the store: put there when a runner starts, tended to by the services.
+
+As with declared schedules, a trigger that nobody alive declares any more, although somebody knows its task, is retired:
+it fires no more, and is kept. Its name contains a digest of what it says, so a changed trigger is another one.
+
+The services tell what a crash kept from being told: ended invocations and events with an outbox, and happenings that
+are complete. They wait two seconds, so as not to do what its writer is about to do; to do it twice would be harmless.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
+
+from holdfast.engine.ends import Ends
+from holdfast.engine.events import Events
+from holdfast.engine.outages import Seldom
+from holdfast.engine.subscriptions import Subscriptions
+from holdfast.engine.telling import Teller
+from holdfast.errors import CorruptRecord, StoreUnavailable
+from holdfast.lifecycle import events, joins
+from holdfast.lifecycle.records import Entry
+from holdfast.lifecycle.triggers import KIND, TriggerRecord, cycles, from_entry, to_entry
+from holdfast.store.contract import Store
+
+log = logging.getLogger("holdfast.triggers")
+
+_SWEEP_SECONDS = 2.0
+_IDLE_SECONDS = 30.0
+_PUT_OFF_SECONDS = 60.0
+_AT_ONCE = 100
+
+
+class TriggerBook:
+    """Stores what code declares, and retires what no code declares any more."""
+
+    def __init__(
+        self, store: Store, subscriptions: Subscriptions, declared: Sequence[TriggerRecord], *, app: str
+    ) -> None:
+        self._store = store
+        self._subscriptions = subscriptions
+        self._declared = {each.name: each for each in declared}
+        self._app = app
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"trigger:{name}" for name in self._declared)
+
+    async def register(self) -> None:
+        for each in self._declared.values():
+            await self._ensure(each)
+        if self._declared:
+            await self._subscriptions.publish()
+            known = [record for record in await self._subscriptions.all() if record.retired_at is None]
+            for circle in cycles(known):
+                log.warning(
+                    "these triggers go in a circle: %s. Each round is one more invocation, until trigger_max_depth.",
+                    " → ".join(circle),
+                )
+
+    async def _ensure(self, declared: TriggerRecord) -> None:
+        while True:
+            entries = await self._store.entries(self._app, KIND, [declared.name])
+            fresh = replace(declared, created_at=self._store.now())
+            if entries:
+                fresh = replace(fresh, version=entries[0].version + 1)
+                try:
+                    there = from_entry(entries[0])
+                except CorruptRecord as error:
+                    log.warning("%s; it is written anew", error)
+                else:
+                    fresh = replace(fresh, created_at=there.created_at)
+                    if replace(fresh, version=there.version) == there:
+                        return
+            if await self._store.put_entry(to_entry(fresh)):
+                return
+
+    async def retire(self) -> None:
+        stored = await self._subscriptions.all()
+        if stored:
+            roster = await self._store.roster(self._app)
+            declared = {name for runner in roster for name in runner.declares}
+            known = {task for runner in roster for task in runner.tasks}
+            for record in stored:
+                rests = f"trigger:{record.name}" not in declared
+                if rests and record.retired_at is None and record.call.task in known:
+                    log.warning("trigger '%s' is no longer declared by any code, and rests", record.name)
+                    await self._rest(record, self._store.now())
+                elif not rests and record.retired_at is not None:
+                    await self._rest(record, None)
+        await self._subscriptions.publish()
+
+    async def _rest(self, record: TriggerRecord, retired_at: float | None) -> None:
+        await self._store.put_entry(to_entry(replace(record, retired_at=retired_at, version=record.version + 1)))
+
+
+class Sweep:
+    """A duty: tell what nobody was told."""
+
+    def __init__(
+        self,
+        store: Store,
+        subscriptions: Subscriptions,
+        ends: Ends,
+        events: Events,
+        teller: Teller,
+        *,
+        app: str,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._subscriptions = subscriptions
+        self._ends = ends
+        self._events = events
+        self._teller = teller
+        self._app = app
+        self._monotonic = monotonic
+        self._next = float("-inf")
+        self._seldom = Seldom(monotonic)
+
+    async def sweep(self) -> bool:
+        """True: there may be more. Where there are no triggers, somebody looks seldom."""
+        if self._monotonic() < self._next:
+            return False
+        await self._subscriptions.freshen()
+        before = self._store.now() - _SWEEP_SECONDS
+        ended = await self._store.outboxes(self._app, before, _AT_ONCE)
+        await self._ends.tell(ended)
+        more = len(ended) == _AT_ONCE
+        more |= await self._due(events.KIND, self._tell)
+        more |= await self._due(joins.KIND, self._teller.tidy)
+        self._next = self._monotonic() + (_SWEEP_SECONDS if self._subscriptions else _IDLE_SECONDS)
+        return more
+
+    async def _tell(self, entry: Entry) -> None:
+        await self._events.tell(events.from_entry(entry))
+
+    async def _due(self, kind: str, tend: Callable[[Entry], Awaitable[object]]) -> bool:
+        now = self._store.now()
+        entries = await self._store.due_entries(self._app, kind, _AT_ONCE)
+        due = [entry for entry in entries if entry.due_at is not None and entry.due_at <= now]
+        for entry in due:
+            try:
+                await tend(entry)
+            except StoreUnavailable:
+                raise
+            except Exception as error:  # it must not stand in front of the others for ever
+                if self._seldom.is_due(entry.name):
+                    log.error("what is to be told by the %s '%s' is put off: %s", kind, entry.name, error)
+                await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=now + _PUT_OFF_SECONDS))
+        return len(due) == _AT_ONCE

@@ -1,0 +1,112 @@
+"""Happenings that wait for each other: a clause of a trigger with several members.
+
+There is one record for each clause and each value that the happenings have in common (the order's number, say). It is
+changed by one writer at a time. A happening is put into the record once: those that were used are remembered for an
+hour, which is longer than anybody repeats anything. When there is one for each member, the first of each are taken out
+and become a firing, in the same write. A firing stays in the record until its invocation is stored, whose id follows
+from what it is made of. What nobody came for within the trigger's time is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.codec.data import MISSING
+from holdfast.errors import CorruptRecord
+from holdfast.ids import derived_id
+from holdfast.lifecycle.records import Entry, Source
+from holdfast.lifecycle.triggers import DATA, Facts, TriggerRecord
+
+KIND = "join"
+REMEMBERED_SECONDS = 3600.0
+SWEPT_AFTER_SECONDS = 2.0
+MOST_WAITING = 1000
+MOST_REMEMBERED = 5000
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that waits for the others, with what it gives to the call."""
+
+    source: Source
+    at: float
+    picked: bytes
+    depth: int = 0
+    path: tuple[str, ...] = ()
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What has happened so far for one clause, for one value."""
+
+    app: str
+    name: str
+    trigger: str
+    clause: int
+    members: tuple[tuple[Happened, ...], ...]
+    firings: tuple[tuple[Happened, ...], ...] = ()
+    used: Mapping[str, float] = {}  # until when it is remembered that this one was used
+    dropped: int = 0
+    version: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.firings and not self.used and not any(self.members)
+
+
+def name_of(trigger: TriggerRecord, clause: int, facts: Facts) -> str | None:
+    """The name of the record that a happening belongs to; None if it lacks what they should have in common."""
+    condition = next(each for member in trigger.clauses[clause] for each in member if each.holds(facts))
+    if not condition.correlate:
+        return derived_id("join", trigger.name, str(clause))
+    value = condition.correlation(facts)
+    return None if value is MISSING else derived_id("join", trigger.name, str(clause), DATA.digest({"": value}))
+
+
+def fresh(trigger: TriggerRecord, clause: int, name: str) -> Join:
+    members = ((),) * len(trigger.clauses[clause])
+    return Join(app=trigger.app, name=name, trigger=trigger.name, clause=clause, members=members)
+
+
+def added(join: Join, happened: Happened, members: Sequence[int], within_seconds: float, now: float) -> Join:
+    """The record with something new. The same, if it is there or was used."""
+    if happened.source.id in join.used or any(
+        each.source == happened.source for group in (*join.members, *join.firings) for each in group
+    ):
+        return join
+    groups = [list(group) for group in tidied(join, within_seconds, now).members]
+    for member in members:
+        groups[member].append(happened)
+    dropped = join.dropped + sum(max(0, len(group) - MOST_WAITING) for group in groups)
+    groups = [group[-MOST_WAITING:] for group in groups]
+    used = {id: until for id, until in join.used.items() if until > now}
+    firings = list(join.firings)
+    while all(groups):
+        firing = tuple(group.pop(0) for group in groups)
+        firings.append(firing)
+        used |= {each.source.id: now + REMEMBERED_SECONDS for each in firing}
+    used = dict(list(used.items())[-MOST_REMEMBERED:])
+    return replace(join, members=tuple(map(tuple, groups)), firings=tuple(firings), used=used, dropped=dropped)
+
+
+def tidied(join: Join, within_seconds: float, now: float) -> Join:
+    """Without what is too old to wait or to be remembered."""
+    members = tuple(tuple(each for each in group if each.at > now - within_seconds) for group in join.members)
+    used = {id: until for id, until in join.used.items() if until > now}
+    return replace(join, members=members, used=used)
+
+
+def to_entry(join: Join, within_seconds: float, now: float) -> Entry:
+    """Looked at again when something in it is to be stored, or is too old."""
+    times = [each.at + within_seconds for group in join.members for each in group] + list(join.used.values())
+    due_at = now + SWEPT_AFTER_SECONDS if join.firings else min(times, default=now)
+    body = msgspec.json.encode(join)
+    return Entry(app=join.app, kind=KIND, name=join.name, body=body, version=join.version, due_at=due_at)
+
+
+def from_entry(entry: Entry) -> Join:
+    try:
+        return replace(msgspec.json.decode(entry.body, type=Join), version=entry.version)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"what waits for each other in '{entry.name}' cannot be read: {error}") from error

@@ -1,0 +1,552 @@
+"""What a task can be called by: conditions, how they are put together, and where the arguments come from.
+
+Everything here is a value. A condition is what one of the ``on_…`` functions makes; ``&`` and ``|``, or `all_of` and
+`any_of`, put conditions together; `trigger()` does the same step by step. What is wrong with them is found when the
+module is imported, as with all that is declared.
+
+What is given as data (a dict of values) is decided by whoever is at hand. What is given as a function is decided by
+runners that have it, so it has to be at the top level of a module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.clock import Duration, parse_duration
+from holdfast.engine.definition import Asked, TaskDefinition, TaskTrigger, import_name
+from holdfast.errors import InvalidTrigger, NotEncodable
+from holdfast.execution.declared import why_unreachable
+from holdfast.lifecycle.status import FINAL, Status
+from holdfast.lifecycle.triggers import DATA, TICKS, WITHIN_SECONDS, Argument, OnEnd, OnEvent
+from holdfast.schedules import Cron, Every, Once, cron
+
+Where = Mapping[str, Any] | Callable[[Any], bool]
+LONGEST_EVENT_NAME = 200
+
+
+class _Task(Protocol):
+    @property
+    def definition(self) -> TaskDefinition: ...
+
+
+class From(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an argument comes from; `from_event` and the like make it."""
+
+    part: str
+    path: str = ""
+    of: str = ""
+
+
+def from_event(path: str = "", *, of: str = "") -> From:
+    """A value of the event's payload (``from_event("order.id")``), or all of it. `of` is which event, of several."""
+    return _from("event", path, of)
+
+
+def from_arguments(path: str = "", *, of: _Task | str = "") -> From:
+    """An argument that the task which has ended was called with, by its name."""
+    return _from("arguments", path, of)
+
+
+def from_result(path: str = "", *, of: _Task | str = "") -> From:
+    """What the task which has ended returned, or a value in it."""
+    return _from("result", path, of)
+
+
+def from_exception(path: str = "", *, of: _Task | str = "") -> From:
+    """What it raised: ``type``, ``message`` or ``traceback``, or all three."""
+    return _from("error", path, of)
+
+
+def from_cause(path: str = "", *, of: _Task | str = "") -> From:
+    """Everything about what has happened: ``kind``, ``id``, ``name``, ``at``, and ``payload`` of an event; ``status``,
+    ``arguments`` and ``result`` or ``error`` of what has ended.
+    """
+    return _from("cause", path, of)
+
+
+def _from(part: str, path: str, of: _Task | str) -> From:
+    if not isinstance(path, str):
+        raise InvalidTrigger(f"{path!r}: expected a path such as 'order.id'")
+    name = of if isinstance(of, str) else _names_of(of)[0]
+    return From(part=part, path=path, of=name)
+
+
+Arguments = Mapping[str, Any] | From | Callable[..., Mapping[str, Any]] | None
+
+
+class Trigger:
+    """One or more conditions, and how the task is called when they hold.
+
+    `arguments` is a dict of values and `from_…`, one `from_…` whose parts go by their own names, or a function of all
+    that has happened which returns the keyword arguments. Without it, the task is called without arguments.
+    """
+
+    def __init__(self, declared: TaskTrigger) -> None:
+        self.declared = declared
+
+    def __and__(self, other: Trigger) -> Trigger:
+        return all_of(self, other)
+
+    def __or__(self, other: Trigger) -> Trigger:
+        return any_of(self, other)
+
+    def __repr__(self) -> str:
+        return f"<Trigger: {' or '.join(_shown(clause) for clause in self.declared.clauses)}>"
+
+
+def _shown(clause: tuple[tuple[Asked, ...], ...]) -> str:
+    return " and ".join(" or ".join(str(each.condition or each.timing) for each in member) for member in clause)
+
+
+# --- conditions
+
+
+def on_event(name: str, *, where: Where | None = None, arguments: Arguments = None, correlate: str = "") -> Trigger:
+    """An event of this name (`App.emit`); `where` filters by its payload: values by path, or a function of it."""
+    valid_event_name(name)
+    data, code = _filter("where", where)
+    return _one(Asked(condition=OnEvent(name=name, where=data, correlate=correlate), where=code), arguments)
+
+
+def on_status(
+    task: _Task | str,
+    status: str | Iterable[str] = "success",
+    *,
+    called_with: Where | None = None,
+    arguments: Arguments = None,
+    correlate: str = "",
+) -> Trigger:
+    """The task ends so: "success", "failed", "cancelled", or several. `called_with` filters by its arguments."""
+    return _end(task, _statuses(status), called_with, arguments, correlate)
+
+
+def on_result(
+    task: _Task | str,
+    *,
+    where: Where | None = None,
+    equals: Any = msgspec.UNSET,
+    called_with: Where | None = None,
+    arguments: Arguments = None,
+    correlate: str = "",
+) -> Trigger:
+    """The task returns: anything, a result that `equals` this one, or one with these values by path (`where`), or one
+    for which the function `where` returns True.
+    """
+    if where is not None and equals is not msgspec.UNSET:
+        raise InvalidTrigger("give where= or equals=, not both")
+    whole = b"" if equals is msgspec.UNSET else _encoded("equals", equals)
+    return _end(task, (Status.SUCCESS,), called_with, arguments, correlate, where=where, equals=whole)
+
+
+def on_exception(
+    task: _Task | str,
+    *exceptions: type[BaseException] | str,
+    message: str = "",
+    called_with: Where | None = None,
+    arguments: Arguments = None,
+    correlate: str = "",
+) -> Trigger:
+    """The task has failed for good with one of these exceptions, or a subclass (none: any), whose text contains the
+    regular expression `message`.
+    """
+    try:
+        re.compile(message)
+    except (re.error, TypeError) as error:
+        raise InvalidTrigger(f"message={message!r} is no regular expression: {error}") from None
+    errors = tuple(_error_name(each) for each in exceptions)
+    return _end(task, (Status.FAILED,), called_with, arguments, correlate, errors=errors, message=message)
+
+
+def _end(
+    task: _Task | str,
+    statuses: tuple[Status, ...],
+    called_with: Where | None,
+    arguments: Arguments,
+    correlate: str,
+    *,
+    where: Where | None = None,
+    **filters: Any,
+) -> Trigger:
+    called, called_code = _filter("called_with", called_with)
+    returned, where_code = _filter("where", where)
+    signature = None if isinstance(task, str) else task.definition.signature
+    if signature is not None and isinstance(called_with, Mapping):
+        _refuse_strange(called_with, signature, _names_of(task)[0])
+    condition = OnEnd(
+        tasks=_names_of(task),
+        statuses=statuses,
+        called_with=called,
+        where=returned,
+        parameters=_positional(signature),
+        defaults=_defaults(signature),
+        correlate=correlate,
+        **filters,
+    )
+    return _one(Asked(condition=condition, where=where_code, called_with=called_code), arguments)
+
+
+def _one(asked: Asked, arguments: Arguments) -> Trigger:
+    found, provider = _arguments(arguments)
+    return Trigger(TaskTrigger(clauses=(((asked,),),), arguments=found, provider=provider))
+
+
+# --- put together
+
+
+def all_of(
+    *conditions: Trigger | Cron | Every | Once,
+    within: Duration = WITHIN_SECONDS,
+    correlate: str = "",
+    arguments: Arguments = None,
+    name: str = "",
+) -> Trigger:
+    """All of these have happened, in whatever order, `within` some time (a day), each happening used once.
+
+    `correlate` is a path that says which happenings belong together: the same value of the event's payload, or of the
+    argument of the task that has ended, or of its result. A condition may have one of its own.
+    """
+    seconds = parse_duration(within)
+    if not seconds:
+        raise InvalidTrigger(f"within={within!r}: expected a length of time")
+    members = []
+    for each in _several("all_of", conditions):
+        if any(len(clause) > 1 for clause in each.clauses):
+            raise InvalidTrigger("all_of() takes conditions, or any_of() of conditions: put one in the other only so")
+        members.append(tuple(_correlated(asked, correlate) for clause in each.clauses for asked in clause[0]))
+    found, provider = _given(arguments, conditions)
+    return Trigger(
+        TaskTrigger(clauses=(tuple(members),), arguments=found, provider=provider, within_seconds=seconds, name=name)
+    )
+
+
+def any_of(*conditions: Trigger | Cron | Every | Once, arguments: Arguments = None, name: str = "") -> Trigger:
+    """One of these has happened; the task is called once for each happening."""
+    parts = _several("any_of", conditions)
+    found, provider = _given(arguments, conditions)
+    return Trigger(
+        TaskTrigger(
+            clauses=tuple(clause for each in parts for clause in each.clauses),
+            arguments=found,
+            provider=provider,
+            within_seconds=max(each.within_seconds for each in parts),
+            name=name,
+        )
+    )
+
+
+def _several(what: str, conditions: Iterable[Any]) -> list[TaskTrigger]:
+    found = []
+    for each in conditions:
+        if isinstance(each, Cron | Every | Once):
+            found.append(TaskTrigger(clauses=(((Asked(timing=each),),),)))
+        elif isinstance(each, Trigger | TriggerBuilder):
+            found.append(_made(each).declared)
+        else:
+            raise InvalidTrigger(f"{what}({each!r}): expected what on_event(), on_status() and the like make")
+    if not found:
+        raise InvalidTrigger(f"{what}() needs conditions")
+    return found
+
+
+def _given(arguments: Arguments, conditions: Iterable[Any]) -> tuple[tuple[Argument, ...], Any]:
+    """The arguments of the whole, or those that the parts say."""
+    if arguments is not None:
+        return _arguments(arguments)
+    parts = [each.declared for each in conditions if isinstance(each, Trigger)]
+    providers = [each.provider for each in parts if each.provider is not None]
+    if len(providers) > 1:
+        raise InvalidTrigger("several conditions have a function for arguments=; give the whole one")
+    found = {(each.name, each.part, each.path, each.of): each for part in parts for each in part.arguments}
+    return tuple(found.values()), providers[0] if providers else None
+
+
+def _correlated(asked: Asked, correlate: str) -> Asked:
+    condition = asked.condition
+    if condition is None or condition.correlate or not correlate:
+        return asked
+    return replace(asked, condition=replace(condition, correlate=correlate))
+
+
+class TriggerBuilder:
+    """Conditions step by step: ``trigger().on_event("a").on_event("b").with_logic("and").with_arguments({…})``.
+
+    Each step is a new builder. Several conditions are put together with AND, unless `with_logic("or")` says otherwise.
+    """
+
+    def __init__(self, conditions: tuple[Any, ...] = (), **options: Any) -> None:
+        self._conditions = conditions
+        self._options = options
+
+    def _and(self, condition: Any) -> TriggerBuilder:
+        return TriggerBuilder((*self._conditions, condition), **self._options)
+
+    def _with(self, **options: Any) -> TriggerBuilder:
+        return TriggerBuilder(self._conditions, **(self._options | options))
+
+    def on_cron(self, expression: str, *, timezone: str = "UTC") -> TriggerBuilder:
+        return self._and(cron(expression, timezone=timezone))
+
+    def on_event(self, name: str, **filters: Any) -> TriggerBuilder:
+        return self._and(on_event(name, **filters))
+
+    def on_status(self, task: _Task | str, status: str | Iterable[str] = "success", **filters: Any) -> TriggerBuilder:
+        return self._and(on_status(task, status, **filters))
+
+    def on_result(self, task: _Task | str, **filters: Any) -> TriggerBuilder:
+        return self._and(on_result(task, **filters))
+
+    def on_exception(self, task: _Task | str, *exceptions: type[BaseException] | str, **filters: Any) -> TriggerBuilder:
+        return self._and(on_exception(task, *exceptions, **filters))
+
+    def add_condition(self, condition: Trigger | Cron | Every | Once) -> TriggerBuilder:
+        return self._and(condition)
+
+    def with_logic(self, logic: str) -> TriggerBuilder:
+        if logic not in ("and", "or"):
+            raise InvalidTrigger(f"with_logic({logic!r}): expected 'and' or 'or'")
+        return self._with(logic=logic)
+
+    def within(self, length: Duration) -> TriggerBuilder:
+        return self._with(within=length)
+
+    def correlate(self, path: str) -> TriggerBuilder:
+        return self._with(correlate=path)
+
+    def named(self, name: str) -> TriggerBuilder:
+        return self._with(name=name)
+
+    def with_arguments(self, arguments: Arguments = None, /, **values: Any) -> TriggerBuilder:
+        """A dict, a `from_…`, a function, or keyword arguments; what was said before by name stays."""
+        if arguments is not None and not isinstance(arguments, Mapping):
+            if values or self._options.get("arguments"):
+                raise InvalidTrigger("with_arguments() takes a function or from_…() alone")
+            return self._with(arguments=arguments)
+        before = self._options.get("arguments") or {}
+        if not isinstance(before, Mapping):
+            raise InvalidTrigger("with_arguments() takes a function or from_…() alone")
+        return self._with(arguments={**before, **(arguments or {}), **values})
+
+    def with_args_from_event(self, *names: str) -> TriggerBuilder:
+        """These values of the payload, or all that the task has parameters for."""
+        return self._from(from_event, names)
+
+    def with_args_from_arguments(self, *names: str) -> TriggerBuilder:
+        return self._from(from_arguments, names)
+
+    def with_args_from_result(self, *names: str) -> TriggerBuilder:
+        return self._from(from_result, names)
+
+    def with_args_from_exception(self, *names: str) -> TriggerBuilder:
+        return self._from(from_exception, names)
+
+    def _from(self, make: Callable[[str], From], names: tuple[str, ...]) -> TriggerBuilder:
+        if not names:
+            return self.with_arguments(make(""))
+        return self.with_arguments({name: make(name) for name in names})
+
+    def build(self) -> Trigger:
+        options = dict(self._options)
+        logic = options.pop("logic", "and")
+        if logic == "or":
+            if given := [f"{name}()" for name in ("within", "correlate") if name in options]:
+                raise InvalidTrigger(f"{' and '.join(given)} is for conditions that are put together with AND")
+            return any_of(*self._conditions, **options)
+        return all_of(*self._conditions, **options)
+
+
+def trigger() -> TriggerBuilder:
+    """Begin a trigger; see `TriggerBuilder`."""
+    return TriggerBuilder()
+
+
+def _made(given: Trigger | TriggerBuilder) -> Trigger:
+    return given.build() if isinstance(given, TriggerBuilder) else given
+
+
+# --- for the declaration of a task
+
+
+def task_trigger(given: Trigger | TriggerBuilder, signature: inspect.Signature) -> TaskTrigger:
+    """One of the ``triggers=[…]`` of a task with this signature. Raises `InvalidTrigger`."""
+    declared = _made(given).declared
+    parameters = signature.parameters.values()
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    by_name = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    for argument in declared.arguments:
+        if argument.name and argument.name not in by_name and not takes_any:
+            raise InvalidTrigger(f"arguments={{'{argument.name}': …}}: the task has no such parameter {signature}")
+    spread = declared.provider is not None or any(not each.name for each in declared.arguments)
+    given_names = {each.name for each in declared.arguments}
+    needed = [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    ]
+    if not spread and (missing := [name for name in needed if name not in given_names]):
+        raise InvalidTrigger(
+            f"the task needs {', '.join(missing)}: say where that comes from, such as "
+            f"arguments={{'{missing[0]}': from_event('{missing[0]}')}}"
+        )
+    return declared
+
+
+def known_as(declared: TaskTrigger, task: str) -> str:
+    """The trigger's name: what it was given, or its task and a digest of what it says."""
+    if declared.name:
+        return declared.name
+    said = (
+        [[[_said(asked) for asked in member] for member in clause] for clause in declared.clauses],
+        declared.arguments,
+        declared.within_seconds,
+        _code_name(declared.provider),
+    )
+    return f"{task}#{hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:8]}"
+
+
+def _said(asked: Asked) -> list[Any]:
+    return [asked.condition, asked.timing, _code_name(asked.where), _code_name(asked.called_with)]
+
+
+def _code_name(function: Callable[..., Any] | None) -> str:
+    return "" if function is None else import_name(function)
+
+
+def needs_code(declared: TaskTrigger) -> bool:
+    return declared.provider is not None or any(each.where or each.called_with for each in declared.asked)
+
+
+def tick_name(trigger: str, number: int) -> str:
+    """The name of the schedule whose ticks are one of a trigger's conditions."""
+    return f"{trigger}@{number}"
+
+
+def tick_condition(trigger: str, number: int) -> OnEvent:
+    return OnEvent(name=TICKS + tick_name(trigger, number))
+
+
+# --- what is given
+
+
+def valid_event_name(name: object) -> str:
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name) <= LONGEST_EVENT_NAME
+        or not name.isprintable()
+        or set(name) & set(" |")
+        or name.startswith(TICKS)
+    ):
+        raise InvalidTrigger(
+            f"{name!r:.80} is no name for an event: 1 to {LONGEST_EVENT_NAME} characters, such as 'order.created', "
+            f"without spaces and vertical bars, and not beginning with '{TICKS}'"
+        )
+    return name
+
+
+def _statuses(given: str | Iterable[str]) -> tuple[Status, ...]:
+    names = [given] if isinstance(given, str) else list(given)
+    ends = sorted(status.value for status in FINAL if status is not Status.CONCURRENCY_CONTROLLED_FINAL)
+    for name in names:
+        if not isinstance(name, str) or name.lower() not in ends:
+            raise InvalidTrigger(
+                f"on_status(…, {name!r}): expected one of {', '.join(ends)}. Only ends are told of: what an invocation "
+                "passes through may be over before anybody can be called"
+            )
+    if not names:
+        raise InvalidTrigger("on_status() needs a status")
+    return tuple(dict.fromkeys(Status(name.lower()) for name in names))
+
+
+def _filter(what: str, given: Where | None) -> tuple[bytes, Callable[[Any], bool] | None]:
+    """What of a filter is data, and what is code."""
+    if given is None:
+        return b"", None
+    if isinstance(given, Mapping):
+        if not given or not all(isinstance(path, str) and path for path in given):
+            raise InvalidTrigger(f"{what}={given!r}: expected values by name, such as {{'region': 'eu'}}")
+        return _encoded(what, dict(given)), None
+    return b"", _function(what, given)
+
+
+def _function(what: str, given: object) -> Callable[..., Any]:
+    if not inspect.isfunction(given) or inspect.iscoroutinefunction(given):
+        raise InvalidTrigger(f"{what}={given!r}: expected a dict, or a plain function")
+    if why := why_unreachable(given):
+        raise InvalidTrigger(f"{what}= needs a function at the top level of a module: {why}")
+    return given
+
+
+def _encoded(what: str, value: object) -> bytes:
+    try:
+        return DATA.encode(value, at=what)
+    except NotEncodable as error:
+        raise InvalidTrigger(f"{error}; a trigger compares plain data, or ask with a function") from None
+
+
+def _arguments(given: Arguments) -> tuple[tuple[Argument, ...], Callable[..., Any] | None]:
+    if given is None:
+        return (), None
+    if isinstance(given, From):
+        return (Argument(part=given.part, path=given.path, of=given.of),), None
+    if not isinstance(given, Mapping):
+        return (), _function("arguments", given)
+    found = []
+    for name, value in given.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InvalidTrigger(f"arguments={{{name!r}: …}}: expected the name of a parameter")
+        if isinstance(value, From):
+            found.append(Argument(name=name, part=value.part, path=value.path, of=value.of))
+        else:
+            found.append(Argument(name=name, value=_encoded(name, value)))
+    return tuple(found), None
+
+
+def _names_of(task: _Task | str) -> tuple[str, ...]:
+    if isinstance(task, str) and task:
+        return (task,)
+    definition = getattr(task, "definition", None)
+    if not isinstance(definition, TaskDefinition):
+        raise InvalidTrigger(f"{task!r}: expected a task, or the name of one")
+    return definition.names
+
+
+def _error_name(given: type[BaseException] | str) -> str:
+    if isinstance(given, str) and given:
+        return given
+    if isinstance(given, type) and issubclass(given, BaseException):
+        return f"{given.__module__}:{given.__qualname__}"
+    raise InvalidTrigger(f"on_exception(…, {given!r}): expected exception classes, or their names")
+
+
+def _positional(signature: inspect.Signature | None) -> tuple[str, ...]:
+    if signature is None:
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in signature.parameters.values() if each.kind in kinds)
+
+
+def _defaults(signature: inspect.Signature | None) -> bytes:
+    """Those that are data."""
+    found = {}
+    for each in signature.parameters.values() if signature else ():
+        if each.default is not each.empty:
+            try:
+                DATA.encode(each.default)
+            except NotEncodable:
+                continue
+            found[each.name] = each.default
+    return DATA.encode(found) if found else b""
+
+
+def _refuse_strange(called_with: Mapping[str, Any], signature: inspect.Signature, task: str) -> None:
+    if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        return
+    for path in called_with:
+        if path.partition(".")[0] not in signature.parameters:
+            raise InvalidTrigger(f"called_with={{'{path}': …}}: {task} has no such argument {signature}")
