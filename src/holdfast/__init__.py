@@ -7,10 +7,12 @@ from holdfast.app import App
 from holdfast.embedded import EmbeddedRunner
 from holdfast.errors import (
     BlockingCall,
+    EventNotFound,
     Expired,
     Fatal,
     HoldfastError,
     InvalidSchedule,
+    InvalidTrigger,
     InvocationCancelled,
     InvocationNotFound,
     InvocationRefused,
@@ -22,11 +24,13 @@ from holdfast.errors import (
     StoreError,
     TaskFailed,
     TimedOut,
+    TriggerFailed,
     UnknownSchedule,
     UsageError,
 )
 from holdfast.execution.context import Context, context
 from holdfast.invocation import Invocation, InvocationGroup
+from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.retries import (
     Exponential,
@@ -44,13 +48,32 @@ from holdfast.lifecycle.status import Status
 from holdfast.schedule_options import scheduled
 from holdfast.schedules import cron, every, once
 from holdfast.task import AsyncTask, Task
+from holdfast.triggering import Cause
+from holdfast.triggers import (
+    Trigger,
+    all_of,
+    any_of,
+    from_arguments,
+    from_cause,
+    from_event,
+    from_exception,
+    from_result,
+    on_event,
+    on_exception,
+    on_result,
+    on_status,
+    trigger,
+)
 
 __all__ = [
     "App",
     "AsyncTask",
     "BlockingCall",
+    "Cause",
     "Context",
     "EmbeddedRunner",
+    "EventNotFound",
+    "EventRecord",
     "Expired",
     "Exponential",
     "Fatal",
@@ -60,6 +83,7 @@ __all__ = [
     "HistoryEntry",
     "HoldfastError",
     "InvalidSchedule",
+    "InvalidTrigger",
     "Invocation",
     "InvocationCancelled",
     "InvocationGroup",
@@ -82,14 +106,28 @@ __all__ = [
     "TaskFailed",
     "TimedOut",
     "Timetable",
+    "Trigger",
+    "TriggerFailed",
     "UnknownSchedule",
     "UsageError",
     "__version__",
+    "all_of",
+    "any_of",
     "context",
     "cron",
     "every",
+    "from_arguments",
+    "from_cause",
+    "from_event",
+    "from_exception",
+    "from_result",
+    "on_event",
+    "on_exception",
+    "on_result",
+    "on_status",
     "once",
     "scheduled",
+    "trigger",
 ]
 
 # A library does not decide where its log goes: without this, Python prints warnings to stderr by itself.

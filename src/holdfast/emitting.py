@@ -88,7 +88,7 @@ def _encoded(payload: Any) -> bytes:
         raise NotEncodable(f"{error}; an event carries plain data, which anybody can read", path=error.path) from None
     if len(data) > LARGEST_PAYLOAD:
         raise UsageError(
-            f"the payload has {len(data):,} bytes, and an event carries at most {LARGEST_PAYLOAD:,}: store it elsewhere, "
-            "and let the event say where"
+            f"the payload has {len(data):,} bytes, and an event carries at most {LARGEST_PAYLOAD:,}: store it "
+            "elsewhere, and let the event say where"
         )
     return data

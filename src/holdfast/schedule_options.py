@@ -143,5 +143,5 @@ def task_schedule(given: object) -> TaskSchedule:
     if isinstance(given, Cron | Every | Once):
         return TaskSchedule(timing=given)
     raise InvalidSchedule(
-        f"triggers=[{given!r}]: expected what cron(), every(), once(), scheduled(), on_event(), on_status() and the like make"
+        f"triggers=[{given!r}]: expected what cron(), every(), scheduled(), on_event(), on_status() and the like make"
     )

@@ -1,6 +1,6 @@
-"""Schedules and triggers that are declared in code: stored when a runner starts, retired when no runner declares them any more.
+"""Schedules and triggers that are declared in code: stored when a runner starts, retired when nobody declares them.
 
-A runner tells with its entry on the roster which schedules its code declares. One that nobody declares, although
+A runner tells with its entry on the roster which its code declares. One that nobody declares, although
 somebody alive knows its task, is no longer in the code, and rests from then on; it is kept, with its uid and its count,
 and goes on from the moment somebody declares it again. A fleet that is down, or a runner with other modules, retires
 nothing. In a rolling deploy the old and the new code's schedules are both there until the last old runner is gone.

@@ -39,7 +39,7 @@ class Ends:
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
         """Apply these changes, each to its record; the verdicts of `Store.apply`."""
         changes = [change for _, change in wanted]
-        if any([change.path[-1] in FINAL and change.app == self._app for change in changes]):
+        if any(change.path[-1] in FINAL and change.app == self._app for change in changes):
             if not self._subscriptions.are_fresh:
                 await self._subscriptions.freshen()
             if self._subscriptions:
