@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import importlib
 import logging
 import os
 import random
@@ -31,7 +32,7 @@ from holdfast.engine.declarations import Declaration
 from holdfast.engine.definition import TaskDefinition, is_redefined, where_of
 from holdfast.engine.outages import StoreLog
 from holdfast.engine.runner import RunnerSettings
-from holdfast.errors import DuplicateTask, UnknownTask, UsageError
+from holdfast.errors import ConfigurationError, DuplicateTask, UnknownTask, UsageError
 from holdfast.execution.declared import remember
 from holdfast.execution.hooks import Hooks
 from holdfast.ids import Ids
@@ -281,6 +282,18 @@ class App(Archived, Emitting):
                 for each in task.definition.schedules
             ],
         ]
+
+    def _import_modules(self) -> None:
+        """Before a runner or a worker starts: what is declared in these modules belongs to it."""
+        for name in filter(None, self.settings.trigger_task_modules.split(",")):
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                where = self.settings.origin("trigger_task_modules").source
+                raise ConfigurationError(
+                    f"trigger_task_modules ({where}): the module '{name}' cannot be imported: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
 
     def _triggers(self) -> list[TriggerRecord]:
         """The triggers that they declare."""

@@ -82,6 +82,7 @@ class EmbeddedRunner:
         self._make_crew = make_crew
 
     def start(self) -> Self:
+        self._app._import_modules()
         engine = self._app._ready()
         self._app._run(self._start(engine, self._app._declarations(engine)))
         return self
@@ -168,6 +169,7 @@ class EmbeddedRunner:
             raise
 
     async def __aenter__(self) -> Self:
+        self._app._import_modules()
         engine = await self._app._aready()
         await self._app._arun(self._start(engine, self._app._declarations(engine)))
         return self

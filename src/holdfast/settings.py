@@ -124,6 +124,9 @@ class Settings:
     archive_retention_seconds: float = _setting(
         7 * 86_400.0, "how long ended work is kept, if its task does not say", low=3_600, high=3_153_600_000
     )
+    trigger_task_modules: str = _setting(
+        "", "modules, with commas between them, that a runner imports when it starts, for the triggers of their tasks"
+    )
     event_retention_seconds: float = _setting(
         7 * 86_400.0, "how long events are kept, with what they caused", low=3_600, high=3_153_600_000
     )
@@ -272,6 +275,8 @@ class _Spec:
         """The value in its stored form; raises `InvalidSetting` for a wrong type or a value out of range."""
         if isinstance(self.default, float):
             value = self._number(value, source)
+        if self.name.endswith("_modules"):
+            value = self._modules(value, source)
         if type(value) is not type(self.default):  # not isinstance: True is an int, and no number of places
             raise self.invalid(value, source)
         if isinstance(value, str) and self.choices and value not in self.choices:
@@ -284,6 +289,16 @@ class _Spec:
             except HoldfastError as error:
                 raise self.invalid(value, source) from (None if mask_url(value) != value else error)
         return value
+
+    def _modules(self, value: object, source: str) -> object:
+        """A text or a list of names, as a text."""
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+            raise self.invalid(value, source)
+        names = [name.strip() for name in given if name.strip()]
+        if not all(part.isidentifier() for name in names for part in name.split(".")):
+            raise self.invalid(value, source)
+        return ",".join(names)
 
     def _number(self, value: object, source: str) -> object:
         """Whatever means a number here, as a float; anything else as it is, for `check` to refuse."""
@@ -307,6 +322,8 @@ class _Spec:
             return "true or false"
         if self.name.endswith("_cron"):
             return "a cron expression of five fields, or of six with seconds first"
+        if self.name.endswith("_modules"):
+            return 'names of modules, such as "shop.tasks,shop.reports"'
         if isinstance(self.default, str):
             return " or ".join(f'"{choice}"' for choice in self.choices) or "a string"
         bounds = "" if math.isinf(self.high) else f" from {self.low:g} to {self.high:g}"

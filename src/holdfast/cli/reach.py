@@ -188,6 +188,8 @@ def runner_of(
 def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], object]], object]) -> bool:
     """Work for the runner at the other end. True: user code still runs."""
 
+    app._import_modules()
+
     async def job() -> bool:
         engine = await app._engine()
         attached = Attached(*await asyncio.open_connection(sock=stream), app._clock)
