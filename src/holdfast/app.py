@@ -44,12 +44,12 @@ from holdfast.lifecycle.triggers import TriggerRecord
 from holdfast.masking import mask_url
 from holdfast.queues import Queues
 from holdfast.schedules import cron
-from holdfast.scheduling import Schedules, call_of
+from holdfast.scheduling import Schedules
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
 from holdfast.task import AsyncTask, Submittable, Task
-from holdfast.triggering import evaluators, tick_declarations, trigger_records
+from holdfast.triggering import declarations, evaluators, trigger_records
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -268,20 +268,7 @@ class App(Archived, Emitting):
         return living(await engine.store.roster(self.name), engine.store.now(), self._dead_after)
 
     def _declarations(self, engine: Engine) -> list[Declaration]:
-        """The schedules that the tasks declare."""
-        return [
-            *tick_declarations(list(self.tasks.values())),
-            *[
-                Declaration(
-                    timing=each.timing,
-                    call=call_of(task, engine, each.args, dict(each.kwargs)),
-                    rules=each.rules,
-                    name=each.name,
-                )
-                for task in self.tasks.values()
-                for each in task.definition.schedules
-            ],
-        ]
+        return declarations(list(self.tasks.values()), engine)
 
     def _import_modules(self) -> None:
         """Before a runner or a worker starts: what is declared in these modules belongs to it."""

@@ -12,7 +12,7 @@ from holdfast.execution.context import here, origin_in, parent_in
 from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.records import Origin
 from holdfast.lifecycle.triggers import DATA
-from holdfast.triggers import valid_event_name
+from holdfast.trigger_options import valid_event_name
 
 if TYPE_CHECKING:
     from holdfast.settings import Settings

@@ -27,6 +27,7 @@ from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, Source, registered
 from holdfast.lifecycle.schedules import Call, CatchUp, Rules
 from holdfast.lifecycle.triggers import DATA, END, Condition, Facts, OnEnd, TriggerRecord, put_together, told_of
+from holdfast.scheduling import call_of
 from holdfast.triggers import known_as, needs_code, tick_condition, tick_name
 
 if TYPE_CHECKING:
@@ -107,7 +108,22 @@ def _calls_for_code(task: TaskDefinition, declared: TaskTrigger) -> bool:
     return needs_code(declared) or by_arguments or task.pacing is not None
 
 
-def tick_declarations(tasks: Sequence[Submittable[..., Any]]) -> list[Declaration]:
+def declarations(tasks: Sequence[Submittable[..., Any]], engine: Engine) -> list[Declaration]:
+    """The schedules that the tasks declare, and those that their triggers need."""
+    own = [
+        Declaration(
+            timing=each.timing,
+            call=call_of(task, engine, each.args, dict(each.kwargs)),
+            rules=each.rules,
+            name=each.name,
+        )
+        for task in tasks
+        for each in task.definition.schedules
+    ]
+    return own + _tick_declarations(tasks)
+
+
+def _tick_declarations(tasks: Sequence[Submittable[..., Any]]) -> list[Declaration]:
     """The schedules whose ticks triggers wait for, beside other conditions."""
     found = []
     for task in tasks:

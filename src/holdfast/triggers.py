@@ -14,34 +14,33 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.clock import Duration, parse_duration
-from holdfast.engine.definition import Asked, TaskDefinition, TaskTrigger, import_name
-from holdfast.errors import InvalidTrigger, NotEncodable
-from holdfast.execution.declared import why_unreachable
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.lifecycle.triggers import DATA, TICKS, WITHIN_SECONDS, Argument, OnEnd, OnEvent
+from holdfast.engine.definition import Asked, TaskTrigger, import_name
+from holdfast.errors import InvalidTrigger
+from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.triggers import TICKS, WITHIN_SECONDS, Argument, OnEnd, OnEvent
 from holdfast.schedules import Cron, Every, Once, cron
-
-Where = Mapping[str, Any] | Callable[[Any], bool]
-LONGEST_EVENT_NAME = 200
-
-
-class _Task(Protocol):
-    @property
-    def definition(self) -> TaskDefinition: ...
-
-
-class From(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an argument comes from; `from_event` and the like make it."""
-
-    part: str
-    path: str = ""
-    of: str = ""
+from holdfast.trigger_options import (
+    AnyTask,
+    Arguments,
+    From,
+    Where,
+    arguments_of,
+    defaults_of,
+    encoded,
+    error_name,
+    filter_of,
+    names_of,
+    positional,
+    refuse_strange,
+    statuses_of,
+    valid_event_name,
+)
 
 
 def from_event(path: str = "", *, of: str = "") -> From:
@@ -49,36 +48,33 @@ def from_event(path: str = "", *, of: str = "") -> From:
     return _from("event", path, of)
 
 
-def from_arguments(path: str = "", *, of: _Task | str = "") -> From:
+def from_arguments(path: str = "", *, of: AnyTask | str = "") -> From:
     """An argument that the task which has ended was called with, by its name."""
     return _from("arguments", path, of)
 
 
-def from_result(path: str = "", *, of: _Task | str = "") -> From:
+def from_result(path: str = "", *, of: AnyTask | str = "") -> From:
     """What the task which has ended returned, or a value in it."""
     return _from("result", path, of)
 
 
-def from_exception(path: str = "", *, of: _Task | str = "") -> From:
+def from_exception(path: str = "", *, of: AnyTask | str = "") -> From:
     """What it raised: ``type``, ``message`` or ``traceback``, or all three."""
     return _from("error", path, of)
 
 
-def from_cause(path: str = "", *, of: _Task | str = "") -> From:
+def from_cause(path: str = "", *, of: AnyTask | str = "") -> From:
     """Everything about what has happened: ``kind``, ``id``, ``name``, ``at``, and ``payload`` of an event; ``status``,
     ``arguments`` and ``result`` or ``error`` of what has ended.
     """
     return _from("cause", path, of)
 
 
-def _from(part: str, path: str, of: _Task | str) -> From:
+def _from(part: str, path: str, of: AnyTask | str) -> From:
     if not isinstance(path, str):
         raise InvalidTrigger(f"{path!r}: expected a path such as 'order.id'")
-    name = of if isinstance(of, str) else _names_of(of)[0]
+    name = of if isinstance(of, str) else names_of(of)[0]
     return From(part=part, path=path, of=name)
-
-
-Arguments = Mapping[str, Any] | From | Callable[..., Mapping[str, Any]] | None
 
 
 class Trigger:
@@ -111,12 +107,12 @@ def _shown(clause: tuple[tuple[Asked, ...], ...]) -> str:
 def on_event(name: str, *, where: Where | None = None, arguments: Arguments = None, correlate: str = "") -> Trigger:
     """An event of this name (`App.emit`); `where` filters by its payload: values by path, or a function of it."""
     valid_event_name(name)
-    data, code = _filter("where", where)
+    data, code = filter_of("where", where)
     return _one(Asked(condition=OnEvent(name=name, where=data, correlate=correlate), where=code), arguments)
 
 
 def on_status(
-    task: _Task | str,
+    task: AnyTask | str,
     status: str | Iterable[str] = "success",
     *,
     called_with: Where | None = None,
@@ -124,11 +120,11 @@ def on_status(
     correlate: str = "",
 ) -> Trigger:
     """The task ends so: "success", "failed", "cancelled", or several. `called_with` filters by its arguments."""
-    return _end(task, _statuses(status), called_with, arguments, correlate)
+    return _end(task, statuses_of(status), called_with, arguments, correlate)
 
 
 def on_result(
-    task: _Task | str,
+    task: AnyTask | str,
     *,
     where: Where | None = None,
     equals: Any = msgspec.UNSET,
@@ -141,12 +137,12 @@ def on_result(
     """
     if where is not None and equals is not msgspec.UNSET:
         raise InvalidTrigger("give where= or equals=, not both")
-    whole = b"" if equals is msgspec.UNSET else _encoded("equals", equals)
+    whole = b"" if equals is msgspec.UNSET else encoded("equals", equals)
     return _end(task, (Status.SUCCESS,), called_with, arguments, correlate, where=where, equals=whole)
 
 
 def on_exception(
-    task: _Task | str,
+    task: AnyTask | str,
     *exceptions: type[BaseException] | str,
     message: str = "",
     called_with: Where | None = None,
@@ -160,12 +156,12 @@ def on_exception(
         re.compile(message)
     except (re.error, TypeError) as error:
         raise InvalidTrigger(f"message={message!r} is no regular expression: {error}") from None
-    errors = tuple(_error_name(each) for each in exceptions)
+    errors = tuple(error_name(each) for each in exceptions)
     return _end(task, (Status.FAILED,), called_with, arguments, correlate, errors=errors, message=message)
 
 
 def _end(
-    task: _Task | str,
+    task: AnyTask | str,
     statuses: tuple[Status, ...],
     called_with: Where | None,
     arguments: Arguments,
@@ -174,18 +170,18 @@ def _end(
     where: Where | None = None,
     **filters: Any,
 ) -> Trigger:
-    called, called_code = _filter("called_with", called_with)
-    returned, where_code = _filter("where", where)
+    called, called_code = filter_of("called_with", called_with)
+    returned, where_code = filter_of("where", where)
     signature = None if isinstance(task, str) else task.definition.signature
     if signature is not None and isinstance(called_with, Mapping):
-        _refuse_strange(called_with, signature, _names_of(task)[0])
+        refuse_strange(called_with, signature, names_of(task)[0])
     condition = OnEnd(
-        tasks=_names_of(task),
+        tasks=names_of(task),
         statuses=statuses,
         called_with=called,
         where=returned,
-        parameters=_positional(signature),
-        defaults=_defaults(signature),
+        parameters=positional(signature),
+        defaults=defaults_of(signature),
         correlate=correlate,
         **filters,
     )
@@ -193,7 +189,7 @@ def _end(
 
 
 def _one(asked: Asked, arguments: Arguments) -> Trigger:
-    found, provider = _arguments(arguments)
+    found, provider = arguments_of(arguments)
     return Trigger(TaskTrigger(clauses=(((asked,),),), arguments=found, provider=provider))
 
 
@@ -258,7 +254,7 @@ def _several(what: str, conditions: Iterable[Any]) -> list[TaskTrigger]:
 def _given(arguments: Arguments, conditions: Iterable[Any]) -> tuple[tuple[Argument, ...], Any]:
     """The arguments of the whole, or those that the parts say."""
     if arguments is not None:
-        return _arguments(arguments)
+        return arguments_of(arguments)
     parts = [each.declared for each in conditions if isinstance(each, Trigger)]
     providers = [each.provider for each in parts if each.provider is not None]
     if len(providers) > 1:
@@ -296,13 +292,15 @@ class TriggerBuilder:
     def on_event(self, name: str, **filters: Any) -> TriggerBuilder:
         return self._and(on_event(name, **filters))
 
-    def on_status(self, task: _Task | str, status: str | Iterable[str] = "success", **filters: Any) -> TriggerBuilder:
+    def on_status(self, task: AnyTask | str, status: str | Iterable[str] = "success", **filters: Any) -> TriggerBuilder:
         return self._and(on_status(task, status, **filters))
 
-    def on_result(self, task: _Task | str, **filters: Any) -> TriggerBuilder:
+    def on_result(self, task: AnyTask | str, **filters: Any) -> TriggerBuilder:
         return self._and(on_result(task, **filters))
 
-    def on_exception(self, task: _Task | str, *exceptions: type[BaseException] | str, **filters: Any) -> TriggerBuilder:
+    def on_exception(
+        self, task: AnyTask | str, *exceptions: type[BaseException] | str, **filters: Any
+    ) -> TriggerBuilder:
         return self._and(on_exception(task, *exceptions, **filters))
 
     def add_condition(self, condition: Trigger | Cron | Every | Once) -> TriggerBuilder:
@@ -429,124 +427,3 @@ def tick_name(trigger: str, number: int) -> str:
 
 def tick_condition(trigger: str, number: int) -> OnEvent:
     return OnEvent(name=TICKS + tick_name(trigger, number))
-
-
-# --- what is given
-
-
-def valid_event_name(name: object) -> str:
-    if (
-        not isinstance(name, str)
-        or not 0 < len(name) <= LONGEST_EVENT_NAME
-        or not name.isprintable()
-        or set(name) & set(" |")
-        or name.startswith(TICKS)
-    ):
-        raise InvalidTrigger(
-            f"{name!r:.80} is no name for an event: 1 to {LONGEST_EVENT_NAME} characters, such as 'order.created', "
-            f"without spaces and vertical bars, and not beginning with '{TICKS}'"
-        )
-    return name
-
-
-def _statuses(given: str | Iterable[str]) -> tuple[Status, ...]:
-    names = [given] if isinstance(given, str) else list(given)
-    ends = sorted(status.value for status in FINAL if status is not Status.CONCURRENCY_CONTROLLED_FINAL)
-    for name in names:
-        if not isinstance(name, str) or name.lower() not in ends:
-            raise InvalidTrigger(
-                f"on_status(…, {name!r}): expected one of {', '.join(ends)}. Only ends are told of: what an invocation "
-                "passes through may be over before anybody can be called"
-            )
-    if not names:
-        raise InvalidTrigger("on_status() needs a status")
-    return tuple(dict.fromkeys(Status(name.lower()) for name in names))
-
-
-def _filter(what: str, given: Where | None) -> tuple[bytes, Callable[[Any], bool] | None]:
-    """What of a filter is data, and what is code."""
-    if given is None:
-        return b"", None
-    if isinstance(given, Mapping):
-        if not given or not all(isinstance(path, str) and path for path in given):
-            raise InvalidTrigger(f"{what}={given!r}: expected values by name, such as {{'region': 'eu'}}")
-        return _encoded(what, dict(given)), None
-    return b"", _function(what, given)
-
-
-def _function(what: str, given: object) -> Callable[..., Any]:
-    if not inspect.isfunction(given) or inspect.iscoroutinefunction(given):
-        raise InvalidTrigger(f"{what}={given!r}: expected a dict, or a plain function")
-    if why := why_unreachable(given):
-        raise InvalidTrigger(f"{what}= needs a function at the top level of a module: {why}")
-    return given
-
-
-def _encoded(what: str, value: object) -> bytes:
-    try:
-        return DATA.encode(value, at=what)
-    except NotEncodable as error:
-        raise InvalidTrigger(f"{error}; a trigger compares plain data, or ask with a function") from None
-
-
-def _arguments(given: Arguments) -> tuple[tuple[Argument, ...], Callable[..., Any] | None]:
-    if given is None:
-        return (), None
-    if isinstance(given, From):
-        return (Argument(part=given.part, path=given.path, of=given.of),), None
-    if not isinstance(given, Mapping):
-        return (), _function("arguments", given)
-    found = []
-    for name, value in given.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise InvalidTrigger(f"arguments={{{name!r}: …}}: expected the name of a parameter")
-        if isinstance(value, From):
-            found.append(Argument(name=name, part=value.part, path=value.path, of=value.of))
-        else:
-            found.append(Argument(name=name, value=_encoded(name, value)))
-    return tuple(found), None
-
-
-def _names_of(task: _Task | str) -> tuple[str, ...]:
-    if isinstance(task, str) and task:
-        return (task,)
-    definition = getattr(task, "definition", None)
-    if not isinstance(definition, TaskDefinition):
-        raise InvalidTrigger(f"{task!r}: expected a task, or the name of one")
-    return definition.names
-
-
-def _error_name(given: type[BaseException] | str) -> str:
-    if isinstance(given, str) and given:
-        return given
-    if isinstance(given, type) and issubclass(given, BaseException):
-        return f"{given.__module__}:{given.__qualname__}"
-    raise InvalidTrigger(f"on_exception(…, {given!r}): expected exception classes, or their names")
-
-
-def _positional(signature: inspect.Signature | None) -> tuple[str, ...]:
-    if signature is None:
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(each.name for each in signature.parameters.values() if each.kind in kinds)
-
-
-def _defaults(signature: inspect.Signature | None) -> bytes:
-    """Those that are data."""
-    found = {}
-    for each in signature.parameters.values() if signature else ():
-        if each.default is not each.empty:
-            try:
-                DATA.encode(each.default)
-            except NotEncodable:
-                continue
-            found[each.name] = each.default
-    return DATA.encode(found) if found else b""
-
-
-def _refuse_strange(called_with: Mapping[str, Any], signature: inspect.Signature, task: str) -> None:
-    if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
-        return
-    for path in called_with:
-        if path.partition(".")[0] not in signature.parameters:
-            raise InvalidTrigger(f"called_with={{'{path}': …}}: {task} has no such argument {signature}")

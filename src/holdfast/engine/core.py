@@ -205,8 +205,7 @@ class Engine:
         known = list(definitions)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
         core = self._core_tasks()
-        book = TriggerBook(self.store, self.subscriptions, triggers, app=self.app)
-        declarations = Declarations(self.store, self.schedule_book, declared, app=self.app, triggers=book)
+        declarations = self._declarations(declared, triggers)
         template = msgspec.structs.replace(
             self._entry(version, duties),
             concurrency=concurrency,
@@ -255,6 +254,10 @@ class Engine:
         core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)
         core.add(RECOVER_PENDING, runner.recover_pending, duties.recover_pending_cron)
         return runner
+
+    def _declarations(self, declared: Sequence[Declaration], triggers: Sequence[TriggerRecord]) -> Declarations:
+        book = TriggerBook(self.store, self.subscriptions, triggers, app=self.app)
+        return Declarations(self.store, self.schedule_book, declared, app=self.app, triggers=book)
 
     def _core_tasks(self) -> CoreTaskRegistry:
         monotonic = self._clock.monotonic
