@@ -19,7 +19,7 @@ from holdfast.engine.cancel import GRACE_SECONDS, Canceller
 from holdfast.engine.core_tasks import CoreTaskRegistry
 from holdfast.engine.crew import Crew, LocalCrew
 from holdfast.engine.declarations import Declaration, Declarations
-from holdfast.engine.definition import Place, TaskDefinition, limits_of
+from holdfast.engine.definition import Place, TaskDefinition, limits_of, names_of
 from holdfast.engine.depot import Depot
 from holdfast.engine.ends import Ends
 from holdfast.engine.events import Events
@@ -202,17 +202,15 @@ class Engine:
         triggers: Sequence[TriggerRecord] = (),
     ) -> Runner:
         """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
-        known = list(definitions)
+        known, core, declarations = list(definitions), self._core_tasks(), self._declarations(declared, triggers)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
-        core = self._core_tasks()
-        declarations = self._declarations(declared, triggers)
         template = msgspec.structs.replace(
             self._entry(version, duties),
             concurrency=concurrency,
             queues=None if queues is None else tuple(sorted(queues)),
             weights=weights or {},
             tags=tuple(sorted(tags)),
-            tasks=tuple(sorted(name for task in known for name in task.names)),
+            tasks=names_of(known),
             declares=declarations.names,
         )
 

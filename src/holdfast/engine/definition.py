@@ -130,6 +130,10 @@ def retries_of(retries: Policy | int | None, at_most_once: bool) -> Policy:
     return policy
 
 
+def names_of(definitions: Iterable[TaskDefinition]) -> tuple[str, ...]:
+    return tuple(sorted(name for task in definitions for name in task.names))
+
+
 def limits_of(definitions: Iterable[TaskDefinition]) -> dict[str, Limit | None]:
     """The limit of each task, or None if it has none, by every name under which it is called for."""
     return {name: task.limit for task in definitions for name in task.names}
