@@ -8,8 +8,8 @@ over unless the schedule says so.
 What a repetition finds must still be there: an invocation is kept for an hour at least, and a decision is thrown away
 when it is half a minute old.
 
-An idle look costs nothing while the next tick is known to be far; a hint tells of a schedule that has changed, and
-every ten seconds somebody looks anyway.
+An idle look costs nothing while the next tick is known to be later; a hint tells of a schedule that has changed, and
+every second somebody looks anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.store.contract import Store
 
 log = logging.getLogger("holdfast.schedules")
 
-_LOOK_SECONDS = 10.0
+_LOOK_SECONDS = 1.0  # a schedule that was just made may be due before a hint of it arrives, if one does
 _AT_ONCE = 50
 _UNREADABLE_SECONDS = 60.0
 MOST_QUEUED = 1000
