@@ -132,9 +132,10 @@ def _unknown_task(record: InvocationRecord, around: Surroundings) -> str:
 
 
 def _queue_not_served(record: InvocationRecord, around: Surroundings) -> str:
+    tags = f" --tags {','.join(record.tags)}" if record.tags else ""  # else the one that is started would not take it
     return (
         f"waiting for {_since(record, around)}: no live runner serves the queue '{record.queue}' ({_named(around)}). "
-        f"Start one: holdfast run --queues {record.queue}"
+        f"Start one: holdfast run --queues {record.queue}{tags}"
     )
 
 
