@@ -42,7 +42,7 @@ def test_a_failed_task_is_reported_by_the_one_who_waits(start: Callable[..., Pro
     waiting = [start("submit", "boom", "so\nwhat", "--wait", *more) for more in ([], ["--json"])]
     people, program = [process.ends() for process in waiting]
     assert (people.code, program.code) == (1, 1)
-    assert "is failed: builtins:ValueError: so\\nwhat" in people.err
+    assert "is failed: ValueError: so\\nwhat" in people.err
     assert "  | Traceback" in people.err
     assert program.json["status"] == "failed"
     assert program.json["error"]["type"] == "builtins:ValueError"

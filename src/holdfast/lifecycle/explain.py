@@ -93,7 +93,7 @@ def _in_backoff(record: InvocationRecord, around: Surroundings) -> str:
     if not record.errors:
         return f"an attempt failed; {wait}"
     times, last = "1 time" if record.failures == 1 else f"{record.failures} times", record.errors[-1].error
-    return f"failed {times}, last with {last.type_name}: {last.message}; {wait}"
+    return f"failed {times}, last with {last}; {wait}"
 
 
 def _no_slot(record: InvocationRecord, around: Surroundings) -> str:
