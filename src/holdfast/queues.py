@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.declaring import valid_name
 from holdfast.lifecycle.explain import living
+from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.queues import QueueDepth, QueuePause, rates
 from holdfast.lifecycle.records import PAUSES, Hint, RunnerRecord
 

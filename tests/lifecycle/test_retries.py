@@ -245,7 +245,7 @@ def test_waits_are_lengths_of_time_and_are_kept_in_seconds() -> None:
         (lambda: FirstMatch([]), "no rules"),
         (lambda: FirstMatch([OSError]), "pairs of exceptions and policy"),  # type: ignore[list-item]
         (lambda: FirstMatch([(OSError, 3)]), r"3 is not a retry policy; write Retries\(3\)"),  # type: ignore[list-item]
-        (lambda: MoveTo(" ", Fixed(1)), "not the name of a queue"),
+        (lambda: MoveTo("slow|mail", Fixed(1)), "'slow.mail' is no name for a queue"),
         (lambda: Retries(1, backoff="linear"), "'exponential' or 'fixed'"),  # type: ignore[arg-type]
         (lambda: Retries(1, wait="2m"), "shorter than the first wait"),
     ],

@@ -24,6 +24,7 @@ import msgspec
 
 from holdfast.clock import Duration, format_duration, parse_duration
 from holdfast.errors import NotDecodable, UsageError
+from holdfast.lifecycle.names import valid_name
 
 # A mapping's key type is invariant, so each kind of key is spelt out.
 _Rows: TypeAlias = (
@@ -182,8 +183,7 @@ class MoveTo(_Stored, frozen=True, tag="move-to"):
     policy: Policy
 
     def __post_init__(self) -> None:
-        if not isinstance(self.queue, str) or not self.queue.strip():
-            _refuse(self, f"queue={self.queue!r} is not the name of a queue")
+        valid_name("queue", self.queue)
         _check_policy(self, self.policy)
 
 
