@@ -139,6 +139,22 @@ def test_a_queue_that_no_task_is_declared_for_is_noted(
     )
 
 
+def test_a_queue_that_retries_move_to_is_declared(
+    folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.cli.running._until_stopped", lambda runner: ("r", Account(), True))
+    (folder / "movers.py").write_text(
+        "from holdfast import App, Fixed, FirstMatch, MoveTo, Only\n"
+        "app = App('sqlite:///movers.db')\n"
+        "later = Only(MoveTo('late', Fixed(1)), Exception)\n"
+        "rules = FirstMatch([(OSError, MoveTo('slow', Fixed(1))), (ValueError, later)])\n"
+        "app.task(len, name='movers:size', retries=rules)\n"
+    )
+    assert holdfast("run", "movers:app", "--queues", "default,slow,late").err == ""
+    assert holdfast("store", "prepare").code == 0
+    assert [queue["name"] for queue in holdfast("queues", "--json").json["queues"]] == ["default", "late", "slow"]
+
+
 @slow
 def test_a_runner_serves_the_queues_and_tags_it_is_given(start: Callable[..., Process], holdfast: Command) -> None:
     runner = start("run", "--app", "shop:app", "--queues", "mail, bulk", "--queues", "slow", "--tags", "gpu")

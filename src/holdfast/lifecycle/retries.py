@@ -330,6 +330,19 @@ def most_retries(policy: Policy) -> int | None:
             assert_never(policy)
 
 
+def queues_of(policy: Policy) -> frozenset[str]:
+    """The queues that a policy may move a call to."""
+    match policy:
+        case MoveTo():
+            return queues_of(policy.policy) | {policy.queue}
+        case Only():
+            return queues_of(policy.policy)
+        case FirstMatch():
+            return frozenset().union(*[queues_of(chosen) for _, chosen in policy.rules])
+        case _:
+            return frozenset()
+
+
 def _retry(wait_seconds: float, which: str) -> Retry:
     return Retry(wait_seconds, None, f"{which}; next in {format_duration(wait_seconds)}")
 
