@@ -24,7 +24,7 @@ from holdfast._inside import Inside
 from holdfast.archive import Archived
 from holdfast.clock import Clock, Duration, SystemClock, parse_duration
 from holdfast.codec import Codec, Limits
-from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_name, valid_weights
+from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_weights
 from holdfast.embedded import EmbeddedRunner
 from holdfast.emitting import Emitting
 from holdfast.engine.core import Duties, Engine
@@ -38,6 +38,7 @@ from holdfast.execution.hooks import Hooks
 from holdfast.ids import Ids
 from holdfast.invocation import End, Invocation, outcome_of
 from holdfast.lifecycle.explain import Explanation, Surroundings, explain, living
+from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.lifecycle.triggers import TriggerRecord

@@ -25,6 +25,7 @@ from holdfast.engine.definition import (
 )
 from holdfast.engine.time_limits import TimeLimits, limit_of, seconds_of
 from holdfast.errors import InvalidSchedule, UsageError
+from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.pacing import Debounce, Pacing, Throttle
 from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from holdfast.lifecycle.retention import OUTCOMES, SHORTEST_SECONDS
@@ -114,6 +115,10 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
             cancel_children=bool(options.get("cancel_children", True)),
         ),
     )
+    if definition.raises_on_different_twin and definition.registration.mode is RunningConcurrency.DISABLED:
+        raise UsageError(
+            "on_diff_non_key_args_raise=True is about calls of a kind: say which with registration_concurrency="
+        )
     if pacing is not None and options.get("registration_concurrency", "disabled") != "disabled":
         raise UsageError(
             "registration_concurrency= contradicts debounce= and throttle=, which say themselves what becomes of a "
@@ -291,20 +296,6 @@ def valid_weights(queues: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
                 f"the weight {weight!r} of the queue {queue!r}: expected a whole number from 1 to {HEAVIEST}"
             )
     return dict(weights)
-
-
-_FORBIDDEN = frozenset("|,\0\n\r\t ")
-
-
-def valid_name(what: str, name: str) -> str:
-    """Queue, tag and task names end up in one string (the lane) and in file and log lines, so a few characters are
-    kept out.
-    """
-    if not isinstance(name, str) or not name or len(name) > 200 or _FORBIDDEN & set(name) or not name.isprintable():
-        raise UsageError(
-            f"{name!r} is no name for a {what}: 1 to 200 characters, without spaces, commas and vertical bars"
-        )
-    return name
 
 
 def valid_key(name: str, key: str) -> str:

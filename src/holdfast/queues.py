@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.declaring import valid_name
 from holdfast.lifecycle.explain import living
+from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.queues import QueueDepth, QueuePause, rates
 from holdfast.lifecycle.records import PAUSES, Hint, RunnerRecord
 
@@ -94,7 +94,7 @@ class Queues:
         depths = {depth.name: depth for depth in await store.queue_depths(app.name, now)}
         pauses = {pause.name: pause for pause in await store.pauses(app.name)}
         alive = living(await store.roster(app.name), now, app._dead_after)
-        declared = {task.definition.queue for task in app.tasks.values()}
+        declared = {queue for task in app.tasks.values() for queue in task.definition.queues}
         served = {queue for runner in alive for queue in runner.queues or ()}
         names = sorted(depths.keys() | pauses.keys() | declared | served)
         per_minute = rates(alive, now)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from holdfast.declaring import valid_name
 from holdfast.engine.core import Engine
 from holdfast.errors import UsageError
 from holdfast.invocation import Invocation
+from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.schedules import Call, Pause, Rules, ScheduleRecord, begins_after
 from holdfast.schedule_options import TIMING, ScheduleOptions, refuse_unknown, rules_of, timing_of

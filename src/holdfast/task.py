@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.clock import TOO_LATE, Duration, parse_duration, parse_moment
 from holdfast.codec import Payload, Seen
-from holdfast.declaring import pacing_of, refuse_with_pacing, valid_key, valid_name, valid_priority
+from holdfast.declaring import pacing_of, refuse_with_pacing, valid_key, valid_priority
 from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
@@ -27,6 +27,7 @@ from holdfast.execution.call import bind
 from holdfast.execution.context import here, origin_in, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.lifecycle.limits import limit_key
+from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.pacing import Debounce, Pacing, paced
 from holdfast.lifecycle.records import KEY_SECONDS, InvocationRecord, Terms, registered
 

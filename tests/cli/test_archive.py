@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cli.processes import Answer
 
-from holdfast import App, crashpoints
+from holdfast import App, TimedOut, crashpoints
 from holdfast.ids import is_id
 
 Holdfast = Callable[..., Answer]
@@ -57,7 +58,22 @@ def test_the_archive_tells_the_reason_of_each_failure(holdfast: Holdfast, ended:
     assert ended["bad"] in holdfast("archive", "--since", "1h ago", "--until", "2100-01-01T00:00:00Z").out
     assert ended["keyed"] in holdfast("archive", "--key", "k").out
     assert holdfast("archive", "--status", "running").code == 2
-    assert holdfast("archive", "--since", "soon").code == 2
+    assert "or 2h for two hours ago" in holdfast("archive", "--since", "soon").err
+    late = holdfast("archive", "--since", "2026-11-15T08:00:00")
+    assert (late.code, "has no time zone; write it like" in late.err) == (2, True)
+
+
+def test_what_error_and_reason_both_say_is_told_once(holdfast: Holdfast, shop: Path) -> None:
+    with App(f"sqlite:///{shop / 'shop.db'}") as app:
+
+        @app.task(name="shop:hang", timeout="20ms")
+        async def hang() -> None:
+            await asyncio.Event().wait()
+
+        with app.runner(), pytest.raises(TimedOut):
+            hang.submit().result(30)
+    (row,) = [line for line in holdfast("archive").out.splitlines() if "shop:hang" in line]
+    assert row.endswith("  TimedOut: timed out after 20ms")
 
 
 def test_the_archive_has_pages(holdfast: Holdfast, ended: dict[str, str]) -> None:

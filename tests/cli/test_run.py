@@ -42,7 +42,7 @@ def test_a_failed_task_is_reported_by_the_one_who_waits(start: Callable[..., Pro
     waiting = [start("submit", "boom", "so\nwhat", "--wait", *more) for more in ([], ["--json"])]
     people, program = [process.ends() for process in waiting]
     assert (people.code, program.code) == (1, 1)
-    assert "is failed: builtins:ValueError: so\\nwhat" in people.err
+    assert "is failed: ValueError: so\\nwhat" in people.err
     assert "  | Traceback" in people.err
     assert program.json["status"] == "failed"
     assert program.json["error"]["type"] == "builtins:ValueError"
@@ -137,6 +137,22 @@ def test_a_queue_that_no_task_is_declared_for_is_noted(
     assert answer.err == (
         "note: no task is declared for the queue 'mial', only for: default; it gets what is submitted to it\n"
     )
+
+
+def test_a_queue_that_retries_move_to_is_declared(
+    folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.cli.running._until_stopped", lambda runner: ("r", Account(), True))
+    (folder / "movers.py").write_text(
+        "from holdfast import App, Fixed, FirstMatch, MoveTo, Only\n"
+        "app = App('sqlite:///movers.db')\n"
+        "later = Only(MoveTo('late', Fixed(1)), Exception)\n"
+        "rules = FirstMatch([(OSError, MoveTo('slow', Fixed(1))), (ValueError, later)])\n"
+        "app.task(len, name='movers:size', retries=rules)\n"
+    )
+    assert holdfast("run", "movers:app", "--queues", "default,slow,late").err == ""
+    assert holdfast("store", "prepare").code == 0
+    assert [queue["name"] for queue in holdfast("queues", "--json").json["queues"]] == ["default", "late", "slow"]
 
 
 @slow

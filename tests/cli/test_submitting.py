@@ -198,6 +198,14 @@ def test_a_page_begins_with_an_id(shop: Path, holdfast: Command) -> None:
     assert "--before 'yesterday' is no id" in answer.err
 
 
+def test_a_call_may_expire_and_keep_its_key_for_longer(shop: Path, holdfast: Command) -> None:
+    id = holdfast("submit", "add", "1", "--key", "one", "--key-for", "7d", "--expires", "1h").out.strip()
+    shown = holdfast("show", id).out
+    assert "It expires in 1h unless it is started" in shown or "It expires in 59m" in shown
+    refused = holdfast("submit", "add", "1", "--at", "2100-01-01T00:00:00")
+    assert (refused.code, "has no time zone; write it like" in refused.err) == (2, True)
+
+
 # --- waiting
 
 

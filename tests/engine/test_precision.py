@@ -1,5 +1,5 @@
-"""How soon a tick is submitted, by a whole fleet with default settings, in virtual time: within two seconds, whoever has
-the turn and however busy everybody is, and within twenty-five after the runner that had the turn was killed.
+"""How soon a tick is submitted, by a whole fleet with default settings, in virtual time: within two seconds, whoever
+has the turn and however busy everybody is, and within twenty-five after the runner that had the turn was killed.
 """
 
 from __future__ import annotations

@@ -63,6 +63,11 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ({}, [replace(LIVE, draining=True), replace(LIVE, id="r2", draining=True)], "all 2 runners are draining"),
         ({}, [replace(LIVE, tasks=("shop:other",))], "no runner knows the task 'shop:mail'"),
         ({"queue": "slow"}, [replace(LIVE, queues=("default",))], "no live runner serves the queue 'slow'"),
+        (
+            {"queue": "slow", "tags": ("eu", "gpu")},
+            [replace(LIVE, queues=("default",))],
+            "holdfast run --queues slow --tags eu,gpu",
+        ),
         ({"tags": ("gpu",)}, [LIVE], "no live runner serves the queue 'default' with the tag gpu (1 alive: r1)"),
         ({"tags": ("eu", "gpu")}, [LIVE], "with all of the tags eu, gpu"),
         ({"status": Status.SUSPENDED, "due_at": NOW + 60}, [LIVE], "suspended until 1970-01-12 13:47:40 UTC, in 1m."),

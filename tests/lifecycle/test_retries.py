@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Any
 
@@ -212,6 +213,12 @@ def test_none_and_zero_mean_never_and_a_policy_means_itself() -> None:
     assert as_policy(TIMETABLE) is TIMETABLE
 
 
+def test_waits_are_lengths_of_time_and_are_kept_in_seconds() -> None:
+    assert Fixed(3, "10s") == Fixed(3, dt.timedelta(seconds=10)) == Fixed(3, 10)
+    assert Exponential(3, "100ms", "1m") == Exponential(3, 0.1, 60)
+    assert dump_policy(Fixed(3, "10s")) == {"kind": "fixed", "attempts": 3, "wait_seconds": 10.0}
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -220,7 +227,7 @@ def test_none_and_zero_mean_never_and_a_policy_means_itself() -> None:
         (lambda: as_policy(-1), "attempts=-1"),
         (lambda: Fixed(1.5, 1.0), "Fixed: attempts=1.5"),  # type: ignore[arg-type]
         (lambda: Fixed(1, -1.0), "negative"),
-        (lambda: Fixed(1, "5s"), "wait_seconds='5s'"),  # type: ignore[arg-type]
+        (lambda: Fixed(1, "5x"), "Fixed: wait_seconds='5x': .*unknown unit 'x'"),
         (lambda: Exponential(1, float("nan")), "not a number"),
         (lambda: Exponential(1, 5.0, 1.0), "cap .* shorter than the first wait"),
         (lambda: Exponential(1, factor=0.5), "factor=0.5"),
@@ -237,8 +244,8 @@ def test_none_and_zero_mean_never_and_a_policy_means_itself() -> None:
         (lambda: Only(Fixed(1), 5), "is not an exception"),  # type: ignore[arg-type]
         (lambda: FirstMatch([]), "no rules"),
         (lambda: FirstMatch([OSError]), "pairs of exceptions and policy"),  # type: ignore[list-item]
-        (lambda: FirstMatch([(OSError, 3)]), "3 is not a retry policy"),  # type: ignore[list-item]
-        (lambda: MoveTo(" ", Fixed(1)), "not the name of a queue"),
+        (lambda: FirstMatch([(OSError, 3)]), r"3 is not a retry policy; write Retries\(3\)"),  # type: ignore[list-item]
+        (lambda: MoveTo("slow|mail", Fixed(1)), "'slow.mail' is no name for a queue"),
         (lambda: Retries(1, backoff="linear"), "'exponential' or 'fixed'"),  # type: ignore[arg-type]
         (lambda: Retries(1, wait="2m"), "shorter than the first wait"),
     ],

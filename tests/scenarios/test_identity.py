@@ -140,10 +140,12 @@ def test_what_makes_no_sense_is_refused(app: App) -> None:
         declare(app).options(key_for="1h")
     with pytest.raises(UsageError, match="registration_concurrency='both': expected one of"):
         app.task(name="a", registration_concurrency="both")(_take)  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match='registration_concurrency="keys" and key_arguments'):
+    with pytest.raises(UsageError, match='registration_concurrency="keys" needs key_arguments'):
         app.task(name="b", registration_concurrency="keys")(_take)
-    with pytest.raises(UsageError, match="go together"):
+    with pytest.raises(UsageError, match="alone changes nothing"):
         app.task(name="c", key_arguments=["order"])(_take)
+    with pytest.raises(UsageError, match="say which with registration_concurrency="):
+        app.task(name="c", on_diff_non_key_args_raise=True)(_take)
     with pytest.raises(UsageError, match="lone surrogate"):
         app.task(name="d")(_take).options(key="\ud800")
 

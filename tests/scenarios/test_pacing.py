@@ -269,7 +269,7 @@ def test_contradictions_are_refused(app: App) -> None:
     refused("debounce_max_wait= needs debounce=", debounce_max_wait=5)
     refused("debounce=0: expected a length of time", debounce=0)
     refused("no parameter 'nonsense'", debounce=1, key_arguments=["nonsense"])
-    refused("go together", key_arguments=["number"])
+    refused("alone changes nothing", key_arguments=["number"])
     app.task(name="keys", debounce=1, running_concurrency="keys", key_arguments=["number"])(_work)
 
     paced = app.task(name="paced", debounce=1)(_work)

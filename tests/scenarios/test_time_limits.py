@@ -148,6 +148,14 @@ def test_a_soft_timeout_is_raised_inside(app: App, tmp_path: Path, executor: Any
         assert task.submit(str(tmp_path)).result(timeout=30).startswith("partial")  # in the same thread or process
 
 
+def test_a_soft_timeout_that_is_over_before_a_process_has_started_is_raised_inside_too(
+    app: App, tmp_path: Path
+) -> None:
+    task = app.task(executor="process", soft_timeout="1ms", timeout=60)(workshop.partial)
+    with app.runner(concurrency=1):
+        assert task.submit(str(tmp_path)).result(timeout=30).startswith("partial")
+
+
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_who_does_not_handle_a_soft_timeout_fails_with_it(app: App, tmp_path: Path, executor: Any) -> None:
     task = app.task(executor=executor, soft_timeout="300ms")(workshop.deaf)

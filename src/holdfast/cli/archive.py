@@ -15,7 +15,7 @@ from holdfast.app import App
 from holdfast.archive import ArchiveFilter
 from holdfast.cli.choosing import looked_at
 from holdfast.cli.naming import find_id, stored_names
-from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
+from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption, time_given
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import searched, time_of
 from holdfast.cli.shown import counted, length, moment
@@ -40,7 +40,7 @@ Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Ende
 Key = Annotated[str | None, typer.Option("--key", help="With this idempotency key.")]
 Error = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="With this type of error, or text in it.")]
 Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="ID...", help="Ended invocations, or the beginnings of their ids.")
+    list[str] | None, typer.Argument(metavar="ID", help="Ended invocations, or the beginnings of their ids.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it, without asking.")]
 
@@ -106,7 +106,11 @@ def rerun(
     with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         named = [find_id(chosen, id) for id in ids or ()]
         where = _told_before(chosen, _filter(chosen, status, task, queue, tag, since, until, key, error))
-        more: dict[str, Any] = {"at": None if at is None else _time(at, "--at"), "delay": delay, "request": request}
+        more: dict[str, Any] = {
+            "at": None if at is None else time_given(at, "--at"),
+            "delay": delay,
+            "request": request,
+        }
         if not named:
             plan = chosen.rerun(dry_run=True, request=request, **where)
             if not _confirmed(out, chosen, where, len(plan.originals), "run again", yes):
@@ -208,15 +212,8 @@ def _past(app: App, text: str, option: str) -> float | dt.datetime:
     try:
         ago = parse_duration(text.strip().removesuffix("ago"))
     except HoldfastError:
-        return _time(text, option)
+        return time_given(text, option, ", or 2h for two hours ago")
     return max(0.0, time_of(app) - ago)
-
-
-def _time(text: str, option: str) -> dt.datetime:
-    try:
-        return dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is no time; write it like 2026-11-15T08:00:00Z") from None
 
 
 # --- asking and telling
@@ -247,8 +244,9 @@ def _why(record: InvocationRecord) -> str:
     error, reason = record.error, record.reason
     if error is None:
         return reason
-    said = f"{error.type_name}: {error.message}"
-    return f"{said} ({reason})" if reason and error.message not in reason else said
+    if error.message in reason or (reason.partition(": ")[2] or reason) in error.message:  # the same, and maybe more
+        return reason or str(error)
+    return f"{error} ({reason})"
 
 
 def _facts(record: InvocationRecord) -> dict[str, Any]:

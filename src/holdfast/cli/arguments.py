@@ -7,7 +7,6 @@ annotation that cannot be resolved here, or that leads to a class which JSON kno
 
 from __future__ import annotations
 
-import datetime as dt
 import inspect
 import json
 import types
@@ -129,14 +128,6 @@ def converted(text: str, hint: Any) -> Any:
         if is_json:  # it was the value that was wrong, so that is the complaint to hear
             raise as_json from None
         raise
-
-
-def moment_of(text: str, option: str) -> dt.datetime:
-    """A time as it was typed; whoever gets it asks for its time zone."""
-    try:
-        return dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is no time; write it like 2026-11-15T08:00:00Z") from None
 
 
 def parsed(text: str) -> object:

@@ -19,7 +19,7 @@ _SAID = {
 
 
 def cancel(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Invocations; the beginning of an id will do.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Invocations; the beginning of an id will do.")],
     reason: Annotated[str, typer.Option(help="Why; kept with them.")] = "",
     by: Annotated[str | None, typer.Option(help="Who asks; else user@host.")] = None,
     children: Annotated[

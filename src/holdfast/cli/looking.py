@@ -97,10 +97,10 @@ def show(
                 ("attempt", f"{record.attempt}, epoch {record.epoch}"),
                 ("reason", record.reason),
                 ("result", result),
-                ("error", _in_a_line(error) if error else ""),
+                ("error", str(error) if error else ""),
                 ("retries", dumps(record.terms.retries) if record.terms.retries else ""),
                 ("kept", _kept(record, now)),
-                *[(f"failure {one.number}", f"{moment(one.at)}: {_in_a_line(one.error)}") for one in record.errors],
+                *[(f"failure {one.number}", f"{moment(one.at)}: {one.error}") for one in record.errors],
             ]
         )
         if error and error.traceback:
@@ -161,10 +161,6 @@ def _error_facts(error: ErrorRecord) -> dict[str, str]:
     return {"type": error.type_name, "message": error.message, "traceback": error.traceback}
 
 
-def _in_a_line(error: ErrorRecord) -> str:
-    return f"{error.type_name}: {error.message}"
-
-
 # --- finding
 
 
@@ -192,7 +188,7 @@ def _held_by(record: InvocationRecord, now: float) -> str:
     if record.status in OWNED and record.owner:
         return f"on {record.owner}"
     if record.error is not None and not record.reason:
-        return f"{record.error.type_name}: {record.error.message}"
+        return str(record.error)
     return record.reason
 
 

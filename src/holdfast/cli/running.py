@@ -167,7 +167,7 @@ def _note_what_is_idle(out: Output, app: App, queues: list[str]) -> None:
     if not app.tasks:
         out.note("this app declares no tasks, so there is nothing that this runner could do")
         return
-    declared = {task.definition.queue for task in app.tasks.values()}
+    declared = {queue for task in app.tasks.values() for queue in task.definition.queues}
     for queue in queues:
         if queue and queue not in declared:
             known = ", ".join(sorted(declared))

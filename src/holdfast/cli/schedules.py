@@ -12,12 +12,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from holdfast.app import App
-from holdfast.cli.arguments import Words, moment_of, words
+from holdfast.cli.arguments import Words, words
 from holdfast.cli.arguments import arguments as arguments_of
 from holdfast.cli.choosing import app_for_work, looked_at
 from holdfast.cli.looking import call_shown
 from holdfast.cli.naming import find_task
-from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
+from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption, time_given
 from holdfast.cli.output import Output
 from holdfast.cli.reach import time_of, with_store
 from holdfast.cli.shown import counted, length, moment
@@ -340,7 +340,7 @@ def backfill(
 ) -> None:
     """Submit its call for each tick of a time, both ends included, whether it has fired or not. Prints their ids."""
     with _opened(context, app, url, name, json) as (out, chosen):
-        first, last = moment_of(since, "--from"), moment_of(until, "--to")
+        first, last = time_given(since, "--from"), time_given(until, "--to")
         record = chosen.schedules.get(schedule)
         after = begins_after(Rules(starts_at=first.timestamp()), float("-inf"))
         ticks = ticks_within(record, after, last.timestamp())
@@ -398,7 +398,7 @@ def _options(given: dict[str, Any]) -> ScheduleOptions:
         if option in options:
             text = options[option]
             no_bound = option != "at" and text == "none"
-            options[option] = None if no_bound else moment_of(text, f"--{option}")
+            options[option] = None if no_bound else time_given(text, f"--{option}")
     return cast(ScheduleOptions, options)
 
 

@@ -8,10 +8,10 @@ import typer
 
 from holdfast.app import App
 from holdfast.cli.arguments import arguments as arguments_of
-from holdfast.cli.arguments import moment_of, words
+from holdfast.cli.arguments import words
 from holdfast.cli.choosing import app_for_work, looked_at
 from holdfast.cli.naming import find_id, find_task
-from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
+from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption, time_given
 from holdfast.cli.output import Output
 from holdfast.cli.reach import awaited
 from holdfast.clock import parse_duration
@@ -44,6 +44,12 @@ def submit(
     key: Annotated[
         str | None, typer.Option(help="One key, one call: what was submitted with it before is not stored again.")
     ] = None,
+    key_for: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long after its end the key is taken: 7d.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="It fails if nobody has started it by then: 1h.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print only the result.")] = False,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long to wait.")] = None,
     json: AsJson = False,
@@ -59,7 +65,13 @@ def submit(
         given = words(arguments or [], kwargs, keyword or [])
         with app_for_work(out, app, task) as chosen:
             wanted = find_task(chosen, task).options(
-                delay=delay, at=None if at is None else moment_of(at, "--at"), priority=priority, queue=queue, key=key
+                delay=delay,
+                at=None if at is None else time_given(at, "--at"),
+                priority=priority,
+                queue=queue,
+                key=key,
+                key_for=key_for,
+                expires=expires,
             )
             args, keywords = arguments_of(wanted.definition, given)
             invocation = wanted.submit(*args, **keywords)
@@ -97,9 +109,7 @@ def _await(out: Output, app: App, invocation: Invocation[Any], patience: float |
             raise
         error = record.error
         kind, why = (error.type_name, error.message) if error else (record.status.value, record.reason)
-        message = f"{record.task} {record.id} is {record.status}: " + (
-            f"{kind}: {why}" if error and why else why or kind
-        )
+        message = f"{record.task} {record.id} is {record.status}: {error or why or kind}"
         out.fail(kind, message, detail=error.traceback if error else "")
     if out.json:
         out.document(out.known | {"status": "success", "result": result})

@@ -51,6 +51,11 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     data: bytes | None
     bases: tuple[str, ...] = ()  # what else it is: an `except` of any of these would have caught it
 
+    def __str__(self) -> str:
+        """For people: ``ValueError: no card``. Classes that everybody has need no module."""
+        name = self.type_name.removeprefix("builtins:").removeprefix("holdfast.errors:")
+        return f"{name}: {self.message}" if self.message else name
+
 
 class KnownErrors:
     """The exception classes that can be rebuilt, by each of their names."""

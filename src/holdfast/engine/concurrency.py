@@ -66,8 +66,13 @@ def concurrency_of(
     if unknown := [name for name in keys if name not in signature.parameters]:
         names = ", ".join(signature.parameters) or "none"
         raise UsageError(f"key_arguments: the task has no parameter {unknown[0]!r}; it has: {names}")
-    if (chosen is RunningConcurrency.KEYS) is not bool(keys):
-        raise UsageError(f'{name}="keys" and key_arguments=[…] go together: give both, or neither')
+    if chosen is RunningConcurrency.KEYS and not keys:
+        raise UsageError(f'{name}="keys" needs key_arguments=[…], which say what is compared')
+    if keys and chosen is not RunningConcurrency.KEYS:
+        raise UsageError(
+            'key_arguments=[…] alone changes nothing: they say what is compared for running_concurrency="keys", '
+            'registration_concurrency="keys", debounce= and throttle='
+        )
     if type(concurrency_limit) is not int or not 1 <= concurrency_limit <= MOST_AT_ONCE:
         raise UsageError(f"concurrency_limit={concurrency_limit!r}: expected a whole number from 1 to {MOST_AT_ONCE:,}")
     limit = Limit(concurrency_limit, bool(waits))

@@ -20,7 +20,7 @@ from holdfast.lifecycle.limits import Limit
 from holdfast.lifecycle.pacing import Pacing
 from holdfast.lifecycle.records import PLAIN, Terms, lane_of
 from holdfast.lifecycle.retention import RETENTION_SECONDS, agreed
-from holdfast.lifecycle.retries import Never, Policy, as_policy, dump_policy
+from holdfast.lifecycle.retries import Never, Policy, as_policy, dump_policy, queues_of
 from holdfast.lifecycle.schedules import Rules
 from holdfast.lifecycle.triggers import WITHIN_SECONDS, Argument, Condition
 from holdfast.schedules.timing import Schedule as Timing
@@ -116,6 +116,11 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """The names under which stored invocations may call for it."""
         return (self.name, *self.aliases)
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """Where its calls are unless they say otherwise: its own queue, and those that its retries move them to."""
+        return queues_of(self.retries) | {self.queue}
 
     @property
     def lanes(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from holdfast.execution.wire import CANCEL, DOORBELL, SOFT, Answer, Channel, Hel
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 1.0
+_BEGIN_SECONDS = 0.2  # for code to reach its own `try`
 
 
 def main(descriptor: int, ear: int) -> None:
@@ -92,6 +93,7 @@ class Ears:
         self._early: list[tuple[str, int]] = []
         self._task: asyncio.Task[Any] | None = None
         self._softly: Softly | None = None
+        self._begun = False
 
     def ring(self, number: int, frame: object) -> None:
         """The handler of the signal."""
@@ -106,9 +108,11 @@ class Ears:
         self._call = call
         try:
             self._hear()
+            self._begun = True
             yield
         finally:
             self._call = self._task = self._softly = None
+            self._begun = False
             cancelled.discard(_id_of(call))
 
     async def run_coroutine(self, call: Call) -> Outcome:
@@ -137,6 +141,11 @@ class Ears:
         elif task is not None and self._softly is not None:
             strike = task.cancel if what == CANCEL else functools.partial(self._softly.strike, task)
             task.get_loop().call_soon_threadsafe(strike)
+        elif what == SOFT and not self._begun:  # the process took longer to start; its code could not catch it yet
+            self._early.append((what, self._number))
+            again = threading.Timer(_BEGIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, DOORBELL))
+            again.daemon = True
+            again.start()
         elif what == SOFT:
             raise SoftTimeout
 

@@ -93,7 +93,7 @@ def _in_backoff(record: InvocationRecord, around: Surroundings) -> str:
     if not record.errors:
         return f"an attempt failed; {wait}"
     times, last = "1 time" if record.failures == 1 else f"{record.failures} times", record.errors[-1].error
-    return f"failed {times}, last with {last.type_name}: {last.message}; {wait}"
+    return f"failed {times}, last with {last}; {wait}"
 
 
 def _no_slot(record: InvocationRecord, around: Surroundings) -> str:
@@ -132,9 +132,10 @@ def _unknown_task(record: InvocationRecord, around: Surroundings) -> str:
 
 
 def _queue_not_served(record: InvocationRecord, around: Surroundings) -> str:
+    tags = f" --tags {','.join(record.tags)}" if record.tags else ""  # else the one that is started would not take it
     return (
         f"waiting for {_since(record, around)}: no live runner serves the queue '{record.queue}' ({_named(around)}). "
-        f"Start one: holdfast run --queues {record.queue}"
+        f"Start one: holdfast run --queues {record.queue}{tags}"
     )
 
 

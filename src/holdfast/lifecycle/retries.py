@@ -24,6 +24,7 @@ import msgspec
 
 from holdfast.clock import Duration, format_duration, parse_duration
 from holdfast.errors import NotDecodable, UsageError
+from holdfast.lifecycle.names import valid_name
 
 # A mapping's key type is invariant, so each kind of key is spelt out.
 _Rows: TypeAlias = (
@@ -52,9 +53,13 @@ class Fixed(_Stored, frozen=True, tag="fixed"):
     attempts: int
     wait_seconds: float = 1.0
 
+    if TYPE_CHECKING:
+
+        def __init__(self, attempts: int, wait_seconds: Duration = 1.0) -> None: ...
+
     def __post_init__(self) -> None:
         _check_attempts(self, self.attempts)
-        _check_seconds(self, "wait_seconds", self.wait_seconds)
+        _set_seconds(self, "wait_seconds")
 
 
 class Exponential(_Stored, frozen=True, tag="exponential"):
@@ -71,10 +76,21 @@ class Exponential(_Stored, frozen=True, tag="exponential"):
     factor: float = 2.0
     jitter: bool = True
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            attempts: int,
+            first_seconds: Duration = 1.0,
+            cap_seconds: Duration = 60.0,
+            factor: float = 2.0,
+            jitter: bool = True,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         _check_attempts(self, self.attempts)
-        _check_seconds(self, "first_seconds", self.first_seconds)
-        _check_seconds(self, "cap_seconds", self.cap_seconds)
+        _set_seconds(self, "first_seconds")
+        _set_seconds(self, "cap_seconds")
         if self.cap_seconds < self.first_seconds:
             _refuse(self, f"the cap ({self.cap_seconds}s) is shorter than the first wait ({self.first_seconds}s)")
         if not (_is_number(self.factor) and 1 <= self.factor < math.inf):
@@ -167,8 +183,7 @@ class MoveTo(_Stored, frozen=True, tag="move-to"):
     policy: Policy
 
     def __post_init__(self) -> None:
-        if not isinstance(self.queue, str) or not self.queue.strip():
-            _refuse(self, f"queue={self.queue!r} is not the name of a queue")
+        valid_name("queue", self.queue)
         _check_policy(self, self.policy)
 
 
@@ -315,6 +330,19 @@ def most_retries(policy: Policy) -> int | None:
             assert_never(policy)
 
 
+def queues_of(policy: Policy) -> frozenset[str]:
+    """The queues that a policy may move a call to."""
+    match policy:
+        case MoveTo():
+            return queues_of(policy.policy) | {policy.queue}
+        case Only():
+            return queues_of(policy.policy)
+        case FirstMatch():
+            return frozenset().union(*[queues_of(chosen) for _, chosen in policy.rules])
+        case _:
+            return frozenset()
+
+
 def _retry(wait_seconds: float, which: str) -> Retry:
     return Retry(wait_seconds, None, f"{which}; next in {format_duration(wait_seconds)}")
 
@@ -404,10 +432,13 @@ def _check_attempts(owner: _Stored, attempts: object) -> None:
         _refuse(owner, f"attempts={attempts!r} must be a whole number from 0 on (the attempts after the first)")
 
 
-def _check_seconds(owner: _Stored, name: str, value: object) -> None:
-    if not _is_number(value):
-        _refuse(owner, f"{name}={value!r} must be a number of seconds")
-    parse_duration(value)  # type: ignore[arg-type]  # refuses what is negative, endless or not a number
+def _set_seconds(owner: _Stored, name: str) -> None:
+    """The caller may have written any length of time; it is kept in seconds."""
+    given = getattr(owner, name)
+    try:
+        msgspec.structs.force_setattr(owner, name, float(parse_duration(given)))
+    except UsageError as error:
+        _refuse(owner, f"{name}={given!r}: {str(error).rstrip('.')}")
 
 
 def _is_number(value: object) -> bool:
@@ -416,7 +447,8 @@ def _is_number(value: object) -> bool:
 
 def _check_policy(owner: _Stored, policy: object) -> None:
     if not isinstance(policy, _POLICIES):
-        _refuse(owner, f"{policy!r} is not a retry policy")
+        instead = f"; write Retries({policy})" if isinstance(policy, int) and not isinstance(policy, bool) else ""
+        _refuse(owner, f"{policy!r} is not a retry policy{instead}")
 
 
 # --- Storing ----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from holdfast.execution.call import Call
 from holdfast.execution.hooks import Ends
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import InvocationRecord, Serves
-from holdfast.lifecycle.status import FINAL
+from holdfast.lifecycle.status import FINAL, Status
 from holdfast.task import Submittable
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.pump import BOX, Home, Job, PumpingBridge, WaitingPlaces
@@ -224,8 +224,18 @@ class Harness:
             (record,) = await self._store.get(self.app.name, [ran.id])
             if record is not None and ran.status is None:
                 ran.status = record.status
-                ran.error = self._errors.pop(ran.id, None)
+                ran.error = self._told(record, self._errors.pop(ran.id, None))
         return account.started > 0
+
+    def _told(self, record: InvocationRecord, raised: BaseException | None) -> BaseException | None:
+        """What the attempt failed with. If it was ended by a limit of time, that is what is stored, not what its code
+        saw of it.
+        """
+        failures = [each.error for each in record.errors] if record.status is Status.RETRY else [record.error]
+        stored = failures[-1] if failures else None
+        if stored is None or type(raised).__qualname__ == stored.type_name.rpartition(":")[2]:
+            return raised
+        return self.app._codec.decode_error(stored, invocation_id=record.id)
 
     def _worker(self, engine: Engine, recovery: Recovery) -> Worker:
         definitions = [task.definition for task in self.app.tasks.values()]
@@ -319,9 +329,9 @@ class Harness:
         return [await self._read(engine, record) for record in records if name is None or record.task == name]
 
     async def _read(self, engine: Engine, record: InvocationRecord) -> Submitted:
-        payloads = await engine.depot.fetch(references(record.arguments))
-        args, kwargs = self.app._codec.decode_call(record.arguments, payloads)
         (now,) = await engine.store.get(engine.app, [record.id])
+        arguments = (now or record).arguments  # those of the last call, if it was debounced
+        args, kwargs = self.app._codec.decode_call(arguments, await engine.depot.fetch(references(arguments)))
         return Submitted(
             invocation=self.app.invocation(record.id),
             task=record.task,
