@@ -21,6 +21,7 @@ from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import InvocationRecord, registered
 from holdfast.lifecycle.status import FINAL, Status
+from holdfast.lifecycle.triggers import TriggerRecord
 from holdfast.schedules import cron
 from holdfast.settings import Settings
 from holdfast.store.contract import Store
@@ -151,7 +152,11 @@ class Fleet:
         return Engine(app=APP, store=store, clock=self.clock, ids=ids, rng=rng, poll_interval_seconds=POLL)
 
     def member(
-        self, *functions: Callable[..., Any] | TaskDefinition, concurrency: int = 4, drain: float = 30.0
+        self,
+        *functions: Callable[..., Any] | TaskDefinition,
+        concurrency: int = 4,
+        drain: float = 30.0,
+        triggers: Sequence[TriggerRecord] = (),
     ) -> Member:
         line = Line(self.store)
         engine = self.engine(cast(Store, line))
@@ -165,6 +170,7 @@ class Fleet:
                 duties=self.duties,
                 drain_timeout_seconds=drain,
                 make_places=lambda place, deliver: InlinePlaces(deliver),
+                triggers=triggers,
             )
 
         member = Member(engine, line, make)

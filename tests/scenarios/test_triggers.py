@@ -329,3 +329,36 @@ def test_events_from_inside_a_task_and_from_async_code(app: App) -> None:
 async def _emit(app: App) -> None:
     event = await app.aemit("nobody.cares", {"x": 1})
     assert (await app.aevents(name="nobody.cares"))[0] == event
+
+
+# --- how soon
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mongodb"])
+def test_what_is_triggered_is_submitted_within_a_tenth_of_a_second(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db" if kind == "sqlite" else request.getfixturevalue("mongo_url")
+    with App(url) as app:
+        task = pay(app)
+        recorder(app, on_event("made"), on_status(task))
+        with app.runner():
+            events = {(event := app.emit("made")).id: event.at for _ in range(21)}
+            ends = [task.submit(number) for number in range(21)]
+            until(lambda: len(app.invocations(task="told", limit=100)) == 42)
+        found = app.invocations(task="told", limit=100)
+        ended = {each.id: each.record().changed_at for each in ends}
+        caused = {record.origin.sources[0].id: record.created_at for record in found if record.origin}
+        for happened in (events, ended):
+            late = sorted(caused[id] - at for id, at in happened.items())
+            assert late[len(late) // 2] <= 0.1, late
+
+
+def test_a_process_that_only_emits_hears_of_a_trigger_within_three_seconds(tmp_path: Path) -> None:
+    with App(f"sqlite:///{tmp_path}/shop.db") as app, App(f"sqlite:///{tmp_path}/shop.db") as shop:
+        assert shop.emit("made").caused == ()
+        recorder(app, on_event("made"))
+        with app.runner():
+            began = time.monotonic()
+            until(lambda: shop.emit("made").caused, "it was told")
+            assert time.monotonic() - began < 3
