@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.commands import CommandCounter
+from msgspec.structs import replace
 from pymongo import MongoClient
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
@@ -19,6 +20,7 @@ from holdfast.errors import SchemaMismatch
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
+from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Finding
 from holdfast.store.mongo import connection, open_mongo, schema
@@ -133,6 +135,28 @@ def test_what_we_cannot_read_is_refused(mongo_url: str, raw: Raw, found: dict[st
         assert raw.holdfast_meta.find_one() == {"_id": "schema", **found}
     finally:
         raw.holdfast_meta.delete_many({})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_database_of_an_older_version_is_brought_up_to_date_and_goes_on(
+    new_url: str, fresh: Raw, version: int
+) -> None:
+    play(new_url, lambda store: store.insert([invocation("a"), invocation("b")]))
+    fresh.drop_collection("holdfast_entries")
+    for name in ("outbox", "ended", "rerun", "expires"):
+        fresh.holdfast_invocations.drop_index(name)
+    fresh.holdfast_meta.update_one({"_id": "schema"}, {"$set": {"schema_version": version}})
+
+    async def scenario(store: MongoStore) -> None:
+        assert indexes(fresh) == EXPECTED
+        records = (await store.claim(wish())).records
+        ends = [changes.completed(r, result=b"", operation=f"end {r.id}", at=START) for r in records]
+        await store.apply([ends[0], replace(ends[1], outbox=("t",))])
+        assert ids_of(await store.outboxes("shop", START, 9)) == ["b"]
+        assert await store.remove_expired("shop", START + RETENTION_SECONDS, 9) == 1
+
+    play(new_url, scenario)
+    assert meta(fresh)["schema_version"] == schema.SCHEMA_VERSION
 
 
 def test_a_version_that_a_shell_wrote_as_a_double_is_a_version(mongo_url: str, raw: Raw) -> None:

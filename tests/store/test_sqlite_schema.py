@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.clock import SystemClock
 from holdfast.errors import (
@@ -22,11 +23,15 @@ from holdfast.errors import (
     StoreUnavailable,
     UnsupportedFileSystem,
 )
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.records import Entry
+from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.store.contract import Store, ignore
 from holdfast.store.sqlite import path_of, schema
+from holdfast.store.sqlite.rows import COLUMNS, to_row
 from holdfast.store.sqlite.schema import SCHEMA_VERSION, create_file, file_system_of, refuse_network_file_system
 from holdfast.store.sqlite.store import SqliteStore, side_folder
-from holdfast.testing.samples import Stage, ids_of, invocation, the
+from holdfast.testing.samples import START, Stage, ids_of, invocation, the, wish
 
 Meddle = Callable[..., list[Any]]
 
@@ -54,6 +59,33 @@ def test_a_fresh_file_gets_the_whole_schema(path: Path, meddle: Meddle) -> None:
         "min_reader": str(schema.MIN_READER),
     }
     open_and_close(path)  # and once more, which changes nothing
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_older_version_is_brought_up_to_date_and_goes_on(
+    stage: Stage, meddle: Meddle, version: int
+) -> None:
+    for statement in [each for step in range(1, version + 1) for each in schema.MIGRATIONS[step]]:
+        meddle(statement)
+    meddle("INSERT INTO holdfast_meta VALUES ('schema_version', ?), ('min_reader', '1')", str(version))
+    there = {row[1] for row in meddle("PRAGMA table_info(holdfast_invocations)")}
+    for old in (invocation("a"), invocation("b")):
+        row = {name: value for name, value in zip(COLUMNS, to_row(old), strict=True) if name in there}
+        places = ", ".join("?" * len(row))
+        meddle(f"INSERT INTO holdfast_invocations ({', '.join(row)}) VALUES ({places})", *row.values())
+
+    async def scenario(store: Store) -> None:
+        assert await the(store, "a") == invocation("a")
+        records = (await store.claim(wish())).records
+        ends = [changes.completed(r, result=b"", operation=f"end {r.id}", at=START) for r in records]
+        await store.apply([ends[0], replace(ends[1], outbox=("t",))])
+        assert ids_of(await store.outboxes("shop", START, 9)) == ["b"]
+        assert await store.put_entry(Entry(app="shop", kind="event", name="e", body=b"", keep_until=START))
+        assert await store.remove_expired("shop", START + RETENTION_SECONDS, 9) == 2
+        assert ids_of(await store.get("shop", ["a", "b"])) == [None, "b"]
+
+    stage.play(scenario)
+    assert meddle("SELECT value FROM holdfast_meta WHERE key = 'schema_version'") == [(str(SCHEMA_VERSION),)]
 
 
 def test_the_tables_live_beside_an_applications_own(path: Path, meddle: Meddle) -> None:
