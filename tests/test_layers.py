@@ -37,7 +37,6 @@ SIDEWAYS = {
     "embedded": {"_bridge", "settings"},
     "archive": {"invocation"},
     "_inside": {"_bridge"},
-    "queues": {"declaring"},
     "app": {
         "_inside",
         "queues",

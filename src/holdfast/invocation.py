@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import getpass
+import math
 import os
 import socket
 from collections.abc import Generator, Iterator, Sequence
@@ -30,7 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.execution.context import context, here
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord
+from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord, kept_text
 from holdfast.lifecycle.status import FINAL, Status
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ class Invocation(Generic[R]):
         return await self._app._arun(self._cancel(reason, by or asking(), children))
 
     async def _cancel(self, reason: str, by: str, children: bool | None) -> Status:
+        reason, by = kept_text("reason", reason), kept_text("by", by)
         engine = await self._app._engine()
         record = await engine.canceller.cancel(self.id, by=by, reason=reason, children=children)
         return record.status
@@ -194,7 +196,7 @@ class Invocation(Generic[R]):
     async def _end(self, timeout: float | None) -> End:
         engine = await self._app._engine()
         fresh, self._fresh = self._fresh, False
-        ended = await engine.watcher.ends([self.id], timeout, fresh=fresh)
+        ended = await engine.watcher.ends([self.id], _patience(timeout), fresh=fresh)
         if self.id not in ended:
             raise ResultTimeout(await self._impatience(timeout))
         return await _end_of(engine, ended[self.id])
@@ -247,7 +249,7 @@ class InvocationGroup(Sequence[Invocation[R]]):
     async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], End]]:
         engine = await self._app._engine()
         fresh = bool(self._invocations) and all(invocation._fresh for invocation in self)
-        ended = await engine.watcher.ends([invocation.id for invocation in self], timeout, fresh=fresh)
+        ended = await engine.watcher.ends([invocation.id for invocation in self], _patience(timeout), fresh=fresh)
         missing = [invocation for invocation in self if invocation.id not in ended]
         if missing:
             raise ResultTimeout(
@@ -261,6 +263,13 @@ def due_time(at: dt.datetime | float | None, delay: Duration | None) -> tuple[fl
     if delay is not None and at is not None:
         raise UsageError("give either delay= or at=, not both")
     return None if at is None else parse_moment(at), 0.0 if delay is None else parse_duration(delay)
+
+
+def _patience(timeout: float | None) -> float | None:
+    """How long to wait. Raises `UsageError`: compared with what is no number, the time would never be over."""
+    if timeout is None or (isinstance(timeout, int | float) and not math.isnan(timeout)):
+        return timeout
+    raise UsageError(f"timeout={timeout!r}: expected seconds, or None to wait until it ends")
 
 
 class End(NamedTuple):

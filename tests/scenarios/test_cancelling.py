@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.scenarios import workshop
 
-from holdfast import App, Fixed, Invocation, InvocationCancelled, InvocationNotFound, Status, context
+from holdfast import App, Fixed, Invocation, InvocationCancelled, InvocationNotFound, Status, UsageError, context
 from holdfast.engine.cancel import Ear
 from holdfast.lifecycle.records import CANCEL
 from holdfast.lifecycle.status import FINAL
@@ -56,6 +56,19 @@ def test_what_waits_is_cancelled_at_once_and_says_who_and_why(app: App) -> None:
         invocation.result(timeout=5)
     assert (raised.value.by, raised.value.reason, raised.value.invocation_id) == ("ann", "not wanted", invocation.id)
     assert invocation.explain().startswith("cancelled by ann: not wanted, ")
+
+
+def test_a_reason_is_kept_whatever_it_is(app: App) -> None:
+    task = app.task(name="double")(_double).options(delay="1h")
+    odd, long, wrong = task.submit(1), task.submit(2), task.submit(3)
+    odd.cancel("a\udc80b\0", by="\ud800")
+    assert odd.record().cancellation.reason == "a\\udc80b\0"  # type: ignore[union-attr]
+    long.cancel("x" * 20_000_000)
+    assert len(long.history()[-1].why) < 3000
+    for given in ({"reason": 3}, {"by": b"ann"}):
+        with pytest.raises(UsageError, match="expected a text"):
+            wrong.cancel(**given)  # type: ignore[arg-type]
+    assert wrong.status is Status.REGISTERED
 
 
 def test_cancelling_again_or_what_has_ended_changes_nothing(app: App) -> None:
