@@ -160,16 +160,11 @@ class Invocation(Generic[R]):
         unless `children` is false or its task declares ``cancel_children=False``. `by` and `reason` are kept; without
         `by`, it is the user and the host, or the task, that asks.
         """
-        return self._app._run(self._cancel(reason, by or asking(), children))
+        return self._app._run(_cancelled_all(self._app, [self.id], reason, by or asking(), children))[self.id]
 
     async def acancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> Status:
-        return await self._app._arun(self._cancel(reason, by or asking(), children))
-
-    async def _cancel(self, reason: str, by: str, children: bool | None) -> Status:
-        reason, by = kept_text("reason", reason), kept_text("by", by)
-        engine = await self._app._engine()
-        record = await engine.canceller.cancel(self.id, by=by, reason=reason, children=children)
-        return record.status
+        work = _cancelled_all(self._app, [self.id], reason, by or asking(), children)
+        return (await self._app._arun(work))[self.id]
 
     # --- how it ends
 
@@ -246,6 +241,20 @@ class InvocationGroup(Sequence[Invocation[R]]):
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresults().__await__()
 
+    def cancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> list[Status]:
+        """Ask for the end of all of them, as `Invocation.cancel` does. Returns where each one stands then."""
+        ends = self._app._run(_cancelled_all(self._app, self._ids, reason, by or asking(), children))
+        return [ends[invocation.id] for invocation in self]
+
+    async def acancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> list[Status]:
+        ends = await self._app._arun(_cancelled_all(self._app, self._ids, reason, by or asking(), children))
+        return [ends[invocation.id] for invocation in self]
+
+    @property
+    def _ids(self) -> list[str]:
+        """Those of a key or twin may be the same ones."""
+        return list(dict.fromkeys(invocation.id for invocation in self))
+
     async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], End]]:
         engine = await self._app._engine()
         fresh = bool(self._invocations) and all(invocation._fresh for invocation in self)
@@ -256,6 +265,14 @@ class InvocationGroup(Sequence[Invocation[R]]):
                 f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(timeout)}"
             )
         return [(invocation, await _end_of(engine, ended[invocation.id])) for invocation in self]
+
+
+async def _cancelled_all(
+    app: App, ids: Sequence[str], reason: str, by: str, children: bool | None
+) -> dict[str, Status]:
+    reason, by = kept_text("reason", reason), kept_text("by", by)
+    canceller = (await app._engine()).canceller
+    return {one.id: one.status for one in await canceller.cancel(ids, by=by, reason=reason, children=children)}
 
 
 def due_time(at: dt.datetime | float | None, delay: Duration | None) -> tuple[float | None, float]:

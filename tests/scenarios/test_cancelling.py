@@ -58,6 +58,22 @@ def test_what_waits_is_cancelled_at_once_and_says_who_and_why(app: App) -> None:
     assert invocation.explain().startswith("cancelled by ann: not wanted, ")
 
 
+def test_a_group_is_cancelled_whole(app: App) -> None:
+    task = app.task(name="double", registration_concurrency="arguments")(_double)
+    with app.runner():
+        before = task.submit(9)
+        before.result(timeout=30)
+    group = task.options(delay="1h").map([*range(700), 5])
+    assert group.cancel("not wanted", by="ann") == [Status.CANCELLED] * 701
+    assert group[600].history()[-1].why == "cancelled by ann: not wanted"
+    assert asyncio.run(group.acancel()) == [Status.CANCELLED] * 701
+    (ended,) = app.archive(status="success")
+    assert app.purge([group[3].id]).removed == 1
+    with pytest.raises(InvocationNotFound, match=group[3].id):
+        group.cancel()
+    assert ended.id == before.id
+
+
 def test_a_reason_is_kept_whatever_it_is(app: App) -> None:
     task = app.task(name="double")(_double).options(delay="1h")
     odd, long, wrong = task.submit(1), task.submit(2), task.submit(3)
