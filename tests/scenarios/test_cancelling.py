@@ -391,3 +391,28 @@ def test_a_task_that_cancels_another_is_named(app: App) -> None:
     cancellation = victim.record().cancellation
     assert cancellation is not None
     assert cancellation.by == f"invocation {mine}"
+
+
+def test_what_is_submitted_while_cleaning_up_has_the_grace_that_the_settings_say() -> None:
+    with App("memory://", poll_interval_seconds=0.2, cancel_grace_seconds=123) as app:
+        begun = threading.Event()
+        child = app.task(name="double")(_double)
+
+        @app.task
+        async def above() -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await child.options(delay="1h").asubmit(1)
+
+        parent = above.submit()
+        with app.runner():
+            assert begun.wait(30)
+            parent.cancel("not wanted")
+            assert ended(parent) is Status.CANCELLED
+            (below,) = app.invocations(parent=parent.id)
+            assert ended(app.invocation(below.id)) is Status.CANCELLED
+        cancellation = app.invocation(below.id).record().cancellation
+        assert cancellation is not None
+        assert cancellation.until - cancellation.at == pytest.approx(123)

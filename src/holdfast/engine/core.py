@@ -72,6 +72,7 @@ class Engine:
         self.depot = Depot(store, app=app, chunk_threshold=chunk_threshold)
         self.submitter = Submitter(store, self.depot, self.hub)
         self.archive = Archive(store, self.submitter, self.depot, app=app)
+        self._grace = cancel_grace_seconds
         self.canceller = Canceller(store, self.hub, ids, app=app, grace_seconds=cancel_grace_seconds)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
@@ -145,6 +146,7 @@ class Engine:
             leaves_unfinished=leaves_unfinished,
             look_seconds=look_seconds,
             heeds_pauses=heeds_pauses,
+            cancel_grace_seconds=self._grace,
         )
 
     def recovery(self, app: str, duties: Duties) -> Recovery:

@@ -61,9 +61,10 @@ class Settler:
         recovery: Recovery,
         limits: Limits,
         rng: random.Random,
+        canceller: Canceller,
     ) -> None:
         self._store = store
-        self._canceller = Canceller(store, hub, ids, app=recovery.app)
+        self._canceller = canceller
         self._rng = rng
         self._depot = depot
         self._hub = hub
