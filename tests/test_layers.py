@@ -38,7 +38,6 @@ SIDEWAYS = {
     "embedded": {"_bridge", "settings"},
     "archive": {"invocation"},
     "_inside": {"_bridge"},
-    "queues": {"declaring"},
     "declaring": {"schedule_options", "triggers"},
     "triggers": {"trigger_options"},
     "triggering": {"triggers", "scheduling"},

@@ -216,11 +216,14 @@ class App(Archived, Emitting):
         status: str | Iterable[str] = (),
         task: str | Iterable[str] = (),
         queue: str | Iterable[str] = (),
+        parent: str | None = None,
         limit: int = 50,
         before: str | None = None,
     ) -> list[InvocationRecord]:
-        """Stored invocations, newest first. `before` is an id: the next page begins with the last one of this page."""
-        return self._run(self._list(status, task, queue, limit, before))
+        """Stored invocations, newest first; of a `parent`, an id, those that it has submitted. `before` is an id: the
+        next page begins with the last one of this page.
+        """
+        return self._run(self._list(status, task, queue, parent, limit, before))
 
     async def ainvocations(
         self,
@@ -228,16 +231,18 @@ class App(Archived, Emitting):
         status: str | Iterable[str] = (),
         task: str | Iterable[str] = (),
         queue: str | Iterable[str] = (),
+        parent: str | None = None,
         limit: int = 50,
         before: str | None = None,
     ) -> list[InvocationRecord]:
-        return await self._arun(self._list(status, task, queue, limit, before))
+        return await self._arun(self._list(status, task, queue, parent, limit, before))
 
     async def _list(
         self,
         status: str | Iterable[str],
         task: str | Iterable[str],
         queue: str | Iterable[str],
+        parent: str | None,
         limit: int,
         before: str | None,
     ) -> list[InvocationRecord]:
@@ -248,6 +253,7 @@ class App(Archived, Emitting):
             statuses=frozenset(_status(name) for name in _several(status)),
             tasks=frozenset(_several(task)),
             queues=frozenset(_several(queue)),
+            parent=parent,
             before_id=before,
         )
         return list(await engine.store.find(self.name, where, limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from holdfast.clock import Duration, parse_moment
 from holdfast.engine.archive import Page, Rerun, Search
@@ -50,18 +50,28 @@ class Purged(NamedTuple):
 
 
 def search_of(where: ArchiveFilter) -> Search:
-    """The search that a filter means. Raises `UsageError`."""
+    """The search that a filter means.
+
+    Raises `UsageError`, also for a name that is misspelt and for an empty text: to leave out what was meant to narrow
+    a filter would widen it.
+    """
+    for name in where:
+        if name not in _KNOWN:
+            raise UsageError(f"the archive has no filter {name}=; there are {', '.join(_KNOWN)}")
     since, until = where.get("since"), where.get("until")
     return Search(
-        statuses=frozenset(_outcome(name) for name in _several(where.get("status", ()))),
-        tasks=frozenset(_several(where.get("task", ()))),
-        queues=frozenset(_several(where.get("queue", ()))),
-        tags=frozenset(_several(where.get("tag", ()))),
+        statuses=frozenset(_outcome(name) for name in _several("status", where)),
+        tasks=frozenset(_several("task", where)),
+        queues=frozenset(_several("queue", where)),
+        tags=frozenset(_several("tag", where)),
         since=None if since is None else parse_moment(since, "since"),
         until=None if until is None else parse_moment(until, "until"),
-        key=where.get("key"),
-        error=where.get("error"),
+        key=_text("key", where.get("key")),
+        error=_text("error", where.get("error")),
     )
+
+
+_KNOWN = tuple(ArchiveFilter.__annotations__)
 
 
 class Archived:
@@ -234,8 +244,15 @@ def _narrow(ids: Sequence[str], where: ArchiveFilter, what: str) -> Search | Non
     return None if ids else wanted
 
 
-def _several(value: str | Iterable[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+def _several(name: Literal["status", "task", "queue", "tag"], where: ArchiveFilter) -> list[str]:
+    given = where.get(name, ())
+    return [str(_text(name, value)) for value in ([given] if isinstance(given, str) else given)]
+
+
+def _text(name: str, value: object) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise UsageError(f"{name}={value!r}: expected a text that is not empty; leave it out to mean any")
+    return value
 
 
 def _outcome(name: str) -> Status:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import getpass
+import math
 import os
 import socket
 from collections.abc import Generator, Iterator, Sequence
@@ -30,7 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.execution.context import context, here
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord
+from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord, kept_text
 from holdfast.lifecycle.status import FINAL, Status
 
 if TYPE_CHECKING:
@@ -159,15 +160,11 @@ class Invocation(Generic[R]):
         unless `children` is false or its task declares ``cancel_children=False``. `by` and `reason` are kept; without
         `by`, it is the user and the host, or the task, that asks.
         """
-        return self._app._run(self._cancel(reason, by or asking(), children))
+        return self._app._run(_cancelled_all(self._app, [self.id], reason, by or asking(), children))[self.id]
 
     async def acancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> Status:
-        return await self._app._arun(self._cancel(reason, by or asking(), children))
-
-    async def _cancel(self, reason: str, by: str, children: bool | None) -> Status:
-        engine = await self._app._engine()
-        record = await engine.canceller.cancel(self.id, by=by, reason=reason, children=children)
-        return record.status
+        work = _cancelled_all(self._app, [self.id], reason, by or asking(), children)
+        return (await self._app._arun(work))[self.id]
 
     # --- how it ends
 
@@ -194,7 +191,7 @@ class Invocation(Generic[R]):
     async def _end(self, timeout: float | None) -> End:
         engine = await self._app._engine()
         fresh, self._fresh = self._fresh, False
-        ended = await engine.watcher.ends([self.id], timeout, fresh=fresh)
+        ended = await engine.watcher.ends([self.id], _patience(timeout), fresh=fresh)
         if self.id not in ended:
             raise ResultTimeout(await self._impatience(timeout))
         return await _end_of(engine, ended[self.id])
@@ -244,10 +241,24 @@ class InvocationGroup(Sequence[Invocation[R]]):
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresults().__await__()
 
+    def cancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> list[Status]:
+        """Ask for the end of all of them, as `Invocation.cancel` does. Returns where each one stands then."""
+        ends = self._app._run(_cancelled_all(self._app, self._ids, reason, by or asking(), children))
+        return [ends[invocation.id] for invocation in self]
+
+    async def acancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> list[Status]:
+        ends = await self._app._arun(_cancelled_all(self._app, self._ids, reason, by or asking(), children))
+        return [ends[invocation.id] for invocation in self]
+
+    @property
+    def _ids(self) -> list[str]:
+        """Those of a key or twin may be the same ones."""
+        return list(dict.fromkeys(invocation.id for invocation in self))
+
     async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], End]]:
         engine = await self._app._engine()
         fresh = bool(self._invocations) and all(invocation._fresh for invocation in self)
-        ended = await engine.watcher.ends([invocation.id for invocation in self], timeout, fresh=fresh)
+        ended = await engine.watcher.ends([invocation.id for invocation in self], _patience(timeout), fresh=fresh)
         missing = [invocation for invocation in self if invocation.id not in ended]
         if missing:
             raise ResultTimeout(
@@ -256,11 +267,26 @@ class InvocationGroup(Sequence[Invocation[R]]):
         return [(invocation, await _end_of(engine, ended[invocation.id])) for invocation in self]
 
 
+async def _cancelled_all(
+    app: App, ids: Sequence[str], reason: str, by: str, children: bool | None
+) -> dict[str, Status]:
+    reason, by = kept_text("reason", reason), kept_text("by", by)
+    canceller = (await app._engine()).canceller
+    return {one.id: one.status for one in await canceller.cancel(ids, by=by, reason=reason, children=children)}
+
+
 def due_time(at: dt.datetime | float | None, delay: Duration | None) -> tuple[float | None, float]:
     """The moment, or None and the seconds from now. Raises `UsageError`."""
     if delay is not None and at is not None:
         raise UsageError("give either delay= or at=, not both")
     return None if at is None else parse_moment(at), 0.0 if delay is None else parse_duration(delay)
+
+
+def _patience(timeout: float | None) -> float | None:
+    """How long to wait. Raises `UsageError`: compared with what is no number, the time would never be over."""
+    if timeout is None or (isinstance(timeout, int | float) and not math.isnan(timeout)):
+        return timeout
+    raise UsageError(f"timeout={timeout!r}: expected seconds, or None to wait until it ends")
 
 
 class End(NamedTuple):

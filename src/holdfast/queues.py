@@ -12,7 +12,7 @@ import msgspec
 from holdfast.lifecycle.explain import living
 from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.queues import QueueDepth, QueuePause, rates
-from holdfast.lifecycle.records import PAUSES, Hint, RunnerRecord
+from holdfast.lifecycle.records import PAUSES, Hint, RunnerRecord, kept_text
 
 if TYPE_CHECKING:
     from holdfast.app import App
@@ -74,8 +74,8 @@ class Queues:
             app=self._app.name,
             name=valid_name("queue", name),
             at=engine.store.now(),
-            by=_somebody() if by is None else by,
-            reason=reason,
+            by=_somebody() if by is None else kept_text("by", by),
+            reason=kept_text("reason", reason),
             operation=engine.ids.operation(),
         )
         in_force = await engine.store.pause_queue(wanted)

@@ -305,6 +305,11 @@ class Submittable(Generic[P, R]):
     def _expiring(self, record: InvocationRecord) -> InvocationRecord:
         at = self._options.expires_at
         start_by = record.created_at + (self._time.expires or 0.0) if at is None else at
+        if isinstance(self._pacing, Debounce) and start_by <= self._pacing.last_due(record.created_at):
+            raise UsageError(
+                f"expires= may end before {record.task} is due: debounce= moves it with each call. Give a "
+                "debounce_max_wait= that is shorter than expires="
+            )
         if start_by <= record.due_at:
             raise UsageError(
                 f"expires= ends before the call is due, so {record.task} could never be started; give more time"

@@ -202,3 +202,11 @@ def test_a_request_that_died_half_way_is_repeated_without_a_double(holdfast: Hol
     assert len(repeats()) == 400  # two pages
     assert holdfast(*command[3:]).code == 0
     assert sorted(map(str, repeats())) == sorted(one.id for one in originals)
+
+
+@pytest.mark.parametrize("option", ["--key", "--error", "--task", "--queue", "--tag"])
+def test_an_empty_filter_does_not_widen_what_is_meant(holdfast: Holdfast, ended: dict[str, str], option: str) -> None:
+    """As of a shell variable that is not set."""
+    answer = holdfast("purge", "--status", "failed", option, "", "--yes")
+    assert answer.code == 2, answer
+    assert holdfast("show", ended["bad"]).code == 0

@@ -133,6 +133,17 @@ def test_ps_lists_the_newest_first_and_filters(shop: Path, holdfast: Command) ->
     assert "there is no status 'nonsense'" in wrong.err
 
 
+def test_ps_lists_what_one_has_submitted(shop: Path, app: App, holdfast: Command) -> None:
+    add = app.task(name="shop:add")(lambda a: a)
+    above = app.task(name="above")(lambda: add.submit(1).id).submit()
+    submit(holdfast, "add", "2")
+    with app.runner():
+        child = above.result(30)
+    assert [facts["id"] for facts in holdfast("ps", "--parent", above.id[:20], "--json").json["invocations"]] == [child]
+    assert holdfast("ps", "--parent", above.id, "--queue", "mail").out == "no invocations\n"
+    assert holdfast("ps", "--parent", "nonsense").code != 0
+
+
 def test_stored_text_cannot_act_on_the_terminal(shop: Path, app: App, holdfast: Command) -> None:
     id = submit(holdfast, "add", "x\x1b[2J\u202e\ny")
     park(app, id)

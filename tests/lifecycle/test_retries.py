@@ -246,6 +246,7 @@ def test_waits_are_lengths_of_time_and_are_kept_in_seconds() -> None:
         (lambda: FirstMatch([OSError]), "pairs of exceptions and policy"),  # type: ignore[list-item]
         (lambda: FirstMatch([(OSError, 3)]), r"3 is not a retry policy; write Retries\(3\)"),  # type: ignore[list-item]
         (lambda: MoveTo("slow|mail", Fixed(1)), "'slow.mail' is no name for a queue"),
+        (lambda: MoveTo(" ", Fixed(1)), "no name for a queue"),
         (lambda: Retries(1, backoff="linear"), "'exponential' or 'fixed'"),  # type: ignore[arg-type]
         (lambda: Retries(1, wait="2m"), "shorter than the first wait"),
     ],
@@ -335,3 +336,18 @@ def test_a_policy_is_stored_by_name_and_parameters() -> None:
 def test_a_stored_policy_that_this_version_does_not_know_is_refused(stored: Any, message: str) -> None:
     with pytest.raises(NotDecodable, match=message):
         load_policy(stored)
+
+
+@pytest.mark.parametrize("queue", ["a|b", "a b", "a,b", "", "x" * 201, "\ud800", None])
+def test_a_policy_moves_only_to_what_can_be_a_queue(queue: Any) -> None:
+    """A lane is made of it: with a bar in it, no runner would ever find what was moved there."""
+    with pytest.raises(UsageError):
+        MoveTo(queue, Fixed(1))
+    with pytest.raises(NotDecodable):
+        load_policy({"kind": "move-to", "queue": queue, "policy": {"kind": "fixed", "attempts": 1}})
+
+
+@pytest.mark.parametrize("attempts", [2**63, 10**400])
+def test_no_policy_has_more_attempts_than_a_store_can_count(attempts: int) -> None:
+    with pytest.raises(UsageError, match="attempts="):
+        Fixed(attempts)

@@ -12,7 +12,7 @@ from pymongo import errors
 from pymongo.database import Database
 from tests.mongo.tools import Events, opened, play
 
-from holdfast.errors import StoreError
+from holdfast.errors import CorruptRecord, StoreError
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Missing
 from holdfast.lifecycle.limits import Release
@@ -295,3 +295,43 @@ def test_only_what_is_known_to_be_the_documents_own_fault_is(code: int, about: b
     assert is_about_the_document(errors.OperationFailure("no", code)) is about
     bulk = {"writeErrors": [{"code": code, "index": 0}, {"code": 11000, "index": 1}]}
     assert is_about_the_document(errors.BulkWriteError(bulk)) is about
+
+
+@pytest.mark.parametrize("name", ["key", "twin"])
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how != "task is a number"])  # then it has another key
+def test_what_cannot_be_read_takes_no_key_and_no_twin(mongo_url: str, raw: Raw, how: str, name: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("c", **{name: "k"})])
+        damage(raw, "c", how)
+        again = invocation("d", **{name: "k"})
+        assert await store.insert([again]) == [False]
+        assert await store.in_the_way([again]) == [None]
+        assert await store.insert([again]) == [True]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["c"]
+
+    play(mongo_url, scenario)
+
+
+def test_what_is_too_large_to_be_moved_gives_its_key_back(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("c", key="k")])
+        size = len(bson.encode(raw.holdfast_invocations.find_one({"id": "c"}) or {}))
+        damage = {"arguments": b"x" * (16 * 2**20 - size - 100), "version": "seven"}
+        raw.holdfast_invocations.update_one({"id": "c"}, {"$set": damage})
+        again = invocation("d", key="k")
+        assert await store.in_the_way([again]) == [None]
+        assert await store.insert([again]) == [True]
+        assert raw.holdfast_invocations.count_documents({"id": "c"}) == 1
+
+    play(mongo_url, scenario)
+
+
+def test_an_id_stays_taken_by_what_cannot_be_read(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("c", key="k")])
+        raw.holdfast_invocations.update_one({"id": "c"}, {"$set": {"version": "seven"}})
+        with pytest.raises(CorruptRecord):
+            await store.in_the_way([invocation("c", key="k")])
+        assert await store.quarantined("shop") == []
+
+    play(mongo_url, scenario)

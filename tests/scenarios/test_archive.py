@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast import App, UsageError
+from holdfast import App, Expired, UsageError
 from holdfast.engine.retention import remove_expired
 from holdfast.errors import InvocationNotFound, InvocationStatusTransitionError, PayloadLost
 from holdfast.lifecycle.records import digests_in
@@ -285,3 +286,29 @@ def test_a_purge_removes_what_has_ended_and_keeps_keys_in_their_time(app: App) -
     assert (refused.removed, refused.kept[0][1]) == (0, "it is registered; only what has ended can be removed")
     assert app.purge([keyed.id], force=True).removed == 1
     assert ship.options(key="k").submit(9).record().key == "k"
+
+
+def test_what_has_expired_can_be_run_again(app: App) -> None:
+    ship = declare(app, expires="1ms")
+    late = ship.submit(1)
+    while time.time() <= (late.record().start_by or 0.0) + 0.01:
+        pass
+    with app.runner():
+        with pytest.raises(Expired):
+            late.result(timeout=30)
+        again = late.rerun()
+        assert again.result(timeout=30) == 1
+    assert again.record().terms.start_by is None
+
+
+@pytest.mark.parametrize(
+    "where", [{"error": ""}, {"key": ""}, {"task": ""}, {"tag": [""]}, {"status": "failed", "taks": "ship"}]
+)
+def test_a_filter_that_says_less_than_was_meant_is_refused(app: App, where: dict[str, Any]) -> None:
+    ship = declare(app)
+    ended = ship.submit(-1)
+    run(app, ended)
+    for act in (app.archive, app.rerun, app.purge):
+        with pytest.raises(UsageError, match="="):
+            act(**where)
+    assert ended.status is Status.FAILED

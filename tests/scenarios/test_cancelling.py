@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.scenarios import workshop
 
-from holdfast import App, Fixed, Invocation, InvocationCancelled, InvocationNotFound, Status, context
+from holdfast import App, Fixed, Invocation, InvocationCancelled, InvocationNotFound, Status, UsageError, context
 from holdfast.engine.cancel import Ear
 from holdfast.lifecycle.records import CANCEL
 from holdfast.lifecycle.status import FINAL
@@ -56,6 +56,35 @@ def test_what_waits_is_cancelled_at_once_and_says_who_and_why(app: App) -> None:
         invocation.result(timeout=5)
     assert (raised.value.by, raised.value.reason, raised.value.invocation_id) == ("ann", "not wanted", invocation.id)
     assert invocation.explain().startswith("cancelled by ann: not wanted, ")
+
+
+def test_a_group_is_cancelled_whole(app: App) -> None:
+    task = app.task(name="double", registration_concurrency="arguments")(_double)
+    with app.runner():
+        before = task.submit(9)
+        before.result(timeout=30)
+    group = task.options(delay="1h").map([*range(700), 5])
+    assert group.cancel("not wanted", by="ann") == [Status.CANCELLED] * 701
+    assert group[600].history()[-1].why == "cancelled by ann: not wanted"
+    assert asyncio.run(group.acancel()) == [Status.CANCELLED] * 701
+    (ended,) = app.archive(status="success")
+    assert app.purge([group[3].id]).removed == 1
+    with pytest.raises(InvocationNotFound, match=group[3].id):
+        group.cancel()
+    assert ended.id == before.id
+
+
+def test_a_reason_is_kept_whatever_it_is(app: App) -> None:
+    task = app.task(name="double")(_double).options(delay="1h")
+    odd, long, wrong = task.submit(1), task.submit(2), task.submit(3)
+    odd.cancel("a\udc80b\0", by="\ud800")
+    assert odd.record().cancellation.reason == "a\\udc80b\0"  # type: ignore[union-attr]
+    long.cancel("x" * 20_000_000)
+    assert len(long.history()[-1].why) < 3000
+    for given in ({"reason": 3}, {"by": b"ann"}):
+        with pytest.raises(UsageError, match="expected a text"):
+            wrong.cancel(**given)  # type: ignore[arg-type]
+    assert wrong.status is Status.REGISTERED
 
 
 def test_cancelling_again_or_what_has_ended_changes_nothing(app: App) -> None:
@@ -362,3 +391,28 @@ def test_a_task_that_cancels_another_is_named(app: App) -> None:
     cancellation = victim.record().cancellation
     assert cancellation is not None
     assert cancellation.by == f"invocation {mine}"
+
+
+def test_what_is_submitted_while_cleaning_up_has_the_grace_that_the_settings_say() -> None:
+    with App("memory://", poll_interval_seconds=0.2, cancel_grace_seconds=123) as app:
+        begun = threading.Event()
+        child = app.task(name="double")(_double)
+
+        @app.task
+        async def above() -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await child.options(delay="1h").asubmit(1)
+
+        parent = above.submit()
+        with app.runner():
+            assert begun.wait(30)
+            parent.cancel("not wanted")
+            assert ended(parent) is Status.CANCELLED
+            (below,) = app.invocations(parent=parent.id)
+            assert ended(app.invocation(below.id)) is Status.CANCELLED
+        cancellation = app.invocation(below.id).record().cancellation
+        assert cancellation is not None
+        assert cancellation.until - cancellation.at == pytest.approx(123)

@@ -47,6 +47,21 @@ def declare(app: App, seen: list[Any], **options: Any) -> Any:
 # --- debounce
 
 
+def test_what_is_debounced_does_not_expire_for_being_called_again(t: Harness) -> None:
+    seen: list[Any] = []
+    endless = declare(t.app, seen, debounce="10s", expires="15s")
+    with pytest.raises(UsageError, match="debounce_max_wait= that is shorter than expires="):
+        endless.submit("north")  # another call after 8 s would make it due after 18 s
+    with pytest.raises(UsageError, match="debounce_max_wait="):
+        endless.options(debounce="10s", debounce_max_wait="15s").submit("north")
+    index = endless.options(debounce="10s", debounce_max_wait="12s")
+    first = index.submit("north", 1)
+    t.advance("8s")
+    assert index.submit("north", 2).id == first.id
+    t.advance("20s", check=True)
+    assert (seen, first.status) == ([("north", 2)], Status.SUCCESS)
+
+
 def test_the_last_call_wins_after_it_is_quiet(t: Harness) -> None:
     seen: list[Any] = []
     index = declare(t.app, seen, debounce="5s")

@@ -173,7 +173,10 @@ def test_a_policy_that_is_not_known_parks_the_work(app: App, monkeypatch: pytest
         invocation = work.submit()
         while invocation.status != "parked":
             pass
-        assert "whether it is to be tried again is not known" in invocation.record().reason
+        record = invocation.record()
+        assert "whether it is to be tried again is not known" in record.reason
+        assert [(each.number, each.attempt, each.error.message) for each in record.errors] == [(1, 1, "here")]
+        assert record.failures == 1  # a runner that knows the policy counts it
         other = app.task(name="other")(abs).submit(-3)
         with app.runner():
             assert other.result(timeout=20) == 3

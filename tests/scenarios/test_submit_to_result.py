@@ -468,3 +468,10 @@ def test_a_forked_child_makes_its_own_engine(tmp_path: Path) -> None:
         with app.runner():
             results = sorted(app.invocation(r.id).result(timeout=10) for r in app.invocations())
         assert results == [3, 7]
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5s"])
+def test_a_wait_that_would_never_be_over_is_refused(app: App, timeout: Any) -> None:
+    invocation = declare(app).add.submit(1, 2)
+    with pytest.raises(UsageError, match="timeout="):
+        invocation.result(timeout=timeout)

@@ -233,3 +233,29 @@ def test_a_damaged_file_is_refused_and_stays_as_it_was(left_open: Path, times: i
     for _ in range(times):
         asyncio.run(scenario())
     assert {name: left_open.with_name(name).read_bytes() for name in before} == before
+
+
+@ALL_DAMAGES
+@pytest.mark.parametrize("name", ["key", "twin"])
+def test_what_cannot_be_read_takes_no_key_and_no_twin(stage: Stage, meddle: Meddle, damage: str, name: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation("b", **{name: "k"})])
+        spoil(meddle, damage)
+        again = invocation("c", **{name: "k"})
+        assert await store.insert([again]) == [False]
+        assert await store.in_the_way([again]) == [None]
+        assert await store.insert([again]) == [True]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+
+    stage.play(scenario)
+
+
+def test_an_id_stays_taken_by_what_cannot_be_read(stage: Stage, meddle: Meddle) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation("b", key="k")])
+        spoil(meddle, DAMAGES["broken history"])
+        with pytest.raises(CorruptRecord):
+            await store.in_the_way([invocation("b", key="k")])
+        assert await store.quarantined("shop") == []
+
+    stage.play(scenario)

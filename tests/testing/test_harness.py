@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import signal
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -334,6 +335,55 @@ def test_in_an_async_test_coroutines_run_on_its_loop() -> None:
                 t.drain()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine", "waits for it"])
+def test_ctrl_c_ends_a_drain_and_what_ran_can_be_run_again(t: Harness, kind: str) -> None:
+    presses = [True]
+
+    def pressed() -> bool:
+        if presses and presses.pop():
+            signal.raise_signal(signal.SIGINT)
+            return True
+        return False
+
+    @t.app.task(retries=3)
+    def plain() -> str:
+        pressed()
+        return "done"
+
+    @t.app.task(retries=3)
+    async def coroutine() -> str:
+        if pressed():
+            await asyncio.sleep(3600)
+        return "done"
+
+    @t.app.task
+    def above() -> str:
+        return plain.submit().result()
+
+    task: Any = {"plain": plain, "coroutine": coroutine, "waits for it": above}[kind]
+    first, later = task.submit(), plain.options(delay="1h").submit()
+    began = t.clock.now()
+    with pytest.raises(KeyboardInterrupt):
+        t.drain(until="2h")
+    assert t.clock.now() == began
+    assert (first.status, later.status) == (Status.REROUTED, Status.REGISTERED)
+    assert first.history()[-2].status is Status.KILLED
+    assert first.record().errors == ()
+    t.drain(until="2h", check=True)
+    assert (first.result(), later.result()) == ("done", "done")
+
+
+def test_ctrl_c_while_a_result_is_awaited(t: Harness) -> None:
+    @t.app.task
+    def press() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    began = t.clock.now()
+    with pytest.raises(KeyboardInterrupt):
+        press.submit().result(timeout=60)
+    assert t.clock.now() == began
 
 
 def test_a_cancelled_drain_leaves_no_trace() -> None:

@@ -199,7 +199,7 @@ def _filter(
         "key": key,
         "error": error,
     }
-    return cast(ArchiveFilter, {name: value for name, value in where.items() if value})
+    return cast(ArchiveFilter, {name: value for name, value in where.items() if value not in (None, [], ())})
 
 
 def _told_before(app: App, where: ArchiveFilter) -> ArchiveFilter:

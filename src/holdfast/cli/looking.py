@@ -31,6 +31,7 @@ def ps(
     status: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only these, by whole or short name; may be repeated.")] = None,
     queue: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    parent: Annotated[str | None, typer.Option(metavar="ID", help="Only what this one has submitted.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     before: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones: the last id of a page.")] = None,
     app: AppOption = None,
@@ -43,7 +44,10 @@ def ps(
         if before is not None and not is_id(before):
             raise UsageError(f"--before {before!r} is no id; give the last id of the page before")
         tasks = stored_names(chosen, task or ())
-        records = chosen.invocations(status=status or (), task=tasks, queue=queue or (), limit=limit, before=before)
+        above = None if parent is None else find_id(chosen, parent)
+        records = chosen.invocations(
+            status=status or (), task=tasks, queue=queue or (), parent=above, limit=limit, before=before
+        )
         if json:
             return out.document({"invocations": [_facts(record) for record in records]})
         now = time_of(chosen)

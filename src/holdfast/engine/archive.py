@@ -178,7 +178,7 @@ class Archive:
             priority=record.priority,
             at_most_once=record.at_most_once,
             limit_key=record.limit_key,
-            terms=msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None),
+            terms=msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None),
             rerun_of=record.id,
             created_at=now,
             due_at=due_at,

@@ -45,20 +45,28 @@ class Canceller:
         self._app = app
         self._grace = grace_seconds
 
-    async def cancel(self, id: str, *, by: str, reason: str = "", children: bool | None = None) -> InvocationRecord:
-        """Ask for its end, and for that of its children (None: as was agreed when it was submitted).
+    async def cancel(
+        self, ids: Sequence[str], *, by: str, reason: str = "", children: bool | None = None
+    ) -> list[InvocationRecord]:
+        """Ask for their end, and for that of their children (None: as was agreed when each was submitted).
 
-        The record as it is then, or as it was if it had ended before. Raises `InvocationNotFound`.
+        The records as they are then, or as they were if they had ended before. Raises `InvocationNotFound` once all
+        others are cancelled.
         """
-        (found,) = await self._store.get(self._app, [id])
-        if found is None:
-            raise InvocationNotFound(f"the store has no invocation {id} of the app '{self._app}'")
-        (record,) = await self._cancel([found], by, reason, children)
-        if record.cancellation is not None and record.status in _BEING_CANCELLED:
-            wanted = record.cancellation.children if children is None else children
-            if wanted:
-                await self.cancel_children(record, by, reason)
-        return record
+        after: list[InvocationRecord] = []
+        for start in range(0, len(ids), _AT_ONCE):
+            found = await self._store.get(self._app, ids[start : start + _AT_ONCE])
+            after += await self._cancel([record for record in found if record is not None], by, reason, children)
+        for record in after:
+            if record.cancellation is not None and record.status in _BEING_CANCELLED:
+                wanted = record.cancellation.children if children is None else children
+                if wanted:
+                    await self.cancel_children(record, by, reason)
+        there = {record.id for record in after}
+        for id in ids:
+            if id not in there:
+                raise InvocationNotFound(f"the store has no invocation {id} of the app '{self._app}'")
+        return after
 
     async def cancel_children(self, parent: InvocationRecord, by: str, reason: str) -> None:
         """All that it has submitted and has not ended, and so on."""

@@ -82,6 +82,7 @@ class Engine:
         self.depot = Depot(store, app=app, chunk_threshold=chunk_threshold)
         self.submitter = Submitter(store, self.depot, self.hub)
         self.archive = Archive(store, self.submitter, self.depot, app=app)
+        self._grace = cancel_grace_seconds
         self.subscriptions = Subscriptions(store, app=app, monotonic=clock.monotonic)
         self.teller = Teller(
             store,
@@ -170,6 +171,7 @@ class Engine:
             leaves_unfinished=leaves_unfinished,
             look_seconds=look_seconds,
             heeds_pauses=heeds_pauses,
+            cancel_grace_seconds=self._grace,
         )
 
     def recovery(self, app: str, duties: Duties) -> Recovery:

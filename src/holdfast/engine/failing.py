@@ -26,7 +26,7 @@ def change_after(
         decision = _decision(record, raised, at, random_unit)
     except NotDecodable as error:
         why = f"{raised.why}; whether it is to be tried again is not known: {error}"
-        return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
+        return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why, error=raised.error)
     if isinstance(decision, Retry):
         return changes.retried(
             record,

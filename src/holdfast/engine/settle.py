@@ -61,10 +61,11 @@ class Settler:
         recovery: Recovery,
         limits: Limits,
         rng: random.Random,
+        canceller: Canceller,
     ) -> None:
         self._store = store
         self._ends = recovery.ends
-        self._canceller = Canceller(store, self._ends, hub, ids, app=recovery.app)
+        self._canceller = canceller
         self._rng = rng
         self._depot = depot
         self._hub = hub

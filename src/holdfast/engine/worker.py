@@ -26,7 +26,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
 from holdfast.engine.audit import Audit
 from holdfast.engine.bell import Bell
-from holdfast.engine.cancel import Ear
+from holdfast.engine.cancel import GRACE_SECONDS, Canceller, Ear
 from holdfast.engine.claim import Claimer
 from holdfast.engine.definition import TaskDefinition, limits_of
 from holdfast.engine.demand import MANY, Demand
@@ -91,6 +91,7 @@ class Worker:
         leaves_unfinished: bool = False,
         look_seconds: float = 2.0,
         heeds_pauses: bool = True,
+        cancel_grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.owner = owner
         self._app = app
@@ -118,7 +119,8 @@ class Worker:
         self._claimer = Claimer(store, hub, ids, self._search, permit, app=app, owner=owner, limits=slots.known)
         self._patience = Patience(rng)
         heard = (self._started, self._stored)
-        self._settler = Settler(store, depot, hub, ids, self._patience, *heard, recovery, slots, rng)
+        canceller = Canceller(store, recovery.ends, hub, ids, app=app, grace_seconds=cancel_grace_seconds)
+        self._settler = Settler(store, depot, hub, ids, self._patience, *heard, recovery, slots, rng, canceller)
         told = (self._ended, self._began, lambda: self.on_apart())
         employer = Employer(*told, self._begin, self._hand_back, self._why_not)
         needs = (codec, limits, depot, self._search, make_places, employer)

@@ -375,21 +375,33 @@ def retried(
     why: str,
 ) -> Change:
     """User code raised, and is to be tried again at `due_at`, perhaps on another queue."""
-    failed = FailedAttempt(number=record.failures + 1, attempt=record.attempt, at=at, error=error)
-    errors = (*record.errors, failed)
-    if len(errors) > MOST_ERRORS:
-        errors = errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MOST_ERRORS :]
+    errors = _with_failure(record, error, at)
     change = owned("retried", record, (Status.RETRY,), _WORKING, operation=operation, at=at, why=why)
     moved = {} if queue is None else {"queue": queue, "lane": lane_of(queue, record.task, record.tags)}
     return msgspec.structs.replace(change, errors=errors, due_at=due_at, **moved)
 
 
-def parked(record: InvocationRecord, *, fingerprint: str | None, operation: str, at: float, why: str) -> Change:
-    """The invocation cannot go on with the code at hand."""
+def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tuple[FailedAttempt, ...]:
+    failed = FailedAttempt(number=record.failures + 1, attempt=record.attempt, at=at, error=error)
+    errors = (*record.errors, failed)
+    return errors if len(errors) <= MOST_ERRORS else errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MOST_ERRORS :]
+
+
+def parked(
+    record: InvocationRecord,
+    *,
+    fingerprint: str | None,
+    operation: str,
+    at: float,
+    why: str,
+    error: ErrorRecord | None = None,
+) -> Change:
+    """The invocation cannot go on with the code at hand. With an `error`, it was begun, and that attempt counts."""
     sources = _RESERVED | _WORKING
-    return owned(
+    change = owned(
         "parked", record, (Status.PARKED,), sources, operation=operation, at=at, why=why, fingerprint=fingerprint
     )
+    return change if error is None else msgspec.structs.replace(change, errors=_with_failure(record, error, at))
 
 
 def killed(

@@ -10,6 +10,8 @@ time, in one write that holds only while nobody has claimed it. Whoever comes to
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from msgspec.structs import replace
 
@@ -26,6 +28,10 @@ class Debounce(msgspec.Struct, frozen=True, kw_only=True):
 
     def first_due(self, now: float) -> float:
         return now + (self.seconds if self.most_seconds is None else min(self.seconds, self.most_seconds))
+
+    def last_due(self, now: float) -> float:
+        """When a call of now is due at the latest, however many follow."""
+        return math.inf if self.most_seconds is None else now + self.most_seconds
 
     def next_due(self, waiting: InvocationRecord, now: float) -> float:
         """When the one that waits is due after another call."""

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.codec import MARK, ErrorRecord, references
+from holdfast.errors import UsageError
 from holdfast.lifecycle.status import Status
 
 DRAIN, STOP = "drain", "stop"
@@ -159,6 +160,19 @@ def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
     head of the queue.
     """
     return "|".join((queue, task, ",".join(sorted(tags)))) if tags else f"{queue}|{task}"
+
+
+def kept_text(name: str, text: str) -> str:
+    """Who asks for something and why, as it is kept. It is no reason to refuse what is asked for, so what no store can
+    hold is written otherwise, and what is very long is cut.
+    """
+    if not isinstance(text, str):
+        raise UsageError(f"{name}={text!r:.80}: expected a text")
+    whole = text.encode("utf-8", "backslashreplace").decode()
+    return whole if len(whole) <= _LONGEST_TEXT else f"{whole[:_LONGEST_TEXT]}…"
+
+
+_LONGEST_TEXT = 2000
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True):

@@ -427,9 +427,14 @@ def _refuse(owner: _Stored, problem: str) -> NoReturn:
     raise UsageError(f"Retry policy {type(owner).__name__}: {problem}.")
 
 
+_MOST_ATTEMPTS = 10**9  # a store may have no room for much larger numbers
+
+
 def _check_attempts(owner: _Stored, attempts: object) -> None:
     if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
         _refuse(owner, f"attempts={attempts!r} must be a whole number from 0 on (the attempts after the first)")
+    if attempts > _MOST_ATTEMPTS:
+        _refuse(owner, f"attempts= is beyond {_MOST_ATTEMPTS:,}; without an end, it is Forever(…)")
 
 
 def _set_seconds(owner: _Stored, name: str) -> None:

@@ -134,7 +134,11 @@ class Store(Protocol):
         ...
 
     async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
-        """Who has the id, the key or the twin of each of these, which are of one app; None where nobody has."""
+        """Who has the id, the key or the twin of each of these, which are of one app; None where nobody has.
+
+        What has the key or the twin and cannot be read is set aside: nobody could ever store that call again. Raises:
+        `CorruptRecord` if it has the id itself.
+        """
         ...
 
     async def free_key(self, app: str, id: str, key: str) -> None:

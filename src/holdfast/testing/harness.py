@@ -140,7 +140,7 @@ class Harness:
         end = self._end(until)
         first = len(self._ran)
         await self._work(end, most, lambda: False)
-        if until is not None:
+        if until is not None and not BOX.get().is_interrupted:
             self._move_to(end)
         ran = self._ran[first:]
         records = await self._store.get(self.app.name, [each.id for each in ran])
@@ -167,9 +167,11 @@ class Harness:
 
         end = float("inf") if timeout is None else self.clock.now() + timeout
         await self._work(end, _MOST, enough)
-        if not enough() and timeout is not None:
+        if enough() or BOX.get().is_interrupted:
+            return
+        if timeout is not None:
             self._move_to(end)
-        elif not enough():
+        else:
             open_ones = [r for r in await self._store.get(name, ids) if r is not None and r.status not in FINAL]
             why = await self.app._explain(open_ones[0])
             raise ResultTimeout(
@@ -187,7 +189,7 @@ class Harness:
         self._depth += 1
         first = len(self._ran)
         try:
-            while not enough():
+            while not enough() and not BOX.get().is_interrupted:
                 if len(self._ran) - first >= most:
                     raise Endless(f"{most:,} calls were run, and there is more. {self._usual()} Give most= if not.")
                 if await self._step(engine, recovery) or await self._tend(engine):

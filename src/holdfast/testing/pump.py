@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast._bridge import Bridge, Errand
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, run, run_coroutine
+from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, run, run_coroutine
 from holdfast.execution.places import Deliver
+from holdfast.lifecycle.retries import exception_name
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class Box:
         self._ring: Callable[[], None] = lambda: None
         self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
         self._asked: set[str] = set()  # to end; what they make of it is their outcome
+        self._ended: set[str] = set()  # by the engine
+        self.is_interrupted = False  # somebody has pressed Ctrl-C: what ran goes back, and nothing more is begun
 
     def put(self, job: Job) -> None:
         with self._news:
@@ -60,6 +63,7 @@ class Box:
     def interrupt(self, keys: Iterable[str]) -> None:
         """End these where that is possible: coroutines. A function on the thread of a test cannot be ended."""
         for key in keys:
+            self._ended.add(key)
             if key in self._running:
                 loop, task = self._running[key]
                 loop.call_soon_threadsafe(task.cancel)
@@ -74,6 +78,8 @@ class Box:
         """Do on this thread what comes in, until there is an answer."""
         while (job := self._next()) is not None:
             value = self._home.run(self._as_task(job)) if job.is_coroutine else job.work()
+            if _is_ctrl_c(value) or (value is INTERRUPTED and job.key not in self._ended):  # a loop cancels for Ctrl-C
+                self.is_interrupted, value = True, INTERRUPTED
             job.tell(value)
 
     def _next(self) -> Job | None:
@@ -115,6 +121,13 @@ class Box:
             return INTERRUPTED
         finally:
             del self._running[job.key]
+
+
+def _is_ctrl_c(value: object) -> bool:
+    return isinstance(value, Raised) and _CTRL_C in value.kinds
+
+
+_CTRL_C = exception_name(KeyboardInterrupt)
 
 
 async def _its_own(task: asyncio.Task[T]) -> T:
@@ -180,6 +193,8 @@ class PumpingBridge(Bridge):
         except BaseException:
             self._call(errand.cancel)
             raise
+        if box.is_interrupted:
+            raise KeyboardInterrupt
         return errand.outcome()
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:

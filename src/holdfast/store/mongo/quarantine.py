@@ -55,7 +55,7 @@ class Quarantine:
         """Move a document to quarantine:
 
         first the copy, then the deletion, so that a crash in between loses nothing. One that has no room for the few
-        words of a quarantine entry stays where it is, out of the queue and without a slot.
+        words of a quarantine entry stays where it is, out of the queue, and without a slot, a key or a twin.
         """
         key = document["_id"]
         app, _, id = str(key).rpartition("|")
@@ -67,6 +67,6 @@ class Quarantine:
         else:
             entry["document"] = f"too large to move: it stays in {schema.INVOCATIONS}"
             await quarantine.replace_one({"_id": key}, entry, upsert=True)
-            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot", "outbox"), "")
+            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot", "key", "twin", "outbox"), "")
             await invocations.update_one({"_id": key}, {"$unset": gone})
         self._observe("quarantine", {"id": id, "why": str(error)})

@@ -20,7 +20,7 @@ from pymongo import UpdateOne
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError
 
-from holdfast.errors import CorruptRecord, StoreError
+from holdfast.errors import CorruptRecord, StoreError, StoreReadOnly
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -102,8 +102,22 @@ class MongoStore(MongoBeside):
         keys = [key_of(app, record.id) for record in records]
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         documents = await self._ask("in the way", lambda again: queries.in_the_way(invocations, app, keys, names))
-        found = [from_document(document) for document in documents]
+        found = []
+        for document in documents:
+            try:
+                found.append(from_document(document))
+            except CorruptRecord as error:
+                await self._out_of_the_way(document, keys, error)
         return [in_the_way(record, found) for record in records]
+
+    async def _out_of_the_way(self, document: Document, keys: Sequence[str], error: CorruptRecord) -> None:
+        """Set a document aside that has the key or twin of another. One with its id stays, and is told of."""
+        if document["_id"] in keys:
+            raise error
+        try:
+            await self._ask("set aside", lambda again: self._quarantine.set_aside(document, error))
+        except StoreReadOnly:  # this user may not
+            raise error from None
 
     async def free_key(self, app: str, id: str, key: str) -> None:
         invocations = self._collection(schema.INVOCATIONS)

@@ -65,15 +65,26 @@ def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
         return False  # what is there cannot be read, but the id is taken
 
 
-def in_the_way(connection: sqlite3.Connection, record: InvocationRecord) -> InvocationRecord | None:
+def in_the_way(
+    connection: sqlite3.Connection, record: InvocationRecord, set_aside: SetAside | None = None
+) -> InvocationRecord | None:
+    """Who that is. One that cannot be read is set aside, if it can be; with the same id it stays, and is told of."""
     looks: list[tuple[str, tuple[object, ...]]] = [(queries.GET.format(places="?"), (record.app, record.id))]
     if record.key is not None:
         looks.append((queries.BY_KEY, (record.app, record.task, record.key)))
     if record.twin is not None:
         looks.append((queries.BY_TWIN, (record.app, record.twin)))
     for query, values in looks:
-        if (row := connection.execute(query, values).fetchone()) is not None:
+        if (row := connection.execute(query, values).fetchone()) is None:
+            continue
+        try:
             return from_row(row)
+        except CorruptRecord as error:
+            id = row[queries.ID_COLUMN]
+            if set_aside is None or id == record.id:
+                raise
+            rowid, *whole = connection.execute(queries.ROW_BY_ID, (record.app, id)).fetchone()
+            set_aside(connection, rowid, whole, error)
     return None
 
 

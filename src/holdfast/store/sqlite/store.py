@@ -183,7 +183,12 @@ class SqliteStore:
         return await self._write(lambda connection: [jobs.insert(connection, record) for record in records])
 
     async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
-        return await self._read(lambda connection: [jobs.in_the_way(connection, record) for record in records])
+        try:
+            return await self._read(lambda connection: [jobs.in_the_way(connection, record) for record in records])
+        except CorruptRecord:  # it is to be set aside, which is a write
+            return await self._write(
+                lambda connection: [jobs.in_the_way(connection, record, self._set_aside) for record in records]
+            )
 
     async def free_key(self, app: str, id: str, key: str) -> None:
         await self._write(lambda connection: connection.execute(queries.FREE_KEY, (app, id, key)))

@@ -431,7 +431,7 @@ class Client:
         await asyncio.sleep(job.cancel_after)
         while True:
             try:
-                await self._engine.canceller.cancel(id, by=self.process.name, reason="the plan says so")
+                await self._engine.canceller.cancel([id], by=self.process.name, reason="the plan says so")
                 return
             except (StoreError, InvocationNotFound):
                 await asyncio.sleep(0.5)
