@@ -26,7 +26,7 @@ from holdfast.engine.subscriptions import Subscriptions
 from holdfast.errors import NotDecodable, PayloadLost, StoreError, TriggerFailed
 from holdfast.ids import Ids
 from holdfast.lifecycle import joins
-from holdfast.lifecycle.changes import failed_at_once
+from holdfast.lifecycle.changes import apply_to, unowned
 from holdfast.lifecycle.events import Caused
 from holdfast.lifecycle.joins import Happened, Join
 from holdfast.lifecycle.records import Entry, InvocationRecord, Origin, Source, Terms, registered
@@ -189,7 +189,9 @@ class Teller:
     def failed(self, record: InvocationRecord, why: str) -> InvocationRecord:
         error = DATA.encode_error(TriggerFailed(f"{record.task} was not called: {why}", invocation_id=record.id))
         log.error("%s was not called: %s", record.task, why, extra={"invocation": record.id, "task": record.task})
-        return failed_at_once(record, error=error, operation=self._ids.operation(), at=record.created_at, why=why)
+        operation, at = self._ids.operation(), record.created_at
+        change = unowned("refused", record, Status.FAILED, frozenset({Status.REGISTERED}), operation, at, why)
+        return apply_to(replace(change, error=error), record)
 
     def _evaluation(self, trigger: TriggerRecord, facts: Facts) -> InvocationRecord:
         """A call of the task that knows the trigger's code."""

@@ -281,14 +281,6 @@ def unowned(
     )
 
 
-def failed_at_once(
-    record: InvocationRecord, *, error: ErrorRecord, operation: str, at: float, why: str
-) -> InvocationRecord:
-    """A record that is stored only to say why it was never run."""
-    change = unowned("refused", record, Status.FAILED, frozenset({Status.REGISTERED}), operation, at, why)
-    return apply_to(msgspec.structs.replace(change, error=error), record)
-
-
 _WORKING = frozenset({Status.RUNNING, Status.RESUMED})
 _ENDING = _WORKING | {Status.CANCELLING}
 
