@@ -54,11 +54,14 @@ def deaf(folder: str) -> None:
 
 def deaf_at_first(folder: str) -> str:
     """Cannot be stopped before the file `open` is there: it survives what is raised in it."""
-    note(folder, f"begun {context().attempt}")
-    if context().attempt > 1:
-        return "second attempt"
+    begun = False
     while not _is_open(folder):
-        try:
+        try:  # from the first line on: on a busy machine its time may be over before it has written anything
+            if not begun:
+                note(folder, f"begun {context().attempt}")
+                if context().attempt > 1:
+                    return "second attempt"
+                begun = True
             time.sleep(0.01)
         except BaseException as error:
             note(folder, "survived", type(error).__name__)
