@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.engine.schedule_book import ScheduleBook
 from holdfast.engine.triggers import TriggerBook
-from holdfast.errors import UsageError
+from holdfast.errors import CorruptRecord, UsageError
 from holdfast.lifecycle.schedules import Call, Rules, ScheduleRecord
 from holdfast.schedules import Schedule as Timing
 from holdfast.store.contract import Store
@@ -62,17 +62,27 @@ class Declarations:
 
     async def register(self) -> None:
         """Store what is new, change what says something else now, wake what was retired. Nothing fires by that."""
+        stored = {record.name: record for record in await self._book.all()} if self._declared else {}
         for name, each in self._declared.items():
-            fresh = self._book.new(name, each.timing, each.call, each.rules, declared=True)
-            there = await self._book.ensure(fresh)
-            if not there.declared:
-                raise UsageError(
-                    f"the schedule '{name}' is declared in code, and one of that name was created at run time; "
-                    "delete that, or give the declared one another name"
-                )
-            await self._book.change(name, functools.partial(_as_declared, each))
+            try:
+                await self._ensure(name, each, stored.get(name))
+            except CorruptRecord as error:  # a newer version may have written it; the runner works all the same
+                log.error("%s; as it is declared here, it is not stored", error)
         if self._triggers is not None:
             await self._triggers.register()
+
+    async def _ensure(self, name: str, declared: Declaration, there: ScheduleRecord | None) -> None:
+        if there is None:
+            there = await self._book.ensure(
+                self._book.new(name, declared.timing, declared.call, declared.rules, declared=True)
+            )
+        if not there.declared:
+            raise UsageError(
+                f"the schedule '{name}' is declared in code, and one of that name was created at run time; "
+                "delete that, or give the declared one another name"
+            )
+        if any(getattr(there, field) != value for field, value in _as_declared(declared, there, 0.0).items()):
+            await self._book.change(name, functools.partial(_as_declared, declared))
 
     async def retire(self) -> None:
         """A duty: let rest what no code declares any more, and wake what some code declares again."""

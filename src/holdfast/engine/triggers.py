@@ -90,7 +90,7 @@ class TriggerBook:
                     await self._rest(record, self._store.now())
                 elif not rests and record.retired_at is not None:
                     await self._rest(record, None)
-        await self._subscriptions.publish()
+            await self._subscriptions.publish()
 
     async def _rest(self, record: TriggerRecord, retired_at: float | None) -> None:
         await self._store.put_entry(to_entry(replace(record, retired_at=retired_at, version=record.version + 1)))
@@ -118,6 +118,7 @@ class Sweep:
         self._app = app
         self._monotonic = monotonic
         self._next = float("-inf")
+        self._idle_until = monotonic() + _IDLE_SECONDS
         self._seldom = Seldom(monotonic)
 
     async def sweep(self) -> bool:
@@ -125,13 +126,18 @@ class Sweep:
         if self._monotonic() < self._next:
             return False
         await self._subscriptions.freshen()
+        self._next = self._monotonic() + _SWEEP_SECONDS
+        if not self._subscriptions and self._monotonic() < self._idle_until:
+            return False
+        self._idle_until = self._monotonic() + _IDLE_SECONDS
         before = self._store.now() - _SWEEP_SECONDS
         ended = await self._store.outboxes(self._app, before, _AT_ONCE)
         await self._ends.tell(ended)
         more = len(ended) == _AT_ONCE
         more |= await self._due(events.KIND, self._tell)
         more |= await self._due(joins.KIND, self._teller.tidy)
-        self._next = self._monotonic() + (_SWEEP_SECONDS if self._subscriptions else _IDLE_SECONDS)
+        if more:
+            self._next = float("-inf")
         return more
 
     async def _tell(self, entry: Entry) -> None:
