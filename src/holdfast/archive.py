@@ -215,6 +215,8 @@ class Archived:
             for record in page:
                 if record.status not in FINAL:
                     kept.append((record.id, f"it is {record.status}; only what has ended can be removed"))
+                elif record.outbox:
+                    kept.append((record.id, "a trigger is yet to be told of its end"))
                 elif not force and engine.archive.holds_its_key(record):
                     kept.append((record.id, f"its key {record.key!r} is still taken"))
                 else:

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from holdfast import App, Expired, UsageError
 from holdfast.engine.retention import remove_expired
 from holdfast.errors import InvocationNotFound, InvocationStatusTransitionError, PayloadLost
-from holdfast.lifecycle.records import digests_in
+from holdfast.lifecycle.cancelling import cancel
+from holdfast.lifecycle.records import Cancellation, digests_in
 from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
@@ -312,3 +313,17 @@ def test_a_filter_that_says_less_than_was_meant_is_refused(app: App, where: dict
         with pytest.raises(UsageError, match="="):
             act(**where)
     assert ended.status is Status.FAILED
+
+
+def test_a_purge_keeps_what_a_trigger_is_yet_to_be_told_of(app: App) -> None:
+    waiting = declare(app).options(delay="1h").submit(1)
+    store = app._ready().store
+    told = Cancellation(by="ann", at=store.now(), until=store.now())
+    end = cancel(waiting.record(), told, operation="end")
+    assert end is not None
+    app._run(store.apply([replace(end, outbox=("t",))]))
+    for force in (False, True):
+        refused = app.purge([waiting.id], force=force)
+        assert (refused.removed, refused.kept) == (0, [(waiting.id, "a trigger is yet to be told of its end")])
+    app._run(store.delivered(app.name, [waiting.id]))
+    assert app.purge([waiting.id]).removed == 1
