@@ -46,6 +46,7 @@ async def _never(record: InvocationRecord, why: str) -> None:
 
 
 KEPT_SECONDS = 3600.0
+_LOOK_SECONDS = 10.0  # nobody makes new ones; when each is due is known
 LONGEST_SECONDS = 60.0
 
 
@@ -70,7 +71,9 @@ class CoreTaskRegistry:
         self.app = app
         self._tasks: dict[str, CoreTask] = {}
         self._limits: Limits | None = None
-        self._scheduler = Scheduler(store, submitter, ids, app=app, cancel=_never, monotonic=monotonic)
+        self._scheduler = Scheduler(
+            store, submitter, ids, app=app, cancel=_never, monotonic=monotonic, look_seconds=_LOOK_SECONDS
+        )
         self._book = ScheduleBook(store, submitter, hub, ids, app=app)
         self._no_arguments = Codec().encode_call((), {})
 

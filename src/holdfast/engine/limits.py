@@ -119,7 +119,7 @@ class Limits:
         wishes = [wish for wish in wishes if wish.count > 0]
         if wishes:
             crashpoint("sweep.found")
-        gone = await self._release(wishes)
+        gone = await self._release(wishes) if wishes else []
         for record in gone:
             self._sent.setdefault(record.limit_key or "", {})[record.id] = record.lane
         if gone:

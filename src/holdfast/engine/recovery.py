@@ -100,6 +100,8 @@ class Recovery:
 
     async def _apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> int:
         """Write these; the number of those that applied. What somebody else was faster with is well."""
+        if not wanted:
+            return 0
         verdicts = await self.ends.apply(wanted)
         done = [each for each, verdict in zip(wanted, verdicts, strict=True) if isinstance(verdict, Applied)]
         for record, change in done:

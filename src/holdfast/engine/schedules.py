@@ -35,7 +35,7 @@ from holdfast.store.contract import Store
 
 log = logging.getLogger("holdfast.schedules")
 
-_LOOK_SECONDS = 1.0  # a schedule that was just made may be due before a hint of it arrives, if one does
+LOOK_SECONDS = 1.0  # a schedule that was just made may be due before a hint of it arrives, if one does
 _AT_ONCE = 50
 _UNREADABLE_SECONDS = 60.0
 MOST_QUEUED = 1000
@@ -59,6 +59,7 @@ class Scheduler:
         cancel: Cancel,
         monotonic: Callable[[], float],
         emit: Emit | None = None,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self._store = store
         self._submitter = submitter
@@ -66,6 +67,7 @@ class Scheduler:
         self._app = app
         self._cancel = cancel
         self._emit = emit
+        self._look_seconds = look_seconds
         self._monotonic = monotonic
         self._look_at = float("-inf")  # by the monotonic clock: that of the store may be set
         self._told = False
@@ -86,7 +88,7 @@ class Scheduler:
         for entry in ready:
             await self._see_to(entry, now)
         waits = [entry.due_at - now for entry in entries[len(ready) :] if entry.due_at is not None]
-        wait = 0.0 if ready else min([_LOOK_SECONDS, *waits])
+        wait = 0.0 if ready else min([self._look_seconds, *waits])
         self._look_at = float("-inf") if self._told else self._monotonic() + wait
         return len(ready) == _AT_ONCE
 

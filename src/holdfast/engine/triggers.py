@@ -28,7 +28,8 @@ from holdfast.store.contract import Store
 log = logging.getLogger("holdfast.triggers")
 
 _SWEEP_SECONDS = 2.0
-_IDLE_SECONDS = 30.0
+_LOOK_SECONDS = 15.0  # whether there are triggers now
+_IDLE_SECONDS = 120.0
 _PUT_OFF_SECONDS = 60.0
 _AT_ONCE = 100
 
@@ -126,7 +127,7 @@ class Sweep:
         if self._monotonic() < self._next:
             return False
         await self._subscriptions.freshen()
-        self._next = self._monotonic() + _SWEEP_SECONDS
+        self._next = self._monotonic() + (_SWEEP_SECONDS if self._subscriptions else _LOOK_SECONDS)
         if not self._subscriptions and self._monotonic() < self._idle_until:
             return False
         self._idle_until = self._monotonic() + _IDLE_SECONDS
