@@ -60,6 +60,8 @@ def test_defaults(tmp_path: Path) -> None:
         "recover_running_invocations_cron": "*/15 * * * * *",
         "max_crash_recoveries": 3,
         "archive_retention_seconds": 604_800.0,
+        "event_retention_seconds": 604_800.0,
+        "trigger_max_depth": 100,
         "sqlite_synchronous": "full",
         "sqlite_busy_timeout_seconds": 10.0,
         "inline_limit": 64 * 2**10,
