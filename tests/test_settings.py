@@ -60,6 +60,7 @@ def test_defaults(tmp_path: Path) -> None:
         "recover_running_invocations_cron": "*/15 * * * * *",
         "max_crash_recoveries": 3,
         "archive_retention_seconds": 604_800.0,
+        "trigger_task_modules": "",
         "event_retention_seconds": 604_800.0,
         "trigger_max_depth": 100,
         "sqlite_synchronous": "full",
