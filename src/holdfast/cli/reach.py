@@ -23,6 +23,7 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.worker import Worker
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.invocation import End, Invocation
+from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.explain import Explanation
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.lifecycle.status import FINAL, OWNED
@@ -140,6 +141,15 @@ def searched(
 def reruns_of(app: App, id: str) -> Sequence[InvocationRecord]:
     """The last few that repeat this one."""
     return with_store(app, lambda store: store.find(app.name, Filter(rerun_of=id), 10))
+
+
+def event_of(app: App, id: str) -> EventRecord:
+    """Raises `EventNotFound`."""
+
+    async def job() -> EventRecord:
+        return await (await app._engine()).events.get(id)
+
+    return app._run(job())
 
 
 def codec_of(app: App) -> Codec:
