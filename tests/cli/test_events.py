@@ -306,3 +306,14 @@ def test_show_and_history_tell_what_triggered_it(app: App, holdfast: Command) ->
     assert "triggered by" not in holdfast("show", plain).out
     assert "triggered by" not in holdfast("history", plain).out
     assert holdfast("show", plain, "--json").json["origin"] is None
+
+
+def test_tasks_that_decide_can_be_listed_and_are_no_task_to_submit(app: App, holdfast: Command) -> None:
+    with app.runner():
+        event = emitted(holdfast, "order.created", '{"id": 7, "total": 1}')
+    decides = event["caused"][0]
+    (listed,) = holdfast("ps", "--task", f"trigger:{decides['trigger']}", "--json").json["invocations"]
+    assert listed["id"] == decides["invocation"]
+    answer = holdfast("submit", f"trigger:{decides['trigger']}", "event", event["id"])
+    assert answer.code == 2
+    assert "Declared: shop:add, shop:boom, shop:linger." in answer.err

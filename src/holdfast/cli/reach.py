@@ -210,7 +210,7 @@ def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], obje
         duties = app._duties
 
         def make_worker(orders: Orders, permit: Permit) -> Worker:
-            definitions = [task.definition for task in app.tasks.values()]
+            definitions = app._definitions
             return engine.worker(
                 definitions,
                 app._codec,
