@@ -50,7 +50,7 @@ from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
 from holdfast.task import AsyncTask, Submittable, Task
-from holdfast.triggering import declarations, evaluators, trigger_records
+from holdfast.triggering import declarations, evaluators, refuse_doubles, trigger_records
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -147,6 +147,7 @@ class App(Archived, Emitting):
                     f"two tasks are named '{known}': {where_of(other)} and "
                     f"{where_of(definition.function)}. Give one of them name='…'."
                 )
+        refuse_doubles(definition, self._definitions)
         self._codec.register_annotations(definition.function)
         remember(self.name, definition.name, definition.function, self._codec, self._hooks)
         kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task
@@ -187,8 +188,13 @@ class App(Archived, Emitting):
 
     @property
     def tasks(self) -> dict[str, Submittable[..., Any]]:
-        """The declared tasks by name."""
-        return {task.name: task for task in self._tasks.values()}
+        """The declared tasks by name; not those that decide for triggers."""
+        return {task.name: task for task in self._tasks.values() if not task.definition.is_hidden}
+
+    @property
+    def _definitions(self) -> list[TaskDefinition]:
+        """What a runner serves."""
+        return list({task.name: task.definition for task in self._tasks.values()}.values())
 
     def get_task(self, name: str) -> Submittable[..., Any]:
         """The task of that name, or alias. Raises `UnknownTask`."""
@@ -290,7 +296,6 @@ class App(Archived, Emitting):
                 ) from error
 
     def _triggers(self) -> list[TriggerRecord]:
-        """The triggers that they declare."""
         return trigger_records(list(self.tasks.values()), self.name)
 
     @property

@@ -91,7 +91,7 @@ class EmbeddedRunner:
         if self._done is not None and self._pid == os.getpid():
             raise UsageError("this runner is running already; app.runner() makes another one")
         self._runner = engine.runner(
-            [task.definition for task in self._app.tasks.values()],
+            self._app._definitions,
             self._app._codec,
             version=__version__,
             concurrency=self._concurrency,

@@ -78,6 +78,8 @@ class Emitting:
     async def _events(self, name: str, limit: int, before: str | None) -> list[EventRecord]:
         if type(limit) is not int or not 0 <= limit <= 10_000:
             raise UsageError(f"limit={limit!r}: expected a whole number from 0 to 10,000")
+        if not isinstance(name, str) or not (before is None or isinstance(before, str)):
+            raise UsageError(f"name={name!r}, before={before!r}: expected the name of events, and the id of one")
         return await (await self._engine()).events.latest(limit, name=name, before=before)
 
 

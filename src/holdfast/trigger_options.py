@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.engine.definition import TaskDefinition
+from holdfast.codec.data import is_same
+from holdfast.engine.definition import TaskDefinition, TaskTrigger
 from holdfast.errors import InvalidTrigger, NotEncodable
 from holdfast.execution.declared import why_unreachable
 from holdfast.lifecycle.status import FINAL, Status
-from holdfast.lifecycle.triggers import DATA, TICKS, Argument
+from holdfast.lifecycle.triggers import DATA, TICKS, Argument, OnEnd, OnEvent
 
 Where = Mapping[str, Any] | Callable[[Any], bool]
 LONGEST_EVENT_NAME = 200
@@ -51,8 +52,15 @@ def valid_event_name(name: object) -> str:
     return name
 
 
+def valid_path(what: str, path: object) -> str:
+    """Names and numbers with dots between them; an empty one is the whole."""
+    if not isinstance(path, str) or (path and not all(path.split("."))):
+        raise InvalidTrigger(f"{what}{path!r}: expected a path such as 'order.id' or 'lines.0.price'")
+    return path
+
+
 def statuses_of(given: str | Iterable[str]) -> tuple[Status, ...]:
-    names = [given] if isinstance(given, str) else list(given)
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     ends = sorted(status.value for status in FINAL if status is not Status.CONCURRENCY_CONTROLLED_FINAL)
     for name in names:
         if not isinstance(name, str) or name.lower() not in ends:
@@ -72,23 +80,35 @@ def filter_of(what: str, given: Where | None) -> tuple[bytes, Callable[[Any], bo
     if isinstance(given, Mapping):
         if not given or not all(isinstance(path, str) and path for path in given):
             raise InvalidTrigger(f"{what}={given!r}: expected values by name, such as {{'region': 'eu'}}")
-        return encoded(what, dict(given)), None
+        for path in given:
+            valid_path(f"{what}= ", path)
+        return compared(what, dict(given)), None
     return b"", _function(what, given)
 
 
 def _function(what: str, given: object) -> Callable[..., Any]:
     if not inspect.isfunction(given) or inspect.iscoroutinefunction(given):
         raise InvalidTrigger(f"{what}={given!r}: expected a dict, or a plain function")
+    if given.__name__ == "<lambda>":
+        raise InvalidTrigger(f"{what}= is a lambda, which has no name for a runner to find it by: use a named function")
     if why := why_unreachable(given):
         raise InvalidTrigger(f"{what}= needs a function at the top level of a module: {why}")
     return given
 
 
-def encoded(what: str, value: object) -> bytes:
+def compared(what: str, value: object) -> bytes:
+    """A value that others are compared with."""
+    data = _encoded(what, value, "a trigger compares plain data, or asks a function")
+    if not is_same(DATA.decode(data), DATA.decode(data)):
+        raise InvalidTrigger(f"{what}={value!r}: nothing equals NaN; ask with a function")
+    return data
+
+
+def _encoded(what: str, value: object, advice: str) -> bytes:
     try:
         return DATA.encode(value, at=what)
     except NotEncodable as error:
-        raise InvalidTrigger(f"{error}; a trigger compares plain data, or ask with a function") from None
+        raise InvalidTrigger(f"{error}; {advice}") from None
 
 
 def arguments_of(given: Arguments) -> tuple[tuple[Argument, ...], Callable[..., Any] | None]:
@@ -105,7 +125,11 @@ def arguments_of(given: Arguments) -> tuple[tuple[Argument, ...], Callable[..., 
         if isinstance(value, From):
             found.append(Argument(name=name, part=value.part, path=value.path, of=value.of))
         else:
-            found.append(Argument(name=name, value=encoded(name, value)))
+            found.append(
+                Argument(
+                    name=name, value=_encoded(name, value, "a trigger passes on plain data, or what a function makes")
+                )
+            )
     return tuple(found), None
 
 
@@ -146,9 +170,58 @@ def defaults_of(signature: inspect.Signature | None) -> bytes:
     return DATA.encode(found) if found else b""
 
 
-def refuse_strange(called_with: Mapping[str, Any], signature: inspect.Signature, task: str) -> None:
+def refuse_strange(what: str, paths: Iterable[str], signature: inspect.Signature, task: str) -> None:
     if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return
-    for path in called_with:
+    for path in paths:
         if path.partition(".")[0] not in signature.parameters:
-            raise InvalidTrigger(f"called_with={{'{path}': …}}: {task} has no such argument {signature}")
+            raise InvalidTrigger(f"{what} '{path}': {task} has no such argument {signature}")
+
+
+def refuse_unfindable(declared: TaskTrigger) -> None:
+    """Arguments that are taken from something that none of the conditions is about: each call would fail."""
+    for each in declared.arguments:
+        if each.value is None:
+            asked = [one.condition for one in declared.asked]
+            about = [one for one in asked if not each.of or each.of in _about(one)]
+            shown = f"{_SHOWN[each.part]}({each.path!r}{f', of={each.of!r}' if each.of else ''})"
+            if not about:
+                raise InvalidTrigger(f"{shown}: no condition of this trigger is about '{each.of}'")
+            if not any(_has(one, each.part) for one in about):
+                raise InvalidTrigger(f"{shown}: no condition of this trigger has {_HAS[each.part]}")
+            first = each.path.partition(".")[0]
+            if first and first not in _PARTS.get(each.part, (first,)):
+                raise InvalidTrigger(f"{shown}: there is only {', '.join(_PARTS[each.part])}")
+
+
+def _about(condition: OnEvent | OnEnd | None) -> tuple[str, ...]:
+    if condition is None:
+        return ()
+    return (condition.name,) if isinstance(condition, OnEvent) else condition.tasks
+
+
+def _has(condition: OnEvent | OnEnd | None, part: str) -> bool:
+    if not isinstance(condition, OnEnd):
+        return part in ("event", "cause")
+    wanted = {"result": Status.SUCCESS, "error": Status.FAILED}.get(part)
+    return part != "event" and (wanted is None or wanted in condition.statuses)
+
+
+_SHOWN = {
+    "event": "from_event",
+    "arguments": "from_arguments",
+    "result": "from_result",
+    "error": "from_exception",
+    "cause": "from_cause",
+}
+_HAS = {
+    "event": "an event",
+    "arguments": "a task that ends",
+    "result": "a task that ends as success",
+    "error": "a task that ends as failed",
+    "cause": "",
+}
+_PARTS = {
+    "error": ("type", "message", "traceback"),
+    "cause": ("kind", "id", "name", "at", "payload", "status", "arguments", "result", "error"),
+}

@@ -8,8 +8,10 @@ same trigger know it, so in the midst of a deploy each happening goes to somebod
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +23,7 @@ from holdfast.engine.core import Engine
 from holdfast.engine.declarations import Declaration
 from holdfast.engine.definition import Place, TaskDefinition, TaskTrigger
 from holdfast.engine.telling import Firing, happened, holding, said
-from holdfast.errors import InvocationNotFound, TriggerFailed, UsageError
+from holdfast.errors import InvalidTrigger, InvocationNotFound, TriggerFailed, UsageError
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, Source, registered
@@ -33,6 +35,8 @@ from holdfast.triggers import known_as, needs_code, tick_condition, tick_name
 if TYPE_CHECKING:
     from holdfast.app import App
     from holdfast.task import Submittable
+
+log = logging.getLogger("holdfast.triggers")
 
 _BY_ARGUMENTS = (RunningConcurrency.ARGUMENTS, RunningConcurrency.KEYS)
 EVALUATES = "trigger:"
@@ -58,7 +62,39 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trigger_records(tasks: Sequence[Submittable[..., Any]], app: str) -> list[TriggerRecord]:
+    """Those that these tasks declare."""
+    _warn_of_strangers(tasks)
     return [_record(task, each, app) for task in tasks for each in task.definition.triggers]
+
+
+def refuse_doubles(definition: TaskDefinition, others: Iterable[TaskDefinition]) -> None:
+    """A name stands for one trigger. Raises `InvalidTrigger`."""
+    if not definition.triggers:
+        return
+    apart = [other for other in others if other.name != definition.name]
+    taken = {known_as(each, other.name): other.name for other in apart for each in other.triggers}
+    for each in definition.triggers:
+        name = known_as(each, definition.name)
+        if name in taken:
+            raise InvalidTrigger(f"two triggers are named '{name}': of {taken[name]} and of {definition.name}")
+        taken[name] = definition.name
+
+
+def _warn_of_strangers(tasks: Sequence[Submittable[..., Any]]) -> None:
+    """Ends of a task that is not declared here: of another program, or of nobody."""
+    known = {name for task in tasks for name in task.definition.names}
+    for task in tasks:
+        for each in task.definition.triggers:
+            for condition in (asked.condition for asked in each.asked):
+                if isinstance(condition, OnEnd) and known.isdisjoint(condition.tasks):
+                    name, near = condition.tasks[0], difflib.get_close_matches(condition.tasks[0], known, n=1)
+                    log.log(
+                        logging.WARNING if near else logging.INFO,
+                        "the trigger '%s' is for ends of the task '%s', which is not declared here.%s",
+                        known_as(each, task.name),
+                        name,
+                        f" Did you mean '{near[0]}'?" if near else " Another program may declare it.",
+                    )
 
 
 def _record(task: Submittable[..., Any], declared: TaskTrigger, app: str) -> TriggerRecord:
@@ -163,6 +199,7 @@ def _evaluator(app: App, target: TaskDefinition, declared: TaskTrigger, name: st
         queue=target.queue,
         tags=target.tags,
         priority=target.priority,
+        is_hidden=True,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Duration, parse_duration
 from holdfast.engine.definition import Asked, TaskTrigger, import_name
-from holdfast.errors import InvalidTrigger
+from holdfast.errors import InvalidTrigger, UsageError
 from holdfast.lifecycle.status import Status
 from holdfast.lifecycle.triggers import TICKS, WITHIN_SECONDS, Argument, OnEnd, OnEvent
 from holdfast.schedules import Cron, Every, Once, cron
@@ -31,15 +31,17 @@ from holdfast.trigger_options import (
     From,
     Where,
     arguments_of,
+    compared,
     defaults_of,
-    encoded,
     error_name,
     filter_of,
     names_of,
     positional,
     refuse_strange,
+    refuse_unfindable,
     statuses_of,
     valid_event_name,
+    valid_path,
 )
 
 
@@ -71,8 +73,7 @@ def from_cause(path: str = "", *, of: AnyTask | str = "") -> From:
 
 
 def _from(part: str, path: str, of: AnyTask | str) -> From:
-    if not isinstance(path, str):
-        raise InvalidTrigger(f"{path!r}: expected a path such as 'order.id'")
+    valid_path("", path)
     name = of if isinstance(of, str) else names_of(of)[0]
     return From(part=part, path=path, of=name)
 
@@ -98,7 +99,10 @@ class Trigger:
 
 
 def _shown(clause: tuple[tuple[Asked, ...], ...]) -> str:
-    return " and ".join(" or ".join(str(each.condition or each.timing) for each in member) for member in clause)
+    return " and ".join(
+        " or ".join(str(each.condition or (each.timing and each.timing.describe())) for each in member)
+        for member in clause
+    )
 
 
 # --- conditions
@@ -107,6 +111,7 @@ def _shown(clause: tuple[tuple[Asked, ...], ...]) -> str:
 def on_event(name: str, *, where: Where | None = None, arguments: Arguments = None, correlate: str = "") -> Trigger:
     """An event of this name (`App.emit`); `where` filters by its payload: values by path, or a function of it."""
     valid_event_name(name)
+    valid_path("correlate=", correlate)
     data, code = filter_of("where", where)
     return _one(Asked(condition=OnEvent(name=name, where=data, correlate=correlate), where=code), arguments)
 
@@ -137,7 +142,7 @@ def on_result(
     """
     if where is not None and equals is not msgspec.UNSET:
         raise InvalidTrigger("give where= or equals=, not both")
-    whole = b"" if equals is msgspec.UNSET else encoded("equals", equals)
+    whole = b"" if equals is msgspec.UNSET else compared("equals", equals)
     return _end(task, (Status.SUCCESS,), called_with, arguments, correlate, where=where, equals=whole)
 
 
@@ -170,13 +175,19 @@ def _end(
     where: Where | None = None,
     **filters: Any,
 ) -> Trigger:
+    names = names_of(task)
+    valid_path("correlate=", correlate)
     called, called_code = filter_of("called_with", called_with)
     returned, where_code = filter_of("where", where)
     signature = None if isinstance(task, str) else task.definition.signature
-    if signature is not None and isinstance(called_with, Mapping):
-        refuse_strange(called_with, signature, names_of(task)[0])
+    if signature is not None:
+        if isinstance(called_with, Mapping):
+            refuse_strange("called_with", called_with, signature, names[0])
+        if isinstance(arguments, Mapping):
+            taken = [each.path for each in arguments.values() if isinstance(each, From) and _is_of(each, names)]
+            refuse_strange("from_arguments", taken, signature, names[0])
     condition = OnEnd(
-        tasks=names_of(task),
+        tasks=names,
         statuses=statuses,
         called_with=called,
         where=returned,
@@ -186,6 +197,10 @@ def _end(
         **filters,
     )
     return _one(Asked(condition=condition, where=where_code, called_with=called_code), arguments)
+
+
+def _is_of(taken: From, names: tuple[str, ...]) -> bool:
+    return taken.part == "arguments" and bool(taken.path) and (not taken.of or taken.of in names)
 
 
 def _one(asked: Asked, arguments: Arguments) -> Trigger:
@@ -208,15 +223,21 @@ def all_of(
     `correlate` is a path that says which happenings belong together: the same value of the event's payload, or of the
     argument of the task that has ended, or of its result. A condition may have one of its own.
     """
-    seconds = parse_duration(within)
+    try:
+        seconds = parse_duration(within)
+    except UsageError as error:
+        raise InvalidTrigger(f"within={within!r}: {error}") from None
     if not seconds:
         raise InvalidTrigger(f"within={within!r}: expected a length of time")
+    valid_path("correlate=", correlate)
+    parts = _several("all_of", conditions)
     members = []
-    for each in _several("all_of", conditions):
+    for each in parts:
         if any(len(clause) > 1 for clause in each.clauses):
             raise InvalidTrigger("all_of() takes conditions, or any_of() of conditions: put one in the other only so")
         members.append(tuple(_correlated(asked, correlate) for clause in each.clauses for asked in clause[0]))
-    found, provider = _given(arguments, conditions)
+    _refuse_half_correlated(members)
+    found, provider = _given(arguments, parts)
     return Trigger(
         TaskTrigger(clauses=(tuple(members),), arguments=found, provider=provider, within_seconds=seconds, name=name)
     )
@@ -225,13 +246,16 @@ def all_of(
 def any_of(*conditions: Trigger | Cron | Every | Once, arguments: Arguments = None, name: str = "") -> Trigger:
     """One of these has happened; the task is called once for each happening."""
     parts = _several("any_of", conditions)
-    found, provider = _given(arguments, conditions)
+    found, provider = _given(arguments, parts)
+    waits = {each.within_seconds for each in parts if any(len(clause) > 1 for clause in each.clauses)}
+    if len(waits) > 1:
+        raise InvalidTrigger("any_of() of several all_of() with different within=: make them triggers of their own")
     return Trigger(
         TaskTrigger(
             clauses=tuple(clause for each in parts for clause in each.clauses),
             arguments=found,
             provider=provider,
-            within_seconds=max(each.within_seconds for each in parts),
+            within_seconds=waits.pop() if waits else WITHIN_SECONDS,
             name=name,
         )
     )
@@ -251,16 +275,31 @@ def _several(what: str, conditions: Iterable[Any]) -> list[TaskTrigger]:
     return found
 
 
-def _given(arguments: Arguments, conditions: Iterable[Any]) -> tuple[tuple[Argument, ...], Any]:
+def _given(arguments: Arguments, parts: Sequence[TaskTrigger]) -> tuple[tuple[Argument, ...], Any]:
     """The arguments of the whole, or those that the parts say."""
     if arguments is not None:
         return arguments_of(arguments)
-    parts = [each.declared for each in conditions if isinstance(each, Trigger)]
     providers = [each.provider for each in parts if each.provider is not None]
-    if len(providers) > 1:
-        raise InvalidTrigger("several conditions have a function for arguments=; give the whole one")
-    found = {(each.name, each.part, each.path, each.of): each for part in parts for each in part.arguments}
-    return tuple(found.values()), providers[0] if providers else None
+    found = tuple(dict.fromkeys(each for part in parts for each in part.arguments))
+    if len(providers) + bool(found) > 1:
+        raise InvalidTrigger("several conditions have arguments=, and one of them is a function; give the whole one")
+    for one in found:
+        if one.value is not None and any(each.name == one.name and each != one for each in found):
+            raise InvalidTrigger(
+                f"several conditions give '{one.name}', and not the same: make them triggers of their own, or give "
+                "arguments= to the whole"
+            )
+    return found, providers[0] if providers else None
+
+
+def _refuse_half_correlated(members: Sequence[tuple[Asked, ...]]) -> None:
+    """What has no value in common with the others would wait for ever."""
+    asked = [each for member in members for each in member]
+    without = [each for each in asked if each.condition is None or not each.condition.correlate]
+    if len(members) > 1 and 0 < len(without) < len(asked):
+        raise InvalidTrigger(
+            f"all_of() with correlate= needs it for each condition, and {_shown((tuple(without[:1]),))} has none"
+        )
 
 
 def _correlated(asked: Asked, correlate: str) -> Asked:
@@ -374,6 +413,7 @@ def _made(given: Trigger | TriggerBuilder) -> Trigger:
 def task_trigger(given: Trigger | TriggerBuilder, signature: inspect.Signature) -> TaskTrigger:
     """One of the ``triggers=[…]`` of a task with this signature. Raises `InvalidTrigger`."""
     declared = _made(given).declared
+    refuse_unfindable(declared)
     parameters = signature.parameters.values()
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     by_name = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}

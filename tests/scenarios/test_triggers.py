@@ -250,6 +250,19 @@ def test_an_object_is_passed_on_by_those_who_do_not_know_it(app: App) -> None:
         assert results(app, "told") == [[Order(5, "new"), None]]
 
 
+def test_the_fields_of_an_object_go_by_their_own_names(here: App) -> None:
+    task = make(here)
+
+    @here.task(name="told", triggers=[on_result(task, arguments=from_result())])
+    def told(id: int, state: str = "") -> list[Any]:
+        return [id, state]
+
+    with here.runner():
+        task.submit(5)
+        until(lambda: of(here, "told"))
+        assert results(here, "told") == [[5, "new"]]
+
+
 def test_what_a_trigger_calls_keeps_to_the_limits_of_its_task(app: App) -> None:
     recorder(
         app,

@@ -133,9 +133,17 @@ def converted(text: str, hint: Any) -> Any:
 def parsed(text: str) -> object:
     """JSON where it is JSON, else the text itself: nobody wants to quote a word twice for the shell."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        return strictly(text)
+    except ValueError:
         return text
+
+
+def strictly(text: str) -> Any:
+    """JSON, without the words that Python adds to it. Raises `ValueError`."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from json import dumps
 from typing import Annotated, Any
@@ -10,13 +11,14 @@ import typer
 
 from holdfast.app import App
 from holdfast.cli.choosing import looked_at
+from holdfast.cli.events import origin_facts, origin_of
 from holdfast.cli.naming import find_id, stored_names
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
-from holdfast.cli.reach import codec_of, explained, reruns_of, time_of, with_store
+from holdfast.cli.reach import codec_of, event_of, explained, reruns_of, time_of, with_store
 from holdfast.cli.shown import counted, described, length, moment
 from holdfast.codec import ErrorRecord
-from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, UsageError
+from holdfast.errors import CorruptRecord, EventNotFound, InvocationNotFound, NotDecodable, UsageError
 from holdfast.ids import is_id
 from holdfast.lifecycle.history import left_out
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
@@ -78,6 +80,7 @@ def show(
                 for failed in record.errors
             ]
             facts |= {"retries": record.terms.retries, "reruns": [again.id for again in reruns]}
+            facts["origin"] = origin_facts(record.origin)
             return out.document(facts | {"history": [_entry_facts(entry) for entry in record.history]})
         out.line(f"{record.task} is {record.status}: {why}")
         out.line()
@@ -89,6 +92,7 @@ def show(
                 ("queue", f"{record.queue}, priority {record.priority}"),
                 ("tags", ", ".join(record.tags)),
                 ("parent", record.parent_id or ""),
+                ("triggered by", origin_of(record)),
                 ("rerun of", record.rerun_of or ""),
                 *[("rerun as", f"{again.id}, {again.status}") for again in reruns],
                 ("created", f"{moment(record.created_at)}, {length(now - record.created_at)} ago"),
@@ -133,8 +137,11 @@ def history(
     with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
         record = _found(chosen, id)
         if json:
-            return out.document({"id": record.id, "history": [_entry_facts(entry) for entry in record.history]})
+            facts = {"id": record.id, "origin": origin_facts(record.origin)}
+            return out.document(facts | {"history": [_entry_facts(entry) for entry in record.history]})
         _print_history(out, record, len(record.history) + 1)
+        if origin := origin_of(record):
+            out.line(f"triggered by {origin}")
         for again in reruns_of(chosen, record.id):
             out.line(f"rerun as {again.id} at {moment(again.created_at)}; it is {again.status}")
 
@@ -179,6 +186,10 @@ def _found(app: App, id: str) -> InvocationRecord:
                     f"{bad.id} was set aside at {moment(bad.at)} because it could not be read: {bad.why}. "
                     f"It is kept as it was: {bad.raw[:500]}"
                 ) from None
+        with contextlib.suppress(EventNotFound):
+            raise InvocationNotFound(
+                f"{id} is the event '{event_of(app, id).name}': holdfast events show {id}"
+            ) from None
         raise
 
 

@@ -10,6 +10,7 @@ from holdfast.app import App
 from holdfast.errors import InvocationNotFound, UnknownTask, UsageError
 from holdfast.ids import LENGTH, is_id
 from holdfast.task import Submittable
+from holdfast.triggering import EVALUATES
 
 _UNDECLARED = "Work of a task that the code no longer declares is listed with --url and --name."
 
@@ -37,11 +38,16 @@ def find_task(app: App, name: str, advice: str = "") -> Submittable[..., Any]:
 def stored_names(app: App, names: Iterable[str]) -> list[str]:
     """The names under which the store may have work of these tasks.
 
-    Without an app that declares tasks nothing is known about names, so they are taken as they are.
+    Without an app that declares tasks nothing is known about names, so they are taken as they are; so are those of
+    tasks that decide for triggers, which nobody declares.
     """
     if not app.tasks:
         return list(names)
-    return [each for name in names for each in find_task(app, name, _UNDECLARED).definition.names]
+    return [
+        each
+        for name in names
+        for each in ((name,) if name.startswith(EVALUATES) else find_task(app, name, _UNDECLARED).definition.names)
+    ]
 
 
 _SHORTEST = 6  # characters of an id: they tell the time to a quarter of an hour

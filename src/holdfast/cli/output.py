@@ -16,11 +16,12 @@ from typing import Any, NoReturn, Self
 import typer
 
 from holdfast.cli.shown import as_json, printable, told, value_line, without_secrets
-from holdfast.errors import HoldfastError, InvocationNotFound, ResultTimeout, UnknownSchedule, UsageError
+from holdfast.errors import EventNotFound, HoldfastError, InvocationNotFound, ResultTimeout, UnknownSchedule, UsageError
 
 DONE, FAILED, MISUSED, TIMED_OUT, NOT_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _CODES: dict[type[HoldfastError], int] = {
-    UnknownSchedule: NOT_FOUND,  # before UsageError, which it is
+    UnknownSchedule: NOT_FOUND,  # these before UsageError, which they are
+    EventNotFound: NOT_FOUND,
     UsageError: MISUSED,
     ResultTimeout: TIMED_OUT,
     InvocationNotFound: NOT_FOUND,

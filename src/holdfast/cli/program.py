@@ -12,7 +12,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from holdfast._version import __version__
-from holdfast.cli import archive, cancelling, fleet, logs, looking, queues, running, schedules, submitting, tending
+from holdfast.cli import (
+    archive,
+    cancelling,
+    events,
+    fleet,
+    logs,
+    looking,
+    queues,
+    running,
+    schedules,
+    submitting,
+    tending,
+)
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
 # The base of everything that is wrong with a command line. Typer exports only this one descendant, and has its own
@@ -26,7 +38,7 @@ Exit codes:
   1    it failed, or could not be done
   2    the command was given in a wrong way; nothing was stored
   3    timed out: no result within --timeout; the work goes on
-  4    there is no such invocation, runner or schedule
+  4    there is no such invocation, event, runner or schedule
   130  interrupted"""
 _THE_APP = """\b
 The app of a command is the first of these that there is:
@@ -86,6 +98,7 @@ def _make() -> typer.Typer:
         archive.archive,
         archive.rerun,
         archive.purge,
+        events.triggers,
         fleet.services,
         tending.config,
     ]
@@ -107,6 +120,11 @@ def _make() -> typer.Typer:
     for name, command in schedules.COMMANDS.items():
         timetable.command(name, epilog=_EXIT_CODES)(command)
     program.add_typer(timetable, name="schedules")
+    told = group(events.events.__doc__ or "")
+    told.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(events.events)
+    for name, command in events.COMMANDS.items():
+        told.command(name, epilog=_EXIT_CODES)(command)
+    program.add_typer(told, name="events")
     status = group("The state machine.")
     status.callback()(lambda: None)
     status.command("render", epilog=_EXIT_CODES)(tending.render)

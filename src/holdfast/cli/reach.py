@@ -23,6 +23,7 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.worker import Worker
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.invocation import End, Invocation
+from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.explain import Explanation
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.lifecycle.status import FINAL, OWNED
@@ -142,6 +143,15 @@ def reruns_of(app: App, id: str) -> Sequence[InvocationRecord]:
     return with_store(app, lambda store: store.find(app.name, Filter(rerun_of=id), 10))
 
 
+def event_of(app: App, id: str) -> EventRecord:
+    """Raises `EventNotFound`."""
+
+    async def job() -> EventRecord:
+        return await (await app._engine()).events.get(id)
+
+    return app._run(job())
+
+
 def codec_of(app: App) -> Codec:
     return app._codec
 
@@ -200,7 +210,7 @@ def attach(app: App, stream: socket.socket, on_stop: Callable[[Callable[[], obje
         duties = app._duties
 
         def make_worker(orders: Orders, permit: Permit) -> Worker:
-            definitions = [task.definition for task in app.tasks.values()]
+            definitions = app._definitions
             return engine.worker(
                 definitions,
                 app._codec,

@@ -89,6 +89,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     time: TimeLimits = TimeLimits()
     schedules: tuple[TaskSchedule, ...] = ()
     triggers: tuple[TaskTrigger, ...] = ()
+    is_hidden: bool = False  # ours, not a user's: it decides for a trigger
 
     @property
     def fingerprint(self) -> str:

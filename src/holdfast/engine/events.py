@@ -36,7 +36,8 @@ class Events:
         stored = await self._store.put_entry(to_entry(event))
         crashpoint("event.stored")
         if not stored and event.key:
-            return event  # it was told of then
+            entries = await self._store.entries(self._app, KIND, [event.id])
+            return from_entry(entries[0]) if entries else event  # it was told of then
         try:
             return await self.tell(event)
         except StoreError as error:

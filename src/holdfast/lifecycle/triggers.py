@@ -19,7 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.codec import DataCodec, ErrorRecord
-from holdfast.codec.data import MISSING, at_path, is_same, is_within
+from holdfast.codec.data import MISSING, at_path, fields_of, is_same, is_within
+from holdfast.codec.values import Opaque
 from holdfast.errors import CorruptRecord, NotDecodable
 from holdfast.ids import derived_id
 from holdfast.lifecycle.records import Entry, Source
@@ -221,9 +222,10 @@ def picked(trigger: TriggerRecord, facts: Facts) -> dict[str, Any]:
         value = facts.part(each, trigger.conditions)
         if each.name and value is not MISSING:
             found[each.name] = value
-        elif not each.name and isinstance(value, Mapping):
-            takes = value.keys() if trigger.takes is None else trigger.takes
-            found |= {name: value[name] for name in takes if name in value}
+        elif not each.name and isinstance(value, Mapping | Opaque):
+            fields = fields_of(value) if isinstance(value, Opaque) else value
+            takes = [name for name in fields if isinstance(name, str)] if trigger.takes is None else trigger.takes
+            found |= {name: fields[name] for name in takes if name in fields}
     return found
 
 

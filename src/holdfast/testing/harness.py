@@ -240,7 +240,7 @@ class Harness:
         return self.app._codec.decode_error(stored, invocation_id=record.id)
 
     def _worker(self, engine: Engine, recovery: Recovery) -> Worker:
-        definitions = [task.definition for task in self.app.tasks.values()]
+        definitions = self.app._definitions
         box = BOX.get()
         return engine.worker(
             definitions,
@@ -263,7 +263,7 @@ class Harness:
         if self._swept == self.clock.now():
             return False
         self._swept = self.clock.now()
-        for duty in engine._duties([task.definition for task in self.app.tasks.values()]):
+        for duty in engine._duties(self.app._definitions):
             while await duty.perform() is True:
                 pass
         return True
