@@ -1,8 +1,8 @@
 """How soon ticks and triggers call: `make bench-schedules`.
 
 Real runner processes with default settings, on SQLite or (``--url``) anything else. A schedule ticks each second; how
-late is each tick submitted, with 1, 3 and 20 runners, all of whose places are taken, and how late is the worst one after
-the runner that had the turn at the services was killed? Then triggers: how long after an event, and after the end of a
+late is each tick submitted, with 1, 3 and 20 runners, all of whose places are taken, and how late is the worst one
+after the runner that had the turn at the services was killed? Then triggers: how long after an event, and after the end of a
 task, is the triggered call in the store?
 """
 
@@ -156,9 +156,8 @@ def triggers(fleet: Fleet, count: int) -> bool:
 
 def tell(what: str, late: Sequence[float], aim: float) -> bool:
     half, most = (late[math.ceil(part * len(late)) - 1] for part in (0.5, 0.99))
-    print(
-        f"{what}: {len(late)} ticks, p50 {half:.2f} s, p99 {most:.2f} s, max {late[-1]:.2f} s late (aim: p99 ≤ {aim:g} s)"
-    )
+    figures = f"p50 {half:.2f} s, p99 {most:.2f} s, max {late[-1]:.2f} s late"
+    print(f"{what}: {len(late)} ticks, {figures} (aim: p99 ≤ {aim:g} s)")
     return most <= aim
 
 
