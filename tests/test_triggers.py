@@ -28,7 +28,9 @@ from holdfast import (
     on_status,
     trigger,
 )
+from holdfast.engine.telling import Teller
 from holdfast.errors import InvalidTrigger, NotEncodable, UsageError
+from holdfast.lifecycle.triggers import Facts
 
 A, B, C = on_event("a"), on_event("b"), on_event("c")
 
@@ -371,6 +373,46 @@ def test_code_that_goes_wrong_is_seen_and_holds_up_nobody_else(
     assert failed.error is not None
     assert (failed.error.type_name, says in failed.error.message) == (error, True), failed.error.message
     assert app.invocations(task="told") == []
+
+
+def test_a_call_that_would_be_too_large_has_failed_and_says_so() -> None:
+    with App("memory://", inline_limit=1024, payload_limit=10_000, poll_interval_seconds=0.2) as app:
+
+        @app.task(name="make")
+        def make(data: str) -> str:
+            return data
+
+        takes(app, on_result(make, arguments={"a": from_cause()}))
+        takes(app, on_result(make, arguments={"a": from_result()}), name="other")
+        with app.runner():
+            make.submit("x" * 8_000)
+            until(lambda: app.invocations(task="other", status="success") and app.invocations(status="failed"))
+            (failed,) = app.invocations(status="failed")
+            assert failed.error is not None
+            assert "told was not called: argument 'a': a takes" in failed.error.message
+            until(lambda: not app.invocations(task="make")[0].outbox)
+
+
+def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(
+    app: App, pay: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    takes(app, on_status(pay, arguments={"a": from_arguments("order")}))
+    read, broken = Teller.facts_of, {"for all": True}
+
+    async def facts_of(self: Teller, record: InvocationRecord) -> Facts:
+        if broken["for all"] or record.id == bad.id:
+            raise RuntimeError("odd")
+        return await read(self, record)
+
+    monkeypatch.setattr(Teller, "facts_of", facts_of)
+    with app.runner():
+        bad, good = pay.submit(1), pay.submit(2)
+        until(lambda: all(each.record().outbox for each in (bad, good)))
+        broken["for all"] = False
+        until(lambda: not good.record().outbox)
+        until(lambda: f"triggers cannot be told of the end of pay {bad.id}: odd" in caplog.text)
+    assert bad.record().outbox
+    assert [record.task for record in app.invocations(task="told")] == ["told"]
 
 
 def test_a_value_that_is_not_there_is_a_call_that_has_failed(app: App) -> None:

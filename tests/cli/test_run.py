@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,6 +138,18 @@ def test_a_queue_that_no_task_is_declared_for_is_noted(
     assert answer.err == (
         "note: no task is declared for the queue 'mial', only for: default; it gets what is submitted to it\n"
     )
+
+
+def test_tasks_of_modules_that_a_runner_imports_are_declared(
+    folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.cli.running._until_stopped", lambda runner: ("r", Account(), True))
+    (folder / "market.py").write_text("from holdfast import App\napp = App('sqlite:///market.db')\n")
+    (folder / "stalls.py").write_text("from market import app\napp.task(len, name='stalls:size', queue='stalls')\n")
+    assert "declares no tasks" in holdfast("run", "market:app").err
+    monkeypatch.setenv("HOLDFAST_TRIGGER_TASK_MODULES", "stalls")
+    monkeypatch.delitem(sys.modules, "market")
+    assert holdfast("run", "market:app", "--queues", "stalls").err == ""
 
 
 def test_a_queue_that_retries_move_to_is_declared(

@@ -170,6 +170,7 @@ def runner_of(
 ) -> EmbeddedRunner:
     """A runner with worker processes, or without any, that runs the tasks here."""
     refuse_bad_numbers(workers, max_tasks, memory_limit_bytes)
+    app._import_modules()  # before anybody asks what it declares
     runner = app.runner(concurrency=concurrency, queues=queues, tags=tags, drain_timeout=drain_timeout)
     if workers == 0:
         if max_tasks is not None or memory_limit_bytes is not None:

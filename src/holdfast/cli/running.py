@@ -87,7 +87,6 @@ def run(
             raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
         with _importable(out, app or app_option, reload) as chosen:
             weights = _weighted(_names(queues)) if queues else None
-            _note_what_is_idle(out, chosen, list(weights or {}))
             limit = None if memory_limit is None else _bytes(memory_limit)
             runner = runner_of(
                 chosen,
@@ -100,6 +99,7 @@ def run(
                 max_tasks=max_tasks_per_worker,
                 memory_limit_bytes=limit,
             )
+            _note_what_is_idle(out, chosen, list(weights or {}))
             with contextlib.ExitStack() as around:
                 watch = around.enter_context(Reload(runner, out.note)) if reload else None
                 if health_port is not None:

@@ -23,7 +23,7 @@ from holdfast.engine.depot import Depot
 from holdfast.engine.schedules import expiring
 from holdfast.engine.submit import Submitter
 from holdfast.engine.subscriptions import Subscriptions
-from holdfast.errors import NotDecodable, PayloadLost, StoreError, TriggerFailed
+from holdfast.errors import NotDecodable, NotEncodable, PayloadLost, StoreError, TriggerFailed
 from holdfast.ids import Ids
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.changes import apply_to, unowned
@@ -151,7 +151,10 @@ class Teller:
         """The call that a trigger makes, or what says why it cannot be made."""
         call, now, origin = firing.trigger.call, self._store.now(), firing.origin
         arguments, missing = put_together(firing.trigger, [DATA.decode(each.picked) for each in firing.happened])
-        packed = DATA.pack_call((), arguments, (), self._limits)
+        try:
+            packed, too_large = DATA.pack_call((), arguments, (), self._limits), ""
+        except NotEncodable as error:  # beyond what is allowed: it would be so each time
+            packed, too_large = DATA.pack_call((), {}, (), self._limits), str(error)
         payloads += packed.payloads
         fresh = InvocationRecord(
             id=firing.id,
@@ -170,6 +173,8 @@ class Teller:
             origin=origin,
         )
         record = registered(expiring(fresh, call), operation=self._ids.operation(), at=now, why=said(origin))
+        if too_large:
+            return self.failed(record, too_large)
         if missing:
             return self.failed(record, f"nothing was found for {', '.join(missing)} in what it was triggered by")
         return self.bounded(record)

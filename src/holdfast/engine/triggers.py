@@ -21,7 +21,7 @@ from holdfast.engine.subscriptions import Subscriptions
 from holdfast.engine.telling import Teller
 from holdfast.errors import CorruptRecord, StoreUnavailable
 from holdfast.lifecycle import events, joins
-from holdfast.lifecycle.records import Entry
+from holdfast.lifecycle.records import Entry, InvocationRecord
 from holdfast.lifecycle.triggers import KIND, TriggerRecord, cycles, from_entry, to_entry
 from holdfast.store.contract import Store
 
@@ -133,13 +133,30 @@ class Sweep:
         self._idle_until = self._monotonic() + _IDLE_SECONDS
         before = self._store.now() - _SWEEP_SECONDS
         ended = await self._store.outboxes(self._app, before, _AT_ONCE)
-        await self._ends.tell(ended)
+        await self._tell_ends(ended)
         more = len(ended) == _AT_ONCE
         more |= await self._due(events.KIND, self._tell)
         more |= await self._due(joins.KIND, self._teller.tidy)
         if more:
             self._next = float("-inf")
         return more
+
+    async def _tell_ends(self, ended: Sequence[InvocationRecord]) -> None:
+        """Together, or one by one if something is wrong with one: it must not keep the others from being told."""
+        try:
+            return await self._ends.tell(ended)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            log.debug("%d ends are told one by one", len(ended), exc_info=True)
+        for record in ended:
+            try:
+                await self._ends.tell([record])
+            except StoreUnavailable:
+                raise
+            except Exception as error:
+                if self._seldom.is_due(record.id):
+                    log.error("triggers cannot be told of the end of %s %s: %s", record.task, record.id, error)
 
     async def _tell(self, entry: Entry) -> None:
         await self._events.tell(events.from_entry(entry))

@@ -28,6 +28,8 @@ class Caused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event as it is stored. Its payload as a value is `facts.payload`."""
+
     app: str
     id: str
     name: str
