@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 import msgspec
 
 from holdfast.clock import TOO_LATE, Duration, parse_duration, parse_moment
-from holdfast.codec import Payload, Seen
+from holdfast.codec import Apart, Payload, Seen
 from holdfast.declaring import pacing_of, refuse_with_pacing, valid_key, valid_priority
 from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.engine.depot import whole
 from holdfast.engine.time_limits import TimeLimits
-from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, TwinDiffers, UsageError
+from holdfast.errors import KeyTaken, NotEncodable, StoreError, StoreUnavailable, TwinDiffers, UsageError
 from holdfast.execution.call import bind
 from holdfast.execution.context import here, origin_in, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
@@ -259,14 +259,28 @@ class Submittable(Generic[P, R]):
             )
 
     def _bound(self, record: InvocationRecord) -> object:
-        """The call's arguments by name, with the defaults: ``add(1, 2)`` is the same call as ``add(1, b=2)``."""
-        args, kwargs = self._app._codec.decode_call(record.arguments, describe=True)
+        """The call's arguments by name, with the defaults: ``add(1, 2)`` is the same call as ``add(1, b=2)``. Each as
+        its digest, which tells 1 from True and from 1.0 as those of twins do; to Python they are equal.
+        """
+        given, named = self._app._codec.decode_call(record.arguments, describe=True)
+        args, kwargs = (
+            [self._digest(item) for item in given],
+            {name: self._digest(item) for name, item in named.items()},
+        )
         try:
-            bound = self.definition.signature.bind(*args, **kwargs)
+            bound = self.definition.signature.bind(*args, **kwargs).arguments
         except TypeError:  # of a signature that has changed since
             return args, kwargs
-        bound.apply_defaults()
-        return bound.arguments
+        for name, parameter in self.definition.signature.parameters.items():
+            if name not in bound and parameter.default is not parameter.empty:
+                bound[name] = self._digest(parameter.default)
+        return bound
+
+    def _digest(self, value: object) -> str:
+        try:
+            return self._app._codec.digest({"apart": str(value)} if isinstance(value, Apart) else {"value": value})
+        except NotEncodable:  # a default, which nothing that is stored is like
+            return ""
 
     def _record(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen
