@@ -249,3 +249,23 @@ def test_the_roster_tells_the_weights(app: App) -> None:
         (runner,) = app.runners()
         assert (runner.queues, runner.weights) == (("default", "mail"), {"mail": 3})
         assert runner.serves.weights == {"mail": 3}
+
+
+def test_one_that_waits_for_its_child_says_so_and_what_holds_that_one_up(app: App) -> None:
+    mail = app.get_task("mail")
+    app.queues.pause("mail", by="ann")
+
+    @app.task(name="letter")
+    def letter() -> object:
+        return mail.submit(7).result(PATIENCE)
+
+    with app.runner(concurrency=2):
+        parent = letter.submit()
+        until(lambda: bool(app.invocations(parent=parent.id)), "the child is there")
+        (child,) = app.invocations(parent=parent.id)
+        says = parent.explain()
+        assert f"It may be waiting for its child {child.id} (mail, registered)" in says
+        assert f"{child.id}: the queue 'mail' was paused by ann" in says
+        app.queues.resume("mail")
+        assert parent.result(PATIENCE) == 7
+        assert parent.explain() == "ended with a result."
