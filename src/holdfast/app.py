@@ -30,6 +30,7 @@ from holdfast.emitting import Emitting
 from holdfast.engine.core import Duties, Engine
 from holdfast.engine.declarations import Declaration
 from holdfast.engine.definition import TaskDefinition, is_redefined, where_of
+from holdfast.engine.explaining import explained
 from holdfast.engine.outages import StoreLog
 from holdfast.engine.runner import RunnerSettings
 from holdfast.errors import ConfigurationError, DuplicateTask, UnknownTask, UsageError
@@ -37,10 +38,11 @@ from holdfast.execution.declared import remember
 from holdfast.execution.hooks import Hooks
 from holdfast.ids import Ids
 from holdfast.invocation import End, Invocation, outcome_of
-from holdfast.lifecycle.explain import Explanation, Surroundings, explain, living
+from holdfast.lifecycle.explain import Explanation, living
+from holdfast.lifecycle.limits import Limit
 from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
-from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.lifecycle.status import Status
 from holdfast.lifecycle.triggers import TriggerRecord
 from holdfast.masking import mask_url
 from holdfast.queues import Queues
@@ -442,18 +444,11 @@ class App(Archived, Emitting):
         return outcome_of(end, self._codec)
 
     async def _explain(self, record: InvocationRecord) -> Explanation:
-        engine = await self._engine()
-        store, key, task = engine.store, record.limit_key, self._tasks.get(record.task)
-        waits = record.status in AVAILABLE or record.status is Status.CONCURRENCY_CONTROLLED
-        around = Surroundings(
-            roster=await store.roster(self.name),
-            now=store.now(),
-            dead_after_seconds=self._dead_after,
-            pauses=await store.pauses(self.name) if waits else (),
-            holders=await store.slot_holders(self.name, key) if waits and key else (),
-            limit=None if task is None else task.definition.limit,
-        )
-        return explain(record, around)
+        def limit_of(name: str) -> Limit | None:
+            task = self._tasks.get(name)
+            return None if task is None else task.definition.limit
+
+        return await explained((await self._engine()).store, record, limit_of, self._dead_after)
 
 
 _APPS: weakref.WeakSet[App] = weakref.WeakSet()

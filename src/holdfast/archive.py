@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
-from holdfast.clock import Duration, parse_moment
+from holdfast.clock import Duration, parse_moment, reached
 from holdfast.engine.archive import Page, Rerun, Search
 from holdfast.errors import InvocationNotFound, UsageError
 from holdfast.invocation import Invocation, due_time
@@ -140,7 +140,7 @@ class Archived:
         With `dry_run` nothing is stored, and one sees what would be. To repeat a `request` that was cut short stores
         nothing twice.
         """
-        return self._run(self._rerun(list(ids), due_time(at, delay), dry_run, request, where))
+        return self._run(self._rerun(list(dict.fromkeys(ids)), due_time(at, delay), dry_run, request, where))
 
     async def arerun(
         self,
@@ -152,7 +152,7 @@ class Archived:
         request: str | None = None,
         **where: Unpack[ArchiveFilter],
     ) -> Reruns:
-        return await self._arun(self._rerun(list(ids), due_time(at, delay), dry_run, request, where))
+        return await self._arun(self._rerun(list(dict.fromkeys(ids)), due_time(at, delay), dry_run, request, where))
 
     async def _rerun(
         self,
@@ -171,7 +171,7 @@ class Archived:
                 done += [Rerun(record, None) for record in records]
                 continue
             at, delay = due
-            due_at = engine.store.now() + delay if at is None else at
+            due_at = reached("delay", engine.store.now(), delay) if at is None else at
             done += await engine.archive.rerun(records, request=request, due_at=due_at)
         return Reruns(
             request,
@@ -195,7 +195,7 @@ class Archived:
 
         With `dry_run` nothing is removed, and one sees what would be.
         """
-        return self._run(self._purge(list(ids), dry_run, force, where))
+        return self._run(self._purge(list(dict.fromkeys(ids)), dry_run, force, where))
 
     async def apurge(
         self,
@@ -205,7 +205,7 @@ class Archived:
         force: bool = False,
         **where: Unpack[ArchiveFilter],
     ) -> Purged:
-        return await self._arun(self._purge(list(ids), dry_run, force, where))
+        return await self._arun(self._purge(list(dict.fromkeys(ids)), dry_run, force, where))
 
     async def _purge(self, ids: Sequence[str], dry_run: bool, force: bool, where: ArchiveFilter) -> Purged:
         wanted, engine = _narrow(ids, where, "purge"), await self._engine()

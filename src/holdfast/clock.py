@@ -101,7 +101,22 @@ def parse_duration(value: Duration, *, unit: float = 1.0) -> float:
     return abs(seconds)  # turns -0.0 into 0.0
 
 
+def length_of(name: str, value: Duration) -> float:
+    """As `parse_duration`; what is wrong is said of the option of that name."""
+    try:
+        return parse_duration(value)
+    except UsageError as error:
+        raise UsageError(f"{name}={error}") from None
+
+
 TOO_LATE = 253_402_300_800.0  # the year 10000, which no date can tell
+
+
+def reached(name: str, now: float, seconds: float) -> float:
+    """The moment that lies so far ahead. Raises `UsageError` in the name of the option if no date can tell it."""
+    if (moment := now + seconds) >= TOO_LATE:
+        raise UsageError(f"{name}={format_duration(seconds)} leads beyond the year 9999")
+    return moment
 
 
 def parse_moment(at: object, name: str = "at") -> float:
@@ -111,6 +126,8 @@ def parse_moment(at: object, name: str = "at") -> float:
             raise UsageError(f"{name}={at!r} has no time zone, so the moment is ambiguous; use an aware datetime")
         if (moment := at.timestamp()) < 0:
             raise UsageError(f"{name}={at!r} lies before 1970; what is due at once needs no {name}=")
+        if moment >= TOO_LATE:
+            raise UsageError(f"{name}={at!r} lies beyond the year 9999")
         return moment
     if isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at < TOO_LATE:
         return float(at)
@@ -120,7 +137,9 @@ def parse_moment(at: object, name: str = "at") -> float:
 def _parse_text(text: str, unit: float) -> float:
     rest = text.strip()
     if not rest:
-        raise UsageError("A length of time is empty: give a number with a unit, such as '5m'.")
+        raise UsageError(
+            f"{_shortened(text)} is not a length of time: it is empty. Give a number with a unit, like '5m'."
+        )
     if _BARE_NUMBER.fullmatch(rest):
         return float(rest) * unit
     total = 0.0

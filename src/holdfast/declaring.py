@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol, TypedDict
 
-from holdfast.clock import Duration, format_duration, parse_duration
+from holdfast.clock import Duration, format_duration, length_of
 from holdfast.engine.concurrency import RunningConcurrency, concurrency_of
 from holdfast.engine.definition import (
     TaskDefinition,
@@ -23,7 +23,7 @@ from holdfast.engine.definition import (
     signature_of,
     where_of,
 )
-from holdfast.engine.time_limits import TimeLimits, limit_of, seconds_of
+from holdfast.engine.time_limits import TimeLimits, flag, limit_of, seconds_of
 from holdfast.errors import InvalidSchedule, UsageError
 from holdfast.lifecycle.names import valid_name
 from holdfast.lifecycle.pacing import Debounce, Pacing, Throttle
@@ -75,7 +75,7 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{where_of(function)} is a generator; a task returns one result")
     signature = signature_of(function)
-    at_most_once = bool(options.get("at_most_once", False))
+    at_most_once = flag("at_most_once", options.get("at_most_once", False))
     schedules, triggers = _called_by(signature, options)
     pacing = pacing_of(options.get("debounce"), options.get("debounce_max_wait"), None, options.get("throttle"), None)
     definition = TaskDefinition(
@@ -105,14 +105,14 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         ),
         schedules=schedules,
         triggers=triggers,
-        raises_on_different_twin=bool(options.get("on_diff_non_key_args_raise", False)),
+        raises_on_different_twin=flag("on_diff_non_key_args_raise", options.get("on_diff_non_key_args_raise", False)),
         pacing=pacing,
         time=TimeLimits(
             timeout=limit_of("timeout", options.get("timeout")),
             soft_timeout=limit_of("soft_timeout", options.get("soft_timeout")),
             expires=limit_of("expires", options.get("expires")),
-            cancel_grace=seconds_of(options.get("cancel_grace")),
-            cancel_children=bool(options.get("cancel_children", True)),
+            cancel_grace=seconds_of("cancel_grace", options.get("cancel_grace")),
+            cancel_children=flag("cancel_children", options.get("cancel_children", True)),
         ),
     )
     if definition.raises_on_different_twin and definition.registration.mode is RunningConcurrency.DISABLED:
@@ -158,11 +158,17 @@ def pacing_of(
     if debounce is None:
         return None
     most = None if debounce_max_wait is None else _positive("debounce_max_wait", debounce_max_wait)
-    return Debounce(seconds=_positive("debounce", debounce), most_seconds=most, key=debounce_key)
+    seconds = _positive("debounce", debounce)
+    if most is not None and most < seconds:
+        raise UsageError(
+            f"debounce_max_wait={format_duration(most)} is shorter than debounce={format_duration(seconds)}, so that "
+            "no call would ever wait for so long; give the shorter time as debounce="
+        )
+    return Debounce(seconds=seconds, most_seconds=most, key=debounce_key)
 
 
 def _positive(name: str, length: Duration) -> float:
-    if not (seconds := parse_duration(length)):
+    if not (seconds := length_of(name, length)):
         raise UsageError(f"{name}={length!r}: expected a length of time")
     return seconds
 
@@ -213,7 +219,7 @@ def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict
     for outcome, duration in each.items():
         if outcome not in OUTCOMES:
             raise UsageError(f"retention= for {outcome!r}: a call ends as {', '.join(OUTCOMES)}")
-        kept[outcome] = seconds = None if duration is None else parse_duration(duration)
+        kept[outcome] = seconds = None if duration is None else length_of("retention", duration)
         if seconds is not None and seconds < SHORTEST_SECONDS:
             raise UsageError(
                 f"retention={duration!r} is too short: what has ended is kept for at least "
@@ -264,6 +270,17 @@ def refuse_unknown(options: TaskOptions) -> None:
 
 
 _KNOWN = tuple(TaskOptions.__annotations__)
+
+
+def refuse_for_call(task: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `UsageError` for what is no option of a call."""
+    for name in given:
+        near = difflib.get_close_matches(name, known, n=1)
+        if name in _KNOWN:
+            hint = f"It is declared for all of them: @app.task({name}=…)."
+        else:
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+        raise UsageError(f"a single call of {task} has no option {name}. {hint}")
 
 
 def names(given: Iterable[str]) -> Iterable[str]:

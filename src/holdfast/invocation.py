@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from holdfast._bridge import refuse_on_loop
-from holdfast.clock import Duration, format_duration, parse_duration, parse_moment
+from holdfast.clock import Duration, format_duration, length_of, parse_moment, reached
 from holdfast.codec import Codec, Payloads, references
 from holdfast.engine.core import Engine
 from holdfast.errors import (
@@ -145,7 +145,7 @@ class Invocation(Generic[R]):
 
     async def _rerun(self, due: tuple[float | None, float], request: str | None) -> Invocation[R]:
         engine, record = await self._app._engine(), await self._record()
-        due_at = engine.store.now() + due[1] if due[0] is None else due[0]
+        due_at = reached("delay", engine.store.now(), due[1]) if due[0] is None else due[0]
         (done,) = await engine.archive.rerun([record], request=request or engine.ids.new(), due_at=due_at)
         if done.id is None:
             kind = PayloadLost if record.status in FINAL else InvocationStatusTransitionError
@@ -279,7 +279,7 @@ def due_time(at: dt.datetime | float | None, delay: Duration | None) -> tuple[fl
     """The moment, or None and the seconds from now. Raises `UsageError`."""
     if delay is not None and at is not None:
         raise UsageError("give either delay= or at=, not both")
-    return None if at is None else parse_moment(at), 0.0 if delay is None else parse_duration(delay)
+    return None if at is None else parse_moment(at), 0.0 if delay is None else length_of("delay", delay)
 
 
 def _patience(timeout: float | None) -> float | None:

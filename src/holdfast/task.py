@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import inspect
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
-from holdfast.clock import TOO_LATE, Duration, parse_duration, parse_moment
-from holdfast.codec import Payload, Seen
-from holdfast.declaring import pacing_of, refuse_with_pacing, valid_key, valid_priority
+from holdfast.clock import Duration, length_of, parse_moment, reached
+from holdfast.codec import Apart, Payload, Seen
+from holdfast.declaring import pacing_of, refuse_for_call, refuse_with_pacing, valid_key, valid_priority
 from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.engine.depot import whole
 from holdfast.engine.time_limits import TimeLimits
-from holdfast.errors import KeyTaken, StoreError, StoreUnavailable, TwinDiffers, UsageError
+from holdfast.errors import KeyTaken, NotEncodable, StoreError, StoreUnavailable, TwinDiffers, UsageError
 from holdfast.execution.call import bind
 from holdfast.execution.context import here, origin_in, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
@@ -94,6 +95,7 @@ class Submittable(Generic[P, R]):
         expires: Duration | dt.datetime | None = None,
         cancel_grace: Duration | None = None,
         cancel_children: bool | None = None,
+        **unknown: Never,
     ) -> Self:
         """The same task with other options for the calls that are submitted through it.
 
@@ -113,6 +115,7 @@ class Submittable(Generic[P, R]):
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
         not.
         """
+        refuse_for_call(self.name, unknown, _CALL_OPTIONS)
         if key_for is not None and key is None and self._options.key is None:
             raise UsageError("key_for= says how long a key is taken; give key= as well")
         if delay is not None and at is not None:
@@ -121,12 +124,12 @@ class Submittable(Generic[P, R]):
         kept = (before.delay_seconds, before.at) if delay is None and at is None else (0.0, None)
         changed = msgspec.structs.replace(
             before,
-            delay_seconds=kept[0] if delay is None else parse_duration(delay),
+            delay_seconds=kept[0] if delay is None else length_of("delay", delay),
             at=kept[1] if at is None else parse_moment(at),
             priority=self._options.priority if priority is None else valid_priority(priority),
             queue=self._options.queue if queue is None else valid_name("queue", queue),
             key=before.key if key is None else valid_key("key", key),
-            key_seconds=before.key_seconds if key_for is None else parse_duration(key_for),
+            key_seconds=before.key_seconds if key_for is None else length_of("key_for", key_for),
             pacing=pacing_of(debounce, debounce_max_wait, debounce_key, throttle, throttle_key) or before.pacing,
             session=self._options.session if session is None else session,
             expires_at=parse_moment(expires, "expires") if isinstance(expires, dt.datetime) else before.expires_at,
@@ -259,22 +262,34 @@ class Submittable(Generic[P, R]):
             )
 
     def _bound(self, record: InvocationRecord) -> object:
-        """The call's arguments by name, with the defaults: ``add(1, 2)`` is the same call as ``add(1, b=2)``."""
-        args, kwargs = self._app._codec.decode_call(record.arguments, describe=True)
+        """The call's arguments by name, with the defaults: ``add(1, 2)`` is the same call as ``add(1, b=2)``. Each as
+        its digest, which tells 1 from True and from 1.0 as those of twins do; to Python they are equal.
+        """
+        given, named = self._app._codec.decode_call(record.arguments, describe=True)
+        args, kwargs = (
+            [self._digest(item) for item in given],
+            {name: self._digest(item) for name, item in named.items()},
+        )
         try:
-            bound = self.definition.signature.bind(*args, **kwargs)
+            bound = self.definition.signature.bind(*args, **kwargs).arguments
         except TypeError:  # of a signature that has changed since
             return args, kwargs
-        bound.apply_defaults()
-        return bound.arguments
+        for name, parameter in self.definition.signature.parameters.items():
+            if name not in bound and parameter.default is not parameter.empty:
+                bound[name] = self._digest(parameter.default)
+        return bound
+
+    def _digest(self, value: object) -> str:
+        try:
+            return self._app._codec.digest({"apart": str(value)} if isinstance(value, Apart) else {"value": value})
+        except NotEncodable:  # a default, which nothing that is stored is like
+            return ""
 
     def _record(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
-        due_at = now + options.delay_seconds if options.at is None else options.at
-        if due_at >= TOO_LATE:
-            raise UsageError(f"delay={options.delay_seconds:g} s leads beyond the year 9999")
+        due_at = reached("delay", now, options.delay_seconds) if options.at is None else options.at
         bind(task.signature, args, kwargs, task.name)
         packed = self._app._codec.pack_call(args, kwargs, self._names, engine.limits, seen)
         payloads += packed.payloads
@@ -297,6 +312,7 @@ class Submittable(Generic[P, R]):
             origin=None if here.get() is None else origin_in(self._app.name),
         )
         if self._pacing is not None:
+            reached("debounce" if isinstance(self._pacing, Debounce) else "throttle", now, self._pacing.seconds)
             record = paced(record, self._pacing)
         if options.expires_at is not None or self._time.expires is not None:
             record = self._expiring(record)
@@ -304,7 +320,7 @@ class Submittable(Generic[P, R]):
 
     def _expiring(self, record: InvocationRecord) -> InvocationRecord:
         at = self._options.expires_at
-        start_by = record.created_at + (self._time.expires or 0.0) if at is None else at
+        start_by = reached("expires", record.created_at, self._time.expires or 0.0) if at is None else at
         if isinstance(self._pacing, Debounce) and start_by <= self._pacing.last_due(record.created_at):
             raise UsageError(
                 f"expires= may end before {record.task} is due: debounce= moves it with each call. Give a "
@@ -345,6 +361,8 @@ class Submittable(Generic[P, R]):
             return None
         return limit_key(self.name, self._app._codec.digest(shared) if shared else "")
 
+
+_CALL_OPTIONS = [name for name in inspect.signature(Submittable.options).parameters if name not in ("self", "unknown")]
 
 CallArguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 

@@ -112,6 +112,24 @@ def test_it_says_what_holds_an_invocation_back(record: dict[str, Any], roster: l
     assert says in why(replace(RECORD, **record), *roster)
 
 
+def test_one_that_runs_may_wait_for_its_children() -> None:
+    running = replace(RECORD, status=Status.RUNNING, owner="r1/0")
+    children = [replace(RECORD, id=f"c{number}", parent_id="i1") for number in range(4)]
+
+    def told(count: int, *roster: RunnerRecord) -> str:
+        beside = around(*roster, children=children[:count], first_child="not due for another 5s.")
+        return explain(running, beside).text
+
+    assert told(0, LIVE) == "its code is running on r1/0 for 1m."
+    assert told(1, LIVE) == (
+        "its code is running on r1/0 for 1m. It may be waiting for its child c0 (shop:mail, registered). "
+        "c0: not due for another 5s."
+    )
+    assert "its children c0 (shop:mail, registered), c1 (shop:mail, registered). c0: not" in told(2, LIVE)
+    assert "c2 (shop:mail, registered) and more. c0: not" in told(4, LIVE)
+    assert "child" not in told(1)  # that of a dead runner waits for recovery
+
+
 def test_every_status_has_an_explanation() -> None:
     for status in Status:
         assert len(why(replace(RECORD, status=status, owner="r1/0"), LIVE)) > 10

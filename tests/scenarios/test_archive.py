@@ -175,6 +175,25 @@ def test_an_ended_one_is_run_again_as_a_new_one_that_knows_what_it_repeats(app: 
     assert [record.id for record in app.invocations()] == [new.id, old.id]  # it sorts by its time
 
 
+def test_one_that_is_named_twice_is_run_again_and_removed_once(app: App) -> None:
+    first = declare(app).submit(1)
+    run(app, first)
+    done = app.rerun([first.id, first.id])
+    assert (len(done.originals), len(done.invocations)) == (1, 1)
+    assert app.purge([first.id, first.id]).originals == [first.id]
+
+
+def test_a_rerun_beyond_the_year_9999_is_refused(app: App) -> None:
+    first = declare(app).submit(1)
+    run(app, first)
+    for again in (first.rerun, lambda delay: app.rerun([first.id], delay=delay)):
+        with pytest.raises(UsageError, match=r"^delay=.* leads beyond the year 9999"):
+            again(delay=1e12)
+        with pytest.raises(UsageError, match=r"^delay=-1 is not a length"):
+            again(delay=-1)
+    assert len(app.invocations()) == 1
+
+
 def test_a_rerun_may_wait(app: App) -> None:
     ship = declare(app)
     first = ship.submit(7)

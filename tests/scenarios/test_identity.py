@@ -150,6 +150,38 @@ def test_what_makes_no_sense_is_refused(app: App) -> None:
         app.task(name="d")(_take).options(key="\ud800")
 
 
+_ABSENT = object()
+
+
+def test_a_key_tells_apart_what_is_equal_to_python(app: App) -> None:
+    @app.task(name="switch")
+    def switch(value: Any, *more: Any, other: Any = _ABSENT, **rest: Any) -> None:
+        pass
+
+    for key, (call, same, others) in {
+        "one": ((1,), (1,), [(True,), (1.0,)]),
+        "list": (([1, {"a": 0}],), ([1, {"a": 0}],), [([True, {"a": 0}],), ([1, {"a": False}],)]),
+        "dict": (({"a": 1, "b": 2},), ({"b": 2, "a": 1},), [({"a": True, "b": 2},)]),
+        "more": ((1, b"a" * 100_000, 2), (1, b"a" * 100_000, 2), [(1, b"b" * 100_000, 2), (1, b"a" * 100_000, 2.0)]),
+    }.items():
+        keyed = switch.options(key=key)
+        first = keyed.submit(*call)
+        assert keyed.submit(*same) == first
+        for other in others:
+            with pytest.raises(KeyTaken):
+                keyed.submit(*other)
+        with pytest.raises(KeyTaken):
+            keyed.submit(*call, other=1)
+
+
+def test_a_twin_that_differs_in_the_type_alone_differs(app: App) -> None:
+    options: dict[str, Any] = {"registration_concurrency": "keys", "key_arguments": ["order"]}
+    strict = app.task(name="strict", on_diff_non_key_args_raise=True, **options)(_take)
+    first = strict.submit(1, label=1)
+    with pytest.raises(TwinDiffers, match=first.id):
+        strict.submit(1, label=True)
+
+
 def test_other_large_arguments_are_other_arguments(app: App) -> None:
     @app.task(name="store")
     def store(data: bytes) -> int:

@@ -194,8 +194,29 @@ def test_a_call_may_be_due_in_any_year_and_costs_no_memory(app: App, at: dt.date
         ({"at": "tomorrow"}, "expected an aware datetime or seconds"),
         ({"at": 253_402_300_800}, "expected an aware datetime or seconds"),
         ({"at": dt.datetime(1969, 1, 1, tzinfo=dt.UTC)}, "before 1970"),
-        ({"delay": -1}, "negative"),
-        ({"delay": "-5m"}, "negative"),
+        (
+            {"at": dt.datetime(9999, 12, 31, tzinfo=dt.timezone(dt.timedelta(hours=-23))).replace(hour=23)},
+            "^at=.*beyond",
+        ),
+        ({"delay": -1}, "^delay=-1 .*negative"),
+        ({"delay": "-5m"}, "^delay='-5m' .*negative"),
+        ({"delay": ""}, "^delay='' .*empty"),
+        ({"cancel_grace": -1}, "^cancel_grace=-1 .*negative"),
+        ({"key": "k", "key_for": -1}, "^key_for=-1 .*negative"),
+        ({"timeout": "5 apples"}, "^timeout='5 apples': unknown unit"),
+        ({"soft_timeout": -1}, "^soft_timeout=-1 "),
+        ({"expires": -1}, "^expires=-1 "),
+        ({"debounce": -1}, "^debounce=-1 "),
+        ({"debounce": "5s", "debounce_max_wait": "1s"}, "debounce_max_wait=1s is shorter than debounce=5s"),
+        ({"throttle": -1}, "^throttle=-1 "),
+        ({"cancel_children": "no"}, "cancel_children='no': expected True or False"),
+        ({"tags": ["gpu"]}, r"a single call of add has no option tags. It is declared .*@app.task\(tags=…\)"),
+        ({"retries": 3}, r"has no option retries. It is declared for all of them: @app.task\(retries=…\)"),
+        ({"prioritty": 3}, "has no option prioritty. Did you mean priority"),
+        ({"zzz": 3}, "There are: delay, at, priority, .*, cancel_children"),
+        ({"debounce": 1e12}, "^debounce=11574074d1h46m40s leads beyond the year 9999"),
+        ({"throttle": 1e12}, "^throttle=.* beyond the year 9999"),
+        ({"expires": 1e12}, "^expires=.* beyond the year 9999"),
         ({"delay": float("nan")}, "not a number"),
         ({"delay": float("inf")}, "too long"),
         ({"delay": True}, "not a length of time"),
@@ -249,3 +270,23 @@ def test_the_roster_tells_the_weights(app: App) -> None:
         (runner,) = app.runners()
         assert (runner.queues, runner.weights) == (("default", "mail"), {"mail": 3})
         assert runner.serves.weights == {"mail": 3}
+
+
+def test_one_that_waits_for_its_child_says_so_and_what_holds_that_one_up(app: App) -> None:
+    mail = app.get_task("mail")
+    app.queues.pause("mail", by="ann")
+
+    @app.task(name="letter")
+    def letter() -> object:
+        return mail.submit(7).result(PATIENCE)
+
+    with app.runner(concurrency=2):
+        parent = letter.submit()
+        until(lambda: bool(app.invocations(parent=parent.id)), "the child is there")
+        (child,) = app.invocations(parent=parent.id)
+        says = parent.explain()
+        assert f"It may be waiting for its child {child.id} (mail, registered)" in says
+        assert f"{child.id}: the queue 'mail' was paused by ann" in says
+        app.queues.resume("mail")
+        assert parent.result(PATIENCE) == 7
+        assert parent.explain() == "ended with a result."

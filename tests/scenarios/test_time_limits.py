@@ -125,6 +125,12 @@ def test_what_makes_no_sense_is_refused(app: App) -> None:
         app.task(name="a", timeout=1, soft_timeout=2)(_double)
     with pytest.raises(UsageError, match="timeout=0 leaves no time"):
         app.task(name="b", timeout=0)(_double)
+    with pytest.raises(UsageError, match=r"^cancel_grace=-1 is not"):
+        app.task(name="b", cancel_grace=-1)(_double)
+    flags: list[dict[str, Any]] = [{"cancel_children": "no"}, {"at_most_once": 1}]
+    for flag in flags:
+        with pytest.raises(UsageError, match=": expected True or False"):
+            app.task(name="b", **flag)(_double)
     task = app.task(name="c")(_double)
     with pytest.raises(UsageError, match="ends before the call is due"):
         task.options(delay="1h", expires="1m").submit(1)

@@ -386,22 +386,49 @@ def test_ctrl_c_while_a_result_is_awaited(t: Harness) -> None:
     assert t.clock.now() == began
 
 
-def test_a_cancelled_drain_leaves_no_trace() -> None:
+@pytest.mark.parametrize("kind", ["coroutine", "plain", "awaited", "nested"])
+def test_what_a_cancelled_drain_was_running_goes_back(kind: str) -> None:
     async def test() -> None:
         async with testing_app() as t:
-            begun = asyncio.Event()
+            begun, freed, seen = asyncio.Event(), threading.Event(), list[str]()
+            loop = asyncio.get_running_loop()
+
+            @t.app.on_worker_stop
+            def stop() -> None:
+                seen.append("stop")
 
             @t.app.task
-            async def long() -> None:
+            async def coroutine() -> str:
                 begun.set()
-                await asyncio.sleep(3600)
+                await asyncio.sleep(0 if freed.is_set() else 3600)
+                return "done"
 
-            await long.asubmit()
-            drain = asyncio.create_task(t.adrain())
+            @t.app.task
+            def plain() -> str:
+                loop.call_soon_threadsafe(begun.set)
+                freed.wait(60)
+                return "done"
+
+            @t.app.task
+            async def above() -> str:
+                return await (await coroutine.asubmit())
+
+            task: Any = {"plain": plain, "nested": above}.get(kind, coroutine)
+            first, later = await task.asubmit(), await plain.options(delay="1h").asubmit()
+            began = t.clock.now()
+            drain = asyncio.ensure_future(first.aresult() if kind == "awaited" else t.adrain(until="2h"))
             await begun.wait()
             drain.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await drain
+            freed.set()
+            assert (t.clock.now(), seen) == (began, ["stop"])
+            assert (await later.arecord()).status is Status.REGISTERED
+            for record in t.app.invocations():
+                if record.id != later.id:
+                    assert (record.status, record.history[-2].status) == (Status.REROUTED, Status.KILLED)
+            await t.adrain(until="2h", check=True)
+            assert await first.aresult() == "done"
 
     asyncio.run(test())
 

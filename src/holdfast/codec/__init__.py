@@ -39,6 +39,7 @@ from holdfast.codec.extensions import Code, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
 from holdfast.codec.payloads import (
     MARK,
+    Apart,
     Limits,
     Packed,
     Payload,
@@ -58,6 +59,7 @@ __all__ = [
     "MARK",
     "MAX_DEPTH",
     "MAX_ERROR_TEXT_BYTES",
+    "Apart",
     "Code",
     "Codec",
     "DataCodec",

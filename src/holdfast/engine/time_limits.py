@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.clock import Duration, format_duration, parse_duration
+from holdfast.clock import Duration, format_duration, length_of
 from holdfast.errors import UsageError
 from holdfast.lifecycle.records import PLAIN, Terms
 
@@ -37,8 +37,10 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
             timeout=self.timeout if timeout is None else limit_of("timeout", timeout),
             soft_timeout=self.soft_timeout if soft_timeout is None else limit_of("soft_timeout", soft_timeout),
             expires=self.expires if expires is None else limit_of("expires", expires),
-            cancel_grace=self.cancel_grace if cancel_grace is None else parse_duration(cancel_grace),
-            cancel_children=self.cancel_children if cancel_children is None else cancel_children,
+            cancel_grace=self.cancel_grace if cancel_grace is None else length_of("cancel_grace", cancel_grace),
+            cancel_children=self.cancel_children
+            if cancel_children is None
+            else flag("cancel_children", cancel_children),
         )
 
     def added_to(self, terms: Terms) -> Terms:
@@ -53,11 +55,18 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_of(name: str, limit: Duration | None) -> float | None:
-    seconds = seconds_of(limit)
+    seconds = seconds_of(name, limit)
     if seconds == 0.0:
         raise UsageError(f"{name}=0 leaves no time at all; leave it out for no limit")
     return seconds
 
 
-def seconds_of(limit: Duration | None) -> float | None:
-    return None if limit is None else parse_duration(limit)
+def seconds_of(name: str, limit: Duration | None) -> float | None:
+    return None if limit is None else length_of(name, limit)
+
+
+def flag(name: str, value: bool) -> bool:
+    """Of anything else Python would make one too, and of "no" the wrong one."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name}={value!r:.80}: expected True or False")
+    return value

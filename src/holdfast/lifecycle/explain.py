@@ -18,12 +18,13 @@ from holdfast.lifecycle.queues import QueuePause
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, runner_of
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
 
-_MOST_NAMED = 3
+MOST_NAMED = 3
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be known beside an invocation: `holders` are those who hold the slots of its limit key, `limit` is
-    how many of them there may be, if that is known.
+    how many of them there may be, if that is known. `children` are some that one which runs has submitted and that
+    have not ended, `first_child` is what is said of the first of them.
     """
 
     roster: Sequence[RunnerRecord] = ()
@@ -32,6 +33,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     pauses: Sequence[QueuePause] = ()
     holders: Sequence[InvocationRecord] = ()
     limit: Limit | None = None
+    children: Sequence[InvocationRecord] = ()
+    first_child: str = ""
 
     @property
     def alive(self) -> list[RunnerRecord]:
@@ -189,7 +192,18 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
         return (
             f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
         )
-    return f"{meaning}."
+    return f"{meaning}.{_children(around)}"
+
+
+def _children(around: Surroundings) -> str:
+    """Nobody says whether it waits for them, or goes on by itself."""
+    if not around.children:
+        return ""
+    named = ", ".join(f"{child.id} ({child.task}, {child.status})" for child in around.children[:MOST_NAMED])
+    more = " and more" if len(around.children) > MOST_NAMED else ""
+    each = "child" if len(around.children) == 1 else "children"
+    first = around.first_child and f" {around.children[0].id}: {around.first_child}"
+    return f" It may be waiting for its {each} {named}{more}.{first}"
 
 
 def _parked(record: InvocationRecord, around: Surroundings) -> str:
@@ -244,13 +258,13 @@ def _moment(at: float) -> str:
 
 def _named(around: Surroundings) -> str:
     alive = around.alive
-    more = f" and {len(alive) - _MOST_NAMED} others" if len(alive) > _MOST_NAMED else ""
-    return f"{len(alive)} alive: {', '.join(runner.id for runner in alive[:_MOST_NAMED])}{more}"
+    more = f" and {len(alive) - MOST_NAMED} others" if len(alive) > MOST_NAMED else ""
+    return f"{len(alive)} alive: {', '.join(runner.id for runner in alive[:MOST_NAMED])}{more}"
 
 
 def _held_by(around: Surroundings) -> str:
     runners = {runner.id for runner in around.alive}
-    named = [_holder(holder, runners, around.now) for holder in around.holders[:_MOST_NAMED]]
+    named = [_holder(holder, runners, around.now) for holder in around.holders[:MOST_NAMED]]
     more = f" and {len(around.holders) - len(named)} others" if len(around.holders) > len(named) else ""
     return f"{'; '.join(named)}{more}"
 

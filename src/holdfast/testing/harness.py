@@ -283,7 +283,7 @@ class Harness:
                 return error
             return None
 
-        BOX.get().put(Job(name, caught, True, tell))
+        BOX.get().put(Job(name, caught, True, tell, is_call=False))
         if isinstance(error := await done, BaseException):
             raise error
 

@@ -31,6 +31,7 @@ class Job(NamedTuple):
     work: Callable[[], Any]  # makes a coroutine if it `is_coroutine`
     is_coroutine: bool
     tell: Callable[[Any], None]
+    is_call: bool = True  # of a task, and no hook
 
 
 class Box:
@@ -45,7 +46,9 @@ class Box:
         self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
         self._asked: set[str] = set()  # to end; what they make of it is their outcome
         self._ended: set[str] = set()  # by the engine
-        self.is_interrupted = False  # somebody has pressed Ctrl-C: what ran goes back, and nothing more is begun
+        self.is_interrupted = (
+            False  # somebody has pressed Ctrl-C, or cancelled: what ran goes back, and nothing more is begun
+        )
 
     def put(self, job: Job) -> None:
         with self._news:
@@ -99,14 +102,29 @@ class Box:
         with self._news:
             self._ring = ring
         with self._home.on(loop):
-            while self._jobs or not self._answered:
-                rung.clear()
-                while self._jobs:
-                    job = self._jobs.popleft()
-                    work = self._as_task(job) if job.is_coroutine else asyncio.to_thread(job.work)
-                    job.tell(await _its_own(asyncio.create_task(work)))
-                if not self._answered:
-                    await rung.wait()
+            try:
+                await self._until_answered(rung)
+            except asyncio.CancelledError:
+                self.is_interrupted = True
+                await self._until_answered(rung)  # the engine is soon done; who cancels once more does not wait for it
+                raise
+
+    async def _until_answered(self, rung: asyncio.Event) -> None:
+        while self._jobs or not self._answered:
+            rung.clear()
+            while self._jobs:
+                await self._do(self._jobs.popleft())
+            if not self._answered:
+                await rung.wait()
+
+    async def _do(self, job: Job) -> None:
+        value: Any = INTERRUPTED
+        try:
+            if not (self.is_interrupted and job.is_call):
+                work = self._as_task(job) if job.is_coroutine else asyncio.to_thread(job.work)
+                value = await _its_own(asyncio.create_task(work))
+        finally:
+            job.tell(value)
 
     async def _as_task(self, job: Job) -> Any:
         task = asyncio.current_task()
