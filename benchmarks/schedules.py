@@ -2,8 +2,8 @@
 
 Real runner processes with default settings, on SQLite or (``--url``) anything else. A schedule ticks each second; how
 late is each tick submitted, with 1, 3 and 20 runners, all of whose places are taken, and how late is the worst one
-after the runner that had the turn at the services was killed? Then triggers: how long after an event, and after the end of a
-task, is the triggered call in the store?
+after the runner that had the turn at the services was killed? Then triggers: how long after an event, and after the
+end of a task, is the triggered call in the store?
 """
 
 from __future__ import annotations
