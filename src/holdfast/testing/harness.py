@@ -37,7 +37,7 @@ from holdfast.task import Submittable
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.pump import BOX, Home, Job, PumpingBridge, WaitingPlaces
 from holdfast.testing.report import Ran, Report
-from holdfast.testing.stage import EagerWatcher, StageStore
+from holdfast.testing.stage import EagerEvents, EagerWatcher, StageStore
 from holdfast.testing.submitted import Submitted, complaint, matching
 
 _MOST = 10_000
@@ -60,6 +60,7 @@ class Harness:
         self._depth = 0
         self._swept = self.clock.now()
         self._before: dict[str, Any] = {}
+        self._declared: frozenset[str] = frozenset()  # the tasks whose schedules and triggers are stored
 
     # --- taking the place of the app's store
 
@@ -107,6 +108,7 @@ class Harness:
         def with_eager_watcher() -> Engine:
             engine = make()
             engine.watcher = EagerWatcher(engine.store, engine.hub, engine.app, self._perform)
+            engine.events = EagerEvents(engine, self._declare)
             return engine
 
         return Inside(with_eager_watcher, PumpingBridge(self._home))
@@ -182,6 +184,7 @@ class Harness:
     async def _work(self, end: float, most: int, enough: Callable[[], bool]) -> None:
         """Run one call after the other until it is enough, or until nothing is left that falls due by `end`."""
         engine = await self.app._engine()
+        await self._declare(engine)
         recovery = engine.recovery(self.app.name, self.app._duties)
         ends = Ends()
         if self._depth == 0 and self.app._hooks:
@@ -194,7 +197,7 @@ class Harness:
                     raise Endless(f"{most:,} calls were run, and there is more. {self._usual()} Give most= if not.")
                 if await self._step(engine, recovery) or await self._tend(engine):
                     continue
-                due = self._store.next_due(self.app.name)
+                due = self._store.next_due(self.app.name, ticks=end < float("inf"))  # who waits needs no tick
                 if due is None or due > end:
                     return
                 self._move_to(due)
@@ -219,6 +222,7 @@ class Harness:
             if not life.done():
                 worker.stop()
             account = await life
+            await engine.ends.finish()
         finally:
             await end_all(life, nothing)
             del self._store.nothing[worker.owner]
@@ -257,6 +261,12 @@ class Harness:
             make_places=lambda place, deliver: WaitingPlaces(box, deliver, self._noted),
             max_tasks=1,
         )
+
+    async def _declare(self, engine: Engine) -> None:
+        """Store the schedules and triggers of the tasks, as a runner does when it starts."""
+        if self._declared != (known := frozenset(self.app.tasks)):
+            self._declared = known
+            await engine._declarations(self.app._declarations(engine), self.app._triggers()).register()
 
     async def _tend(self, engine: Engine) -> bool:
         """What services do for the store, at each moment once. True: there may be something to run now."""

@@ -6,9 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.clock import Clock
+from holdfast.engine.core import Engine
+from holdfast.engine.events import Events
 from holdfast.engine.watch import Watcher
 from holdfast.lifecycle.claims import Claim, Claimed
+from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.schedules import KIND as SCHEDULE
 from holdfast.lifecycle.status import AVAILABLE
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
@@ -34,10 +38,12 @@ class StageStore(MemoryStore):
             self.nothing[claim.owner].set()
         return claimed
 
-    def next_due(self, app: str) -> float | None:
-        """When the next one falls due that does not yet."""
+    def next_due(self, app: str, *, ticks: bool = True) -> float | None:
+        """When the next one falls due that does not yet, or the next tick of a schedule."""
         with self._lock:
             times = [record.due_at for record in self._of(app) if record.status in AVAILABLE]
+            entries = [entry for entry in self._entries.values() if (entry.app, entry.kind) == (app, SCHEDULE)]
+            times += [entry.due_at for entry in entries if ticks and entry.due_at is not None]
             return min((time for time in times if time > self.now()), default=None)
 
 
@@ -57,3 +63,16 @@ class EagerWatcher(Watcher):
         await super().ends(ids, 0.0)  # whether they are there at all
         await self._perform(ids, timeout)
         return await super().ends(ids, 0.0)
+
+
+class EagerEvents(Events):
+    """Nobody has started, and stored what code declares: who emits does so first."""
+
+    def __init__(self, engine: Engine, declare: Callable[[Engine], Awaitable[None]]) -> None:
+        super().__init__(engine.store, engine.subscriptions, engine.teller, app=engine.app)
+        self._engine = engine
+        self._declare = declare
+
+    async def emit(self, event: EventRecord) -> EventRecord:
+        await self._declare(self._engine)
+        return await super().emit(event)
