@@ -25,6 +25,8 @@ REMEMBERED_SECONDS = 3600.0
 SWEPT_AFTER_SECONDS = 2.0
 MOST_WAITING = 1000
 MOST_REMEMBERED = 5000
+LARGEST = 2**20  # bytes that one may bring along
+MOST_BYTES = 4 * 2**20  # that all of them may: the record is written anew for each
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,14 +80,17 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
     groups = [list(group) for group in tidied(join, within_seconds, now).members]
     for member in members:
         groups[member].append(happened)
-    dropped = join.dropped + sum(max(0, len(group) - MOST_WAITING) for group in groups)
-    groups = [group[-MOST_WAITING:] for group in groups]
     used = {id: until for id, until in join.used.items() if until > now}
     firings = list(join.firings)
     while all(groups):
         firing = tuple(group.pop(0) for group in groups)
         firings.append(firing)
         used |= {each.source.id: now + REMEMBERED_SECONDS for each in firing}
+    before = sum(map(len, groups))
+    groups = [group[-MOST_WAITING:] for group in groups]
+    while sum(len(each.picked) for group in groups for each in group) > MOST_BYTES:
+        min(filter(None, groups), key=lambda group: group[0].at).pop(0)
+    dropped = join.dropped + before - sum(map(len, groups))
     used = dict(list(used.items())[-MOST_REMEMBERED:])
     return replace(join, members=tuple(map(tuple, groups)), firings=tuple(firings), used=used, dropped=dropped)
 
