@@ -164,7 +164,6 @@ class Schedules:
         options: ScheduleOptions,
     ) -> Callable[[ScheduleRecord, float], dict[str, Any]]:
         refuse_unknown(options)
-        timing = timing_of(options) if TIMING & options.keys() else None
         call = None
         if task is not None:
             call = self._call(engine, task, args or (), kwargs)
@@ -180,7 +179,7 @@ class Schedules:
                 fields["through"] = begins_after(before, record.through) if is_due else now
             if call is not None:
                 fields["call"] = call
-            if timing is not None and timing != record.timing:
+            if TIMING & options.keys() and (timing := timing_of(options, record.timing)) != record.timing:
                 fields |= {"timing": timing, "through": now}
             return fields
 

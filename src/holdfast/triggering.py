@@ -23,7 +23,7 @@ from holdfast.engine.core import Engine
 from holdfast.engine.declarations import Declaration
 from holdfast.engine.definition import Place, TaskDefinition, TaskTrigger
 from holdfast.engine.telling import Firing, happened, holding, said
-from holdfast.errors import InvalidTrigger, InvocationNotFound, TriggerFailed, UsageError
+from holdfast.errors import InvalidSchedule, InvalidTrigger, InvocationNotFound, TriggerFailed, UsageError
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, Source, registered
@@ -68,10 +68,15 @@ def trigger_records(tasks: Sequence[Submittable[..., Any]], app: str) -> list[Tr
 
 
 def refuse_doubles(definition: TaskDefinition, others: Iterable[TaskDefinition]) -> None:
-    """A name stands for one trigger. Raises `InvalidTrigger`."""
-    if not definition.triggers:
+    """A name stands for one trigger, and for one schedule. Raises `InvalidTrigger`, `InvalidSchedule`."""
+    if not definition.triggers and not definition.schedules:
         return
     apart = [other for other in others if other.name != definition.name]
+    scheduled = {each.name: other.name for other in apart for each in other.schedules}
+    for name in (each.name for each in definition.schedules if each.name):
+        if name in scheduled:
+            raise InvalidSchedule(f"two schedules are named '{name}': of {scheduled[name]} and of {definition.name}")
+        scheduled[name] = definition.name
     taken = {known_as(each, other.name): other.name for other in apart for each in other.triggers}
     for each in definition.triggers:
         name = known_as(each, definition.name)

@@ -308,7 +308,7 @@ def test_a_backfill_without_ticks_asks_nobody(app: App, holdfast: Command) -> No
         (["--every", "1h", "--catch-up-most", "0"], "from 1 to 10,000"),
         (["--every", "1h", "--jitter", "long"], "long"),
         (["--every", "1h", "--cron", "0 0 * * *"], "--cron and --every"),
-        (["--every", "1h", "--timezone", "UTC"], "give --cron"),
+        (["--every", "1h", "--timezone", "UTC"], "does not go with --every"),
         (["--every", "0.1s"], "at least a second"),
         (["--at", "tomorrow"], "--at 'tomorrow' is no time"),
         (["--at", "2030-01-01T00:00:00"], "no time zone"),

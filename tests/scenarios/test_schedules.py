@@ -14,11 +14,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from holdfast import App, InvalidSchedule, ScheduleExists, UnknownSchedule, UsageError
+from holdfast import App, InvalidSchedule, ScheduleExists, UnknownSchedule, UsageError, scheduled
 from holdfast.cli.reach import with_store
 from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.schedules import to_entry
-from holdfast.schedules import Cron, every
+from holdfast.schedules import Cron, cron, every
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -270,3 +270,29 @@ def test_options_that_a_schedule_cannot_keep_are_refused(here: App) -> None:
     for options in ({"key": "x"}, {"delay": "5m"}, {"at": LATER}, {"session": object()}):
         with pytest.raises(UsageError, match=f"{next(iter(options))}="):
             here.schedules.create("nightly", task.options(**options), every="1h")
+
+
+def test_a_name_is_one_schedule(here: App) -> None:
+    """Of two, one would silently take the place of the other, at each start of a runner."""
+
+    @here.task(name="one", triggers=[scheduled(every("1h"), name="same")])
+    def one() -> None: ...
+
+    def other() -> None: ...
+
+    with pytest.raises(InvalidSchedule, match="two schedules are named 'same': of one and of other"):
+        here.task(name="other", triggers=[scheduled(every("2h"), name="same")])(other)
+    with pytest.raises(InvalidSchedule, match="two schedules are named 'x': of other and of other"):
+        here.task(name="other", triggers=[scheduled(every(f"{hours}h"), name="x") for hours in (1, 2)])(other)
+
+
+def test_another_expression_is_read_on_the_same_clock(here: App) -> None:
+    """What is not given stays as it is, and that is true of half a timing, too."""
+    here.schedules.create("nightly", echo(here), cron="0 3 * * *", timezone="Europe/Rome")
+    assert here.schedules.update("nightly", cron="0 4 * * *").timing == cron("0 4 * * *", timezone="Europe/Rome")
+    assert here.schedules.update("nightly", timezone="Asia/Tokyo").timing == cron("0 4 * * *", timezone="Asia/Tokyo")
+    here.schedules.update("nightly", every="1h")
+    assert here.schedules.update("nightly", cron="0 5 * * *").timing == cron("0 5 * * *")
+    here.schedules.update("nightly", every="1h")
+    with pytest.raises(InvalidSchedule, match="timezone= belongs to cron="):
+        here.schedules.update("nightly", timezone="Asia/Tokyo")

@@ -392,8 +392,8 @@ def _options(given: dict[str, Any]) -> ScheduleOptions:
     ways = [f"--{way}" for way in ("cron", "every", "at") if way in options]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)}: a schedule is due in one way only")
-    if "timezone" in options and "cron" not in options:
-        raise UsageError("--timezone says on which clock --cron is read; give --cron as well")
+    if "timezone" in options and (ways or ["--cron"]) != ["--cron"]:
+        raise UsageError(f"--timezone says on which clock --cron is read, and does not go with {ways[0]}")
     for option in ("at", "start", "end"):
         if option in options:
             text = options[option]
