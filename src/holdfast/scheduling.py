@@ -92,7 +92,7 @@ class Schedules:
         options: ScheduleOptions,
     ) -> ScheduleRecord:
         refuse_unknown(options)
-        pause = Pause(at=engine.store.now(), by=whoever(), why="created so") if paused else None
+        pause = Pause(at=engine.store.now(), by=whoever(), why="it was created so") if paused else None
         timing, rules = timing_of(options), rules_of(options, Rules())
         call = self._call(engine, task, args, kwargs)
         return engine.schedule_book.new(valid_name("schedule", name), timing, call, rules, pause=pause)

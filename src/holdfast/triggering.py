@@ -21,9 +21,16 @@ from holdfast.codec import Payload, references
 from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.declarations import Declaration
-from holdfast.engine.definition import Place, TaskDefinition, TaskTrigger
+from holdfast.engine.definition import Place, TaskDefinition, TaskSchedule, TaskTrigger
 from holdfast.engine.telling import Firing, happened, holding, said
-from holdfast.errors import InvalidSchedule, InvalidTrigger, InvocationNotFound, TriggerFailed, UsageError
+from holdfast.errors import (
+    HoldfastError,
+    InvalidSchedule,
+    InvalidTrigger,
+    InvocationNotFound,
+    TriggerFailed,
+    UsageError,
+)
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, Source, registered
@@ -154,7 +161,7 @@ def declarations(tasks: Sequence[Submittable[..., Any]], engine: Engine) -> list
     own = [
         Declaration(
             timing=each.timing,
-            call=call_of(task, engine, each.args, dict(each.kwargs)),
+            call=_declared_call(task, each, engine),
             rules=each.rules,
             name=each.name,
         )
@@ -162,6 +169,14 @@ def declarations(tasks: Sequence[Submittable[..., Any]], engine: Engine) -> list
         for each in task.definition.schedules
     ]
     return own + _tick_declarations(tasks)
+
+
+def _declared_call(task: Submittable[..., Any], declared: TaskSchedule, engine: Engine) -> Call:
+    try:
+        return call_of(task, engine, declared.args, dict(declared.kwargs))
+    except HoldfastError as error:
+        error.add_note(f"That is what {task.name} is to be called with, {declared.timing.describe()}.")
+        raise
 
 
 def _tick_declarations(tasks: Sequence[Submittable[..., Any]]) -> list[Declaration]:

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import App, InvalidSchedule, ScheduleExists, UnknownSchedule, UsageError, scheduled
 from holdfast.cli.reach import with_store
-from holdfast.errors import CorruptRecord
+from holdfast.errors import CorruptRecord, NotEncodable
 from holdfast.lifecycle.schedules import to_entry
 from holdfast.schedules import Cron, cron, every
 
@@ -87,7 +87,7 @@ def test_creating_it_again_does_nothing_unless_it_says_something_else(app: App) 
     task = echo(app)
     made = app.schedules.create("nightly", task, cron="0 3 * * *")
     assert app.schedules.create("nightly", task, cron="0  3 * * *") == made
-    with pytest.raises(ScheduleExists, match=r"update\(\)"):
+    with pytest.raises(ScheduleExists, match="Change it with update"):
         app.schedules.create("nightly", task, cron="0 4 * * *")
     assert app.schedules.get("nightly") == made
 
@@ -284,6 +284,38 @@ def test_a_name_is_one_schedule(here: App) -> None:
         here.task(name="other", triggers=[scheduled(every("2h"), name="same")])(other)
     with pytest.raises(InvalidSchedule, match="two schedules are named 'x': of other and of other"):
         here.task(name="other", triggers=[scheduled(every(f"{hours}h"), name="x") for hours in (1, 2)])(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"every": "2h"}, "it is not due every 2h"),
+        ({"every": "1h", "kwargs": {"y": "!"}}, "it has other arguments"),
+        ({"every": "1h", "overlap": "skip", "jitter": "1m"}, "it has another overlap, jitter"),
+    ],
+)
+def test_one_that_is_there_says_what_differs(here: App, options: dict[str, Any], difference: str) -> None:
+    here.schedules.create("often", task := echo(here), every="1h")
+    with pytest.raises(ScheduleExists, match=rf"\(every 1h, echo\), and it says something else: {difference}\. Change"):
+        here.schedules.create("often", task, **options)
+
+
+def test_a_name_that_is_not_there_suggests_one_that_is(here: App) -> None:
+    task = echo(here)
+    for name in ("shop:report#95e9f65d", "nightly"):
+        here.schedules.create(name, task, every="1h")
+    for wrong, right in (("shop:report", "shop:report#95e9f65d"), ("nightli", "nightly")):
+        with pytest.raises(UnknownSchedule, match=f"no schedule '{wrong}'; Did you mean '{right}'"):
+            here.schedules.get(wrong)
+
+
+def test_a_declared_call_that_cannot_be_stored_is_named(here: App) -> None:
+    @here.task(name="one", triggers=[scheduled(every("1h"), [object()])])
+    def one(x: object) -> None: ...
+
+    with pytest.raises(NotEncodable) as error, here.runner():
+        pass
+    assert error.value.__notes__ == ["That is what one is to be called with, every 1h."]
 
 
 def test_another_expression_is_read_on_the_same_clock(here: App) -> None:

@@ -253,13 +253,14 @@ def update(
             if not options:
                 raise UsageError("say what to change; --help lists what there is")
             with looked_at(out, app, url, name) as chosen:
-                return _tell(out, chosen, chosen.schedules.update(schedule, **options))
+                return _tell_updated(out, chosen, chosen.schedules.update(schedule, **options))
         if url or name:
             raise UsageError("another call needs the code of its task: give --app, not --url and --name")
         given = words(arguments or [], kwargs, keyword or [])
         with app_for_work(out, app, task) as chosen:
             wanted, args, keywords = _called(chosen, task, given, queue, priority)
-            _tell(out, chosen, chosen.schedules.update(schedule, task=wanted, args=args, kwargs=keywords, **options))
+            changed = chosen.schedules.update(schedule, task=wanted, args=args, kwargs=keywords, **options)
+            _tell_updated(out, chosen, changed)
 
 
 def pause(
@@ -302,11 +303,14 @@ def delete(
     with _opened(context, app, url, name, json) as (out, chosen):
         if not yes:
             out.confirm(f"Delete the schedule '{schedule}' ({_in_short(chosen, schedule)})?")
+        is_declared = _is_declared(chosen, schedule)
         chosen.schedules.delete(schedule)
         if out.json:
             out.document({"name": schedule, "deleted": True})
         else:
             out.line(f"the schedule '{schedule}' is deleted")
+        if is_declared:
+            out.note("it is declared in code: a runner that starts stores it anew; to silence it for good, pause it")
 
 
 def run_now(
@@ -402,6 +406,14 @@ def _options(given: dict[str, Any]) -> ScheduleOptions:
     return cast(ScheduleOptions, options)
 
 
+def _is_declared(app: App, name: str) -> bool:
+    try:
+        record = app.schedules.get(name)
+    except CorruptRecord:
+        return False
+    return record.declared and record.retired_at is None
+
+
 def _in_short(app: App, name: str) -> str:
     try:
         record = app.schedules.get(name)
@@ -436,11 +448,19 @@ def _last(app: App, records: Sequence[ScheduleRecord]) -> dict[str, InvocationRe
 
 def _tell(out: Output, app: App, record: ScheduleRecord) -> None:
     """What a change has led to."""
+    if record.retired_at is not None:
+        out.note("it is retired: no code declares it any more, so nothing fires until some does; or delete it")
     if out.json:
         return out.document(facts_of(record, _last(app, [record]).get(record.name)))
     out.line(f"{record.name} is {told_state(record)}: {record.timing.describe()}")
     if record.next_at is not None:
         out.line(f"next: {next_of(record, time_of(app))}")
+
+
+def _tell_updated(out: Output, app: App, record: ScheduleRecord) -> None:
+    if record.declared:
+        out.note("it is declared in code: a runner that starts makes it again what the code says")
+    _tell(out, app, record)
 
 
 def _print_times(out: Output, record: ScheduleRecord, times: Sequence[float], now: float, *, empty: str = "") -> None:
