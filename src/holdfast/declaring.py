@@ -248,8 +248,8 @@ def _called_by(
             signature.bind(*each.args, **each.kwargs)
         except TypeError as error:
             raise InvalidSchedule(
-                f"the task cannot be called {each.timing.describe()}, with *{each.args!r}, **{dict(each.kwargs)!r}: "
-                f"{error}. Its arguments are given by scheduled(timing, [1], {{'name': 2}})"
+                f"the task cannot be called {each.timing.describe()}: {error}. Its arguments stand in "
+                "scheduled(timing, args, kwargs)"
             ) from None
     return tuple(schedules), tuple(triggers)
 

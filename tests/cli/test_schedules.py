@@ -254,7 +254,7 @@ def test_what_the_code_declares_is_told_where_a_change_will_not_last(app: App, h
     stored(app, "retired", declared=True, retired_at=NOW, next_at=None)
     assert "makes it again what the code says" in holdfast("schedules", "update", "declared", "--jitter", "5s").err
     assert "no code declares it any more" in holdfast("schedules", "resume", "retired").err
-    assert "a runner that starts stores it anew" in holdfast("schedules", "delete", "declared", "--yes").err
+    assert "stores it anew" in holdfast("schedules", "delete", "declared", "--yes").err
     assert holdfast("schedules", "delete", "retired", "--yes").err == ""
 
 

@@ -328,3 +328,42 @@ def test_another_expression_is_read_on_the_same_clock(here: App) -> None:
     here.schedules.update("nightly", every="1h")
     with pytest.raises(InvalidSchedule, match="timezone= belongs to cron="):
         here.schedules.update("nightly", timezone="Asia/Tokyo")
+
+
+def deployed(url: str, *, task: bool, schedule: bool) -> App:
+    """A version of the program: with a task, or without, and with its schedule, or without."""
+    app = App(url)
+    if task:
+        given = [scheduled(every("1h"), [7], name="hourly", overlap="skip")] if schedule else []
+        app.task(name="echo", triggers=given)(lambda x: x)
+    return app
+
+
+def test_what_code_declares_is_as_declared_and_rests_when_it_does_not(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with deployed(url, task=True, schedule=True) as app:
+        with app.runner():
+            made = app.schedules.get("hourly")
+        assert (made.declared, made.rules.overlap, made.next_at is not None) == (True, "skip", True)
+        app.schedules.update("hourly", every="5h")
+        app.schedules.pause("hourly", reason="why not")
+        with app.runner():
+            again = app.schedules.get("hourly")
+        assert (again.timing, again.uid, again.pause is not None) == (made.timing, made.uid, True)
+        app.schedules.resume("hourly")
+    with deployed(url, task=True, schedule=False) as app, app.runner():
+        until(lambda: app.schedules.get("hourly").retired_at is not None, "it rests")
+        assert app.schedules.next_times("hourly") == []
+    with deployed(url, task=True, schedule=True) as app, app.runner():
+        woken = app.schedules.get("hourly")
+        assert (woken.retired_at, woken.uid, woken.next_at is not None) == (None, made.uid, True)
+
+
+def test_one_whose_task_nobody_knows_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be the task of another program, which is down for a while; or it is gone, and calls pile up."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with deployed(url, task=True, schedule=True) as app, app.runner():
+        pass
+    with deployed(url, task=False, schedule=False) as app, app.runner():
+        until(lambda: "schedule 'hourly' calls echo, which no living runner knows" in caplog.text, "a warning")
+        assert app.schedules.get("hourly").retired_at is None

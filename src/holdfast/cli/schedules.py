@@ -310,7 +310,7 @@ def delete(
         else:
             out.line(f"the schedule '{schedule}' is deleted")
         if is_declared:
-            out.note("it is declared in code: a runner that starts stores it anew; to silence it for good, pause it")
+            out.note("code declares it: a runner that starts stores it anew; to silence it for good, pause it")
 
 
 def run_now(
