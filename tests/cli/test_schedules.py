@@ -268,6 +268,14 @@ def test_run_submits_its_call_now(app: App, holdfast: Command) -> None:
     assert len(app.invocations()) == 2
 
 
+def test_one_request_is_done_once(app: App, holdfast: Command) -> None:
+    made(holdfast, "nightly", "add", "1", *DAILY)
+    made_up = ["backfill", "nightly", "--from", "2026-03-01T00:00:00Z", "--to", "2026-03-03T00:00:00Z", "--yes"]
+    for command in (["run", "nightly"], made_up):
+        first, again = (holdfast("schedules", *command, "--request", "march").out for _ in range(2))
+        assert first == again != holdfast("schedules", *command).out
+
+
 def test_backfill_says_how_many_and_asks(app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     made(holdfast, "nightly", "add", "1", *DAILY)
     command = ["schedules", "backfill", "nightly", "--from", "2026-03-28T08:30:00Z", "--to", "2026-03-30T07:30:00Z"]

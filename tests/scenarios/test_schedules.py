@@ -305,7 +305,7 @@ def test_a_name_that_is_not_there_suggests_one_that_is(here: App) -> None:
     for name in ("shop:report#95e9f65d", "nightly"):
         here.schedules.create(name, task, every="1h")
     for wrong, right in (("shop:report", "shop:report#95e9f65d"), ("nightli", "nightly")):
-        with pytest.raises(UnknownSchedule, match=f"no schedule '{wrong}'; Did you mean '{right}'"):
+        with pytest.raises(UnknownSchedule, match=f"no schedule '{wrong}'. Did you mean '{right}'"):
             here.schedules.get(wrong)
 
 

@@ -63,6 +63,9 @@ UniqueOption = Annotated[
 ]
 QueueOption = Annotated[str | None, typer.Option("--queue", help="Another queue than the task's own.")]
 PriorityOption = Annotated[int | None, typer.Option("--priority", help="From -100 to 100; higher goes first.")]
+RequestOption = Annotated[
+    str | None, typer.Option("--request", metavar="TEXT", help="Of your choice: with the same one, it is done once.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -316,6 +319,7 @@ def delete(
 def run_now(
     context: typer.Context,
     schedule: ScheduleName,
+    request: RequestOption = None,
     app: AppOption = None,
     url: UrlOption = None,
     name: NameOption = None,
@@ -323,7 +327,7 @@ def run_now(
 ) -> None:
     """Submit its call now, beside its ticks, and print the invocation's id."""
     with _opened(context, app, url, name, json) as (out, chosen):
-        invocation = chosen.schedules.run_now(schedule)
+        invocation = chosen.schedules.run_now(schedule, request=request)
         if out.json:
             out.document({"name": schedule, "id": invocation.id})
         else:
@@ -336,6 +340,7 @@ def backfill(
     since: Annotated[str, typer.Option("--from", metavar="TIME", help="The first tick may be at 2026-11-01T00:00Z.")],
     until: Annotated[str, typer.Option("--to", metavar="TIME", help="The last tick may be then.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell the ticks.")] = False,
+    request: RequestOption = None,
     yes: Yes = False,
     app: AppOption = None,
     url: UrlOption = None,
@@ -357,7 +362,7 @@ def backfill(
                 f"Submit {counted(len(ticks), 'call')} of {record.call.task}, for the ticks from "
                 f"{clock_of(record, ticks[0])} to {clock_of(record, ticks[-1])}?"
             )
-        made = chosen.schedules.backfill(schedule, first, last) if ticks else []
+        made = chosen.schedules.backfill(schedule, first, last, request=request) if ticks else []
         if out.json:
             return out.document({"name": schedule, "count": len(made), "ids": [each.id for each in made]})
         for each in made:

@@ -71,8 +71,8 @@ class ScheduleBook:
             known = [entry.name for entry in await self._store.entries(self._app, KIND)]
             near = [each for each in known if each.startswith(f"{name}#")]
             near = near or difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean '{near[0]}'?" if near else "`holdfast schedules` lists them"
-            raise UnknownSchedule(f"there is no schedule '{name}'; {hint}")
+            hint = f". Did you mean '{near[0]}'?" if near else "; `holdfast schedules` lists them"
+            raise UnknownSchedule(f"there is no schedule '{name}'{hint}")
         return entries[0]
 
     def new(
