@@ -423,6 +423,14 @@ def test_with_the_store_alone_all_but_a_new_call_works_on_mongodb(
     works_without_code(holdfast, "--url", mongo_url)
 
 
+def test_who_asks_for_a_list_is_told_how(folder: Path, holdfast: Command) -> None:
+    for group in ("schedules", "events", "queues", "runners"):
+        answer = holdfast(group, "list")
+        assert (answer.code, f"No such command 'list'. `holdfast {group}` alone lists them." in answer.err) == (2, True)
+        told = holdfast(group, "list", "--json").json["error"]["message"]
+        assert told.endswith(f"`holdfast {group}` alone lists them.")
+
+
 def test_options_before_the_subcommand_count(app: App, holdfast: Command) -> None:
     made(holdfast, "nightly", "add", "1", *DAILY)
     before = holdfast("schedules", "--url", "sqlite:///shop.db", "--json", "show", "nightly")
