@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from holdfast.cli.events import origin_facts, origin_of
 from holdfast.cli.naming import find_id, stored_names
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
+from holdfast.cli.policies import policy_shown
 from holdfast.cli.reach import codec_of, event_of, explained, reruns_of, time_of, with_store
 from holdfast.cli.shown import brief, described, length, moment
 from holdfast.codec import ErrorRecord
@@ -108,7 +108,7 @@ def show(
                 ("reason", record.reason),
                 ("result", result),
                 ("error", str(error) if error else ""),
-                ("retries", dumps(record.terms.retries) if record.terms.retries else ""),
+                ("retries", policy_shown(record.terms.retries)),
                 ("kept", _kept(record, now)),
                 *[(f"failure {one.number}", f"{moment(one.at)}: {one.error}") for one in record.errors],
             ]
