@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -11,16 +13,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.engine import failing, recovery, submit
+from holdfast.engine import declarations, failing, recovery, schedules, submit, telling
+from holdfast.engine.ends import Ends
 from holdfast.engine.heart import Heart
 from holdfast.engine.limits import Limits
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
-from holdfast.lifecycle.changes import Change
+from holdfast.engine.schedules import Scheduler
+from holdfast.engine.triggers import Sweep
+from holdfast.errors import StoreError
+from holdfast.ids import derived_id
+from holdfast.lifecycle import joins
+from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Holder
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, WorkerRecord
+from holdfast.lifecycle.records import Entry, InvocationRecord, RunnerRecord, WorkerRecord
 from holdfast.lifecycle.retries import Retry
+from holdfast.lifecycle.schedules import ScheduleRecord, moved, to_entry
 from holdfast.lifecycle.slots import Execution
 from holdfast.store import memory
 from holdfast.store.memory import MemoryStore
@@ -254,6 +263,77 @@ def retries_without_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(failing, "decide", lambda policy, **facts: Retry(0.2, None, "again"))
 
 
+# --- planted in schedules and triggers
+
+
+def moved_before_it_fires(patch: pytest.MonkeyPatch) -> None:
+    """The schedule moves on, and then its ticks are inserted."""
+    fire = Scheduler._fire
+
+    async def early(self: Scheduler, entry: Entry, record: ScheduleRecord, now: float) -> None:
+        if await self._store.put_entry(to_entry(moved(record, now, through=now))):
+            await fire(self, entry, record, now)  # what it writes at last is refused
+
+    patch.setattr(Scheduler, "_fire", early)
+
+
+def ticks_with_new_ids(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedules, "invocation_id", lambda record, tick: _new_id())
+
+
+def registering_starts_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(declarations, "_as_declared", lambda declared, record, now: {"through": now})
+
+
+def outboxes_are_not_swept(patch: pytest.MonkeyPatch) -> None:
+    async def sweep(self: Sweep) -> bool:
+        return False
+
+    patch.setattr(Sweep, "sweep", sweep)
+
+
+def outboxes_are_emptied_first(patch: pytest.MonkeyPatch) -> None:
+    tell = Ends.tell
+
+    async def early(self: Ends, records: Sequence[InvocationRecord]) -> None:
+        await self._store.delivered(self._app, [record.id for record in records if record.outbox])
+        await tell(self, records)
+
+    patch.setattr(Ends, "tell", early)
+
+
+def ends_without_an_outbox(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has written an end tells of it, and nothing says so if that one dies."""
+    apply = MemoryStore.apply
+
+    async def forgetful(self: MemoryStore, changes: Sequence[Change]) -> Sequence[Verdict]:
+        return await apply(self, [replace(change, outbox=()) for change in changes])
+
+    async def from_memory(self: Ends, ids: Sequence[str]) -> None:
+        names = self._subscriptions.of_end
+        with contextlib.suppress(StoreError):
+            found = [record for record in await self._store.get(self._app, ids) if record is not None]
+            await self.tell([replace(record, outbox=names(record.task, record.status)) for record in found])
+
+    patch.setattr(MemoryStore, "apply", forgetful)
+    patch.setattr(Ends, "_tell", from_memory)
+
+
+def triggers_with_new_ids(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(telling, "fired_id", lambda trigger, clause, sources, at: _new_id())
+
+
+def joins_that_forget(patch: pytest.MonkeyPatch) -> None:
+    """What was used is not remembered, so what is told again is used again."""
+    patch.setattr(joins, "REMEMBERED_SECONDS", -1.0)
+
+
+def _new_id() -> str:
+    return derived_id("planted", str(next(_NUMBERS)))
+
+
+_NUMBERS = itertools.count()
+
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (no_epoch_check, "I6"),
     (recovery_without_the_roster, "I20"),
@@ -271,6 +351,14 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (insert_takes_keys_away, "I7"),
     (keys_whose_time_is_never, "I7"),
     (retries_without_end, "I14"),
+    (moved_before_it_fires, "I9"),
+    (ticks_with_new_ids, "I9"),
+    (registering_starts_anew, "I9"),
+    (outboxes_are_not_swept, "I10"),
+    (outboxes_are_emptied_first, "I10"),
+    (ends_without_an_outbox, "I10"),
+    (triggers_with_new_ids, "I10"),
+    (joins_that_forget, "I10"),
 ]
 
 
