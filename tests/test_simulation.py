@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import subprocess
@@ -21,10 +20,9 @@ from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.schedules import Scheduler
 from holdfast.engine.triggers import Sweep
-from holdfast.errors import StoreError
 from holdfast.ids import derived_id
 from holdfast.lifecycle import joins
-from holdfast.lifecycle.changes import Change, Verdict
+from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Holder
 from holdfast.lifecycle.records import Entry, InvocationRecord, RunnerRecord, WorkerRecord
@@ -302,23 +300,6 @@ def outboxes_are_emptied_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ends, "tell", early)
 
 
-def ends_without_an_outbox(patch: pytest.MonkeyPatch) -> None:
-    """Whoever has written an end tells of it, and nothing says so if that one dies."""
-    apply = MemoryStore.apply
-
-    async def forgetful(self: MemoryStore, changes: Sequence[Change]) -> Sequence[Verdict]:
-        return await apply(self, [replace(change, outbox=()) for change in changes])
-
-    async def from_memory(self: Ends, ids: Sequence[str]) -> None:
-        names = self._subscriptions.of_end
-        with contextlib.suppress(StoreError):
-            found = [record for record in await self._store.get(self._app, ids) if record is not None]
-            await self.tell([replace(record, outbox=names(record.task, record.status)) for record in found])
-
-    patch.setattr(MemoryStore, "apply", forgetful)
-    patch.setattr(Ends, "_tell", from_memory)
-
-
 def triggers_with_new_ids(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(telling, "fired_id", lambda trigger, clause, sources, at: _new_id())
 
@@ -356,7 +337,6 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (registering_starts_anew, "I9"),
     (outboxes_are_not_swept, "I10"),
     (outboxes_are_emptied_first, "I10"),
-    (ends_without_an_outbox, "I10"),
     (triggers_with_new_ids, "I10"),
     (joins_that_forget, "I10"),
 ]
