@@ -21,13 +21,13 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.schedules import Scheduler
 from holdfast.engine.triggers import Sweep
 from holdfast.ids import derived_id
-from holdfast.lifecycle import joins
+from holdfast.lifecycle import firing, joins
 from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Holder
 from holdfast.lifecycle.records import Entry, InvocationRecord, RunnerRecord, WorkerRecord
 from holdfast.lifecycle.retries import Retry
-from holdfast.lifecycle.schedules import ScheduleRecord, moved, to_entry
+from holdfast.lifecycle.schedules import CatchUp, ScheduleRecord, moved, to_entry
 from holdfast.lifecycle.slots import Execution
 from holdfast.store import memory
 from holdfast.store.memory import MemoryStore
@@ -64,7 +64,7 @@ def test_the_seeds_meet_every_kind_of_fault_and_outcome() -> None:
     """A simulation in which nothing happens proves nothing."""
     runs = [simulate(seed) for seed in range(20)]
     kinds = {str(fault.kind) for run in runs for fault in run.evidence.faults.all}
-    assert kinds == {"kill", "stop", "freeze", "cut", "outage"}
+    assert kinds == {"kill", "stop", "freeze", "cut", "outage", "clock"}
     walked = {entry.status for run in runs for record in run.evidence.dump.records for entry in record.history}
     assert {"running_recovery", "killed", "rerouted", "success", "failed", "pending", "retry"} <= walked
     assert {"cancelling", "cancelled"} <= walked
@@ -73,7 +73,19 @@ def test_the_seeds_meet_every_kind_of_fault_and_outcome() -> None:
     assert {"concurrency_controlled", "running_recovery"} <= {
         entry.status for run in runs for r in run.evidence.dump.records if r.limit_key for entry in r.history
     }
+    causes = [record.origin for run in runs for record in run.evidence.dump.records if record.origin is not None]
+    assert {"echo#event", "echo#end", "echo#both", "every 0", "every 1"} <= {origin.trigger for origin in causes}
     assert max(record.epoch for run in runs for record in run.evidence.dump.records) >= 4
+
+
+def test_ticks_that_come_too_late_follow_their_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing lasts for so long that a tick is missed; so what is on time is made short."""
+    monkeypatch.setattr(firing, "ON_TIME_SECONDS", 2.0)
+    runs = [simulate(seed) for seed in range(60) if plan_of(seed).timers]
+    assert [str(run) for run in runs if run.violations] == []
+    records = [record for run in runs for record in run.evidence.dump.schedules]
+    missed = {record.rules.catch_up for record in records if record.progress.missed}
+    assert missed == {CatchUp.LAST, CatchUp.NONE}
 
 
 # --- the same seed, the same run

@@ -198,7 +198,7 @@ def telling(session: Session, point: str) -> None:
     role, workers = (WORKER, "1") if point == "outbox.delivered" else (RUNNER, "0")
     session.variables[tasks.TRIGGERS] = "1"
     victim = session.start_runner("--workers", workers, "--concurrency", "2", **_armed(role, point))
-    session.until(session.runners, "the runner joins, and its triggers are known")
+    session.until(session.has_triggers, "the runner has told which triggers there are")
     session.emit("one")
     session.submit("one", task="order")
     session.struck(point)

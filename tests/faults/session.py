@@ -26,6 +26,7 @@ from tests.faults.settings import DEAD_AFTER_SECONDS, INTERVAL_SECONDS, SETTINGS
 from holdfast import App
 from holdfast.clock import SystemClock
 from holdfast.engine.recovery import core_app
+from holdfast.engine.subscriptions import VERSION_KIND
 from holdfast.lifecycle import events, joins
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
@@ -184,6 +185,10 @@ class Session:
     def emit(self, order: str) -> None:
         """That this order is packed."""
         self.witness.write(What.EMIT_OK, id=self.app.emit(tasks.PACKED, tasks.packed(order)).id)
+
+    def has_triggers(self) -> bool:
+        """Whether everybody can know the triggers of the runners."""
+        return bool(self.ask(lambda store: store.entries(self.name, VERSION_KIND)))
 
     def release(self, pid: int | None = None) -> None:
         """What waits in user code goes on; that of one process, or all of it."""

@@ -66,6 +66,8 @@ def _was_audited(violation: Violation, evidence: Evidence) -> bool:
 def _starved(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
     """I8: by the histories, nobody waits for a slot that is free. A fault, and what it leaves to heal, is an excuse."""
     case = Case(evidence.dump, evidence.ledgers, evidence.faults, _bounds())
+    if case.slack == inf:
+        return
     disturbed = evidence.faults.windows(aftermath=case.bounds.recovery_seconds)
     most = SLOT_SECONDS if plan.weather.is_fair else ROUGH_SLOT_SECONDS
     for key in sorted({record.limit_key for record in evidence.dump.records if record.limit_key}):

@@ -67,7 +67,7 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault. A KILL with `step` strikes that many steps of the process later."""
+    """One fault. A KILL with `step` strikes that many steps of the process later; a CLOCK is set by `shift`."""
 
     kind: FaultKind
     at: float
@@ -75,6 +75,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     step: int = 0
     hurry: bool = False
+    shift: float = 0.0
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +128,11 @@ def plan_of(seed: int) -> Plan:
         jobs=_cancelled(cancels, _named(identity, _limited(limits, _jobs(rng, chaos)))),
         limit=limits.choice((1, 1, 2, 3)),
         strikes=_strikes(rng, nodes, chaos),
-        timers=_timers(random.Random(f"timers {seed}")),
+        timers=(timers := _timers(random.Random(f"timers {seed}"))),
     )
+    if timers:
+        jumps = _jumps(random.Random(f"jumps {seed}"), nodes, chaos)
+        plan = replace(plan, strikes=tuple(sorted([*plan.strikes, *jumps], key=lambda strike: strike.at)))
     return replace(plan, emissions=_emissions(random.Random(f"emissions {seed}"), chaos, plan.jobs))
 
 
@@ -243,6 +247,20 @@ def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]
         for _ in range(rng.randint(0, 5))
     ]
     return tuple(sorted(strikes, key=lambda strike: strike.at))
+
+
+def _jumps(rng: random.Random, nodes: int, chaos: float) -> list[Strike]:
+    """In half of the plans with schedules, the clock of a host is set, and set right again."""
+    return [
+        Strike(
+            kind=FaultKind.CLOCK,
+            at=rng.uniform(1.0, chaos * 0.9),
+            node=rng.randrange(nodes),
+            seconds=rng.choice((1.0, 5.0)),
+            shift=rng.choice((-90.0, -7.0, 7.0, 90.0)),
+        )
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    ]
 
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:

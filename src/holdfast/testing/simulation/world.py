@@ -250,6 +250,12 @@ class World:
                 await self._while_it_lasts(strike)
                 line.cuts -= 1
                 self.fault(FaultKind.CUT, at, process)
+            case FaultKind.CLOCK:
+                line = self.lines[process.pid]
+                line.shift += strike.shift
+                await self._while_it_lasts(strike)
+                line.shift -= strike.shift
+                self.fault(FaultKind.CLOCK, at, process)
             case FaultKind.STOP:
                 node.stop(hurry=strike.hurry)
 
