@@ -9,7 +9,7 @@ from tests.plots.material import Plot, claim, ends, fails, left, made, saw
 
 from holdfast.engine.schedules import called, moment
 from holdfast.lifecycle import joins
-from holdfast.lifecycle.changes import failed_at_once
+from holdfast.lifecycle.changes import apply_to, unowned
 from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.firing import invocation_id
 from holdfast.lifecycle.joins import Happened, Join
@@ -104,6 +104,12 @@ def of(
     )
     given = {"task": trigger.call.task, "arguments": NOTHING} | fields
     return made(claim(at=11), ends(12), id=id, origin=Origin(trigger=trigger.name, sources=sources), **given)
+
+
+def refused(record: InvocationRecord) -> InvocationRecord:
+    """Stored only to say why it was not called."""
+    change = unowned("refused", record, Status.FAILED, frozenset({Status.REGISTERED}), "o", START + 9, "no")
+    return apply_to(replace(change, error=ERROR), record)
 
 
 def told(*records: InvocationRecord, events: Any = (), triggers: Any = (ON_PACKED,), **fields: Any) -> Dump:
@@ -216,9 +222,7 @@ CLEAN = [
         "what could not be called tells nobody",
         "I10",
         told(
-            failed_at_once(
-                made(id="p", task=PAY, arguments=NOTHING), error=ERROR, operation="o", at=START + 9, why="no"
-            ),
+            refused(made(id="p", task=PAY, arguments=NOTHING)),
             triggers=[ON_PAY],
         ),
     ),
