@@ -29,7 +29,7 @@ from holdfast.engine.recovery import core_app
 from holdfast.engine.subscriptions import VERSION_KIND
 from holdfast.lifecycle import events, joins
 from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, runner_of
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Filter, Store
 from holdfast.testing import checker
@@ -307,7 +307,7 @@ class Session:
     # --- the end
 
     def rest(self) -> None:
-        """Wait until everything has ended and whoever died is off the roster."""
+        """Wait until everything has ended and whoever died is off the roster and buried."""
         self.until(self._is_at_rest, "everything ends")
 
     def _is_at_rest(self) -> bool:
@@ -316,8 +316,10 @@ class Session:
             return False
         if self.ask(self._untold):
             return False
-        living = {process.pid for process in self.processes if process.code is None}
-        return all(runner.pid in living for runner in self.roster())
+        living, roster = {process.pid for process in self.processes if process.code is None}, self.roster()
+        owners = self.ask(lambda store: store.owners(core_app(self.name)))
+        there = {runner.id for runner in roster}
+        return all(runner.pid in living for runner in roster) and all(runner_of(owner) in there for owner in owners)
 
     async def _untold(self, store: Store) -> bool:
         """Whether a trigger is still to hear of something, or to fire."""
