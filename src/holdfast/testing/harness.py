@@ -37,7 +37,7 @@ from holdfast.task import Submittable
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.pump import BOX, Home, Job, PumpingBridge, WaitingPlaces
 from holdfast.testing.report import Ran, Report
-from holdfast.testing.stage import EagerWatcher, StageStore
+from holdfast.testing.stage import EagerWatcher, StageInside, StageStore
 from holdfast.testing.submitted import Submitted, complaint, matching
 
 _MOST = 10_000
@@ -59,6 +59,7 @@ class Harness:
         self._errors: dict[str, BaseException] = {}
         self._depth = 0
         self._swept = self.clock.now()
+        self._declared: frozenset[str] = frozenset()
         self._before: dict[str, Any] = {}
 
     # --- taking the place of the app's store
@@ -109,7 +110,15 @@ class Harness:
             engine.watcher = EagerWatcher(engine.store, engine.hub, engine.app, self._perform)
             return engine
 
-        return Inside(with_eager_watcher, PumpingBridge(self._home))
+        return StageInside(with_eager_watcher, PumpingBridge(self._home), self._declare)
+
+    async def _declare(self, engine: Engine) -> None:
+        """Store what the tasks declare, as a runner that starts does. A test may declare more at any time."""
+        tasks = frozenset(self.app.tasks)
+        if tasks != self._declared:
+            declared, triggers = self.app._declarations(engine), self.app._triggers()
+            await engine.declarations(declared, triggers).register()
+            self._declared = tasks
 
     # --- running
 
@@ -192,9 +201,11 @@ class Harness:
             while not enough() and not BOX.get().is_interrupted:
                 if len(self._ran) - first >= most:
                     raise Endless(f"{most:,} calls were run, and there is more. {self._usual()} Give most= if not.")
-                if await self._step(engine, recovery) or await self._tend(engine):
+                ran = await self._step(engine, recovery)
+                await engine.ends.told()
+                if ran or await self._tend(engine):
                     continue
-                due = self._store.next_due(self.app.name)
+                due = self._next_due(end)
                 if due is None or due > end:
                     return
                 self._move_to(due)
@@ -202,6 +213,13 @@ class Harness:
             self._depth -= 1
             if self._depth == 0 and self.app._hooks:
                 await self._here("stop hooks", ends.leave)
+
+    def _next_due(self, end: float) -> float | None:
+        """Ticks never end: who waits without a limit waits for calls, not for those."""
+        call, tick = self._store.next_due(self.app.name), self._store.next_tick(self.app.name)
+        if call is None or tick is None:
+            return tick if call is None and end < float("inf") else call
+        return min(call, tick)
 
     def _usual(self) -> str:
         last = self._ran[-1].call if self._ran else ""
@@ -263,7 +281,7 @@ class Harness:
         if self._swept == self.clock.now():
             return False
         self._swept = self.clock.now()
-        for duty in engine._duties(self.app._definitions):
+        for duty in engine.duties(self.app._definitions, engine.scheduler()):
             while await duty.perform() is True:
                 pass
         return True

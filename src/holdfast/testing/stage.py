@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from holdfast._bridge import Bridge
+from holdfast._inside import Inside
 from holdfast.clock import Clock
+from holdfast.engine.core import Engine
 from holdfast.engine.watch import Watcher
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.schedules import KIND as SCHEDULE
 from holdfast.lifecycle.status import AVAILABLE
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
@@ -39,6 +43,27 @@ class StageStore(MemoryStore):
         with self._lock:
             times = [record.due_at for record in self._of(app) if record.status in AVAILABLE]
             return min((time for time in times if time > self.now()), default=None)
+
+    def next_tick(self, app: str) -> float | None:
+        """When the next schedule has something to do."""
+        with self._lock:
+            times = [entry.due_at for entry in self._entries.values() if (entry.app, entry.kind) == (app, SCHEDULE)]
+            return min((time for time in times if time is not None and time > self.now()), default=None)
+
+
+class StageInside(Inside):
+    """Whoever uses the engine finds in the store what the app declares."""
+
+    def __init__(
+        self, make_engine: Callable[[], Engine], bridge: Bridge, declare: Callable[[Engine], Awaitable[None]]
+    ) -> None:
+        super().__init__(make_engine, bridge)
+        self._declare = declare
+
+    async def engine(self) -> Engine:
+        engine = await super().engine()
+        await self._declare(engine)
+        return engine
 
 
 Perform = Callable[[Sequence[str], float | None], Awaitable[None]]
