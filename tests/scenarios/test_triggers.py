@@ -375,3 +375,34 @@ def test_a_process_that_only_emits_hears_of_a_trigger_within_three_seconds(tmp_p
             began = time.monotonic()
             until(lambda: shop.emit("made").caused, "it was told")
             assert time.monotonic() - began < 3
+
+
+def test_a_hundred_that_wait_for_each_other_at_once_are_all_told_at_once(app: App) -> None:
+    first = on_event("packed", arguments={"a": from_event("n")})
+    second = on_event("labelled", arguments={"b": from_event("n")})
+    recorder(app, all_of(first, second), executor="thread")
+
+    async def emit(name: str) -> list[str]:
+        events = await asyncio.gather(*[app.aemit(name, {"n": number}) for number in range(100)])
+        return [caused.invocation for event in events for caused in event.caused]
+
+    with app.runner(concurrency=4):
+        assert not any(asyncio.run(emit("packed")))
+        made = asyncio.run(emit("labelled"))
+        assert len(set(made)) == 100
+        assert all(made), "each knows what it has completed"
+
+
+def test_what_is_too_large_to_wait_for_others_says_so(app: App) -> None:
+    @app.task(name="large")
+    def large() -> str:
+        return "x" * (20 * 2**20)
+
+    recorder(app, all_of(on_result(large, arguments={"a": from_result()}), on_event("go")))
+    recorder(app, on_result(large), name="other")
+    with app.runner():
+        large.submit().result(30)
+        until(lambda: of(app, "other"))
+        (waits,) = app.emit("go").caused
+        assert waits.why == "it waits for the other conditions"
+        until(lambda: not of(app, "large")[0].outbox, "the outbox is emptied")

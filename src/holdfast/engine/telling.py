@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -106,6 +107,7 @@ class Teller:
         self._app = app
         self._limits = limits
         self.max_depth = max_depth
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def tell(self, happenings: Sequence[tuple[Facts, Sequence[str]]]) -> list[list[Caused]]:
         """Tell each of these triggers, by name, what has happened. What became of it, for each happening."""
@@ -219,7 +221,11 @@ class Teller:
     # --- what waits for others
 
     async def _join(self, trigger: TriggerRecord, clause: int, members: Sequence[int], facts: Facts) -> list[Caused]:
-        join = await self.put(trigger, clause, members, facts)
+        try:
+            join = await self.put(trigger, clause, members, facts)
+        except TriggerFailed as error:  # it would be so each time
+            log.error("%s", error)
+            return [Caused(trigger=trigger.name, why=str(error))]
         if join is None:
             return [Caused(trigger=trigger.name, why="it lacks what it is correlated by")]
         if not join.firings:
@@ -227,11 +233,18 @@ class Teller:
         return [Caused(trigger=trigger.name, invocation=id) for id in await self._fire(trigger, join)]
 
     async def put(self, trigger: TriggerRecord, clause: int, members: Sequence[int], facts: Facts) -> Join | None:
-        """Put it where it waits for others; None if it says not which. What is complete then is to be fired."""
+        """Put it where it waits for others; None if it says not which. What it has completed is to be fired, and in the
+        answer; what others have completed is theirs.
+        """
         name = joins.name_of(trigger, clause, facts)
         if name is None:
             return None
         one = happened(trigger, facts)
+        if len(one.picked) > joins.LARGEST_BYTES:
+            raise TriggerFailed(
+                f"{trigger.call.task} is not called for {told(facts.source)}: it would give {len(one.picked):,} bytes to "
+                f"the call, and what waits for others may give {joins.LARGEST_BYTES:,}"
+            )
 
         def add(join: Join | None, now: float) -> Join:
             before = join or joins.fresh(trigger, clause, name)
@@ -239,7 +252,9 @@ class Teller:
 
         join = await self._change(trigger, name, add)
         crashpoint("trigger.joined")
-        return join
+        if join is None:
+            return None
+        return replace(join, firings=tuple(each for each in join.firings if one.source in [it.source for it in each]))
 
     async def _fire(self, trigger: TriggerRecord, join: Join) -> list[str]:
         """Submit what is complete, then take it out."""
@@ -258,15 +273,23 @@ class Teller:
         def clear(now_there: Join | None, now: float) -> Join | None:
             if now_there is None:
                 return None
-            left = tuple(each for each in now_there.firings if each not in done)
-            return joins.tidied(replace(now_there, firings=left), trigger.within_seconds, now)
+            return replace(now_there, firings=tuple(each for each in now_there.firings if each not in done))
 
         await self._change(trigger, join.name, clear)
 
     async def _change(
         self, trigger: TriggerRecord, name: str, make: Callable[[Join | None, float], Join | None]
     ) -> Join | None:
-        """Read, decide, and write to the version that was read, until nobody comes in between."""
+        """Read, decide, and write to the version that was read, until nobody comes in between. In one process they
+        take turns: of a thousand that come at once, all but one would read and write for nothing.
+        """
+        lock = self._turns.setdefault(name, asyncio.Lock())
+        async with lock:
+            return await self._change_alone(trigger, name, make)
+
+    async def _change_alone(
+        self, trigger: TriggerRecord, name: str, make: Callable[[Join | None, float], Join | None]
+    ) -> Join | None:
         for turn in range(_TRIES):
             entries = await self._store.entries(self._app, joins.KIND, [name])
             before = joins.from_entry(entries[0]) if entries else None

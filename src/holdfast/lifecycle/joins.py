@@ -4,7 +4,8 @@ There is one record for each clause and each value that the happenings have in c
 changed by one writer at a time. A happening is put into the record once: those that were used are remembered for an
 hour, which is longer than anybody repeats anything. When there is one for each member, the first of each are taken out
 and become a firing, in the same write. A firing stays in the record until its invocation is stored, whose id follows
-from what it is made of. What nobody came for within the trigger's time is dropped.
+from what it is made of. What nobody came for within the trigger's time is dropped; that time is between the happenings
+themselves, whenever somebody was told of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ KIND = "join"
 REMEMBERED_SECONDS = 3600.0
 SWEPT_AFTER_SECONDS = 2.0
 MOST_WAITING = 1000
+MOST_BYTES = 6 * 2**20  # of all that wait together; a store may take 16 MiB, and they are written as text
+LARGEST_BYTES = 2**20
 MOST_REMEMBERED = 5000
 
 
@@ -75,19 +78,34 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
         each.source == happened.source for group in (*join.members, *join.firings) for each in group
     ):
         return join
-    groups = [list(group) for group in tidied(join, within_seconds, now).members]
+    groups = [list(group) for group in join.members]
     for member in members:
         groups[member].append(happened)
-    dropped = join.dropped + sum(max(0, len(group) - MOST_WAITING) for group in groups)
-    groups = [group[-MOST_WAITING:] for group in groups]
+        groups[member].sort(key=lambda each: each.at)
     used = {id: until for id, until in join.used.items() if until > now}
-    firings = list(join.firings)
+    firings, dropped = list(join.firings), join.dropped
     while all(groups):
-        firing = tuple(group.pop(0) for group in groups)
+        firing = tuple(group[0] for group in groups)
+        oldest = min(firing, key=lambda each: each.at)
+        if max(each.at for each in firing) - oldest.at >= within_seconds:
+            groups[firing.index(oldest)].pop(0)
+            continue
         firings.append(firing)
         used |= {each.source.id: now + REMEMBERED_SECONDS for each in firing}
+        groups = [[each for each in group if each.source.id not in used] for group in groups]
+    while too_much := _too_much(groups):
+        too_much.pop(0)
+        dropped += 1
     used = dict(list(used.items())[-MOST_REMEMBERED:])
     return replace(join, members=tuple(map(tuple, groups)), firings=tuple(firings), used=used, dropped=dropped)
+
+
+def _too_much(groups: Sequence[list[Happened]]) -> list[Happened] | None:
+    """The group from which the oldest has to go, if there is one: the record is written as a whole each time."""
+    sizes = [sum(len(each.picked) for each in group) for group in groups]
+    if sum(sizes) > MOST_BYTES:
+        return groups[sizes.index(max(sizes))]
+    return next((group for group in groups if len(group) > MOST_WAITING), None)
 
 
 def tidied(join: Join, within_seconds: float, now: float) -> Join:
