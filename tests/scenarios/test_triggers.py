@@ -403,6 +403,6 @@ def test_what_is_too_large_to_wait_for_others_says_so(app: App) -> None:
     with app.runner():
         large.submit().result(30)
         until(lambda: of(app, "other"))
+        until(lambda: not of(app, "large")[0].outbox, "the outbox is emptied")
         (waits,) = app.emit("go").caused
         assert waits.why == "it waits for the other conditions"
-        until(lambda: not of(app, "large")[0].outbox, "the outbox is emptied")

@@ -242,8 +242,8 @@ class Teller:
         one = happened(trigger, facts)
         if len(one.picked) > joins.LARGEST_BYTES:
             raise TriggerFailed(
-                f"{trigger.call.task} is not called for {told(facts.source)}: it would give {len(one.picked):,} bytes to "
-                f"the call, and what waits for others may give {joins.LARGEST_BYTES:,}"
+                f"{trigger.call.task} is not called for {told(facts.source)}: it would give {len(one.picked):,} bytes "
+                f"to the call, and what waits for others may give {joins.LARGEST_BYTES:,}"
             )
 
         def add(join: Join | None, now: float) -> Join:
