@@ -30,6 +30,8 @@ from holdfast import (
 )
 from holdfast.engine.telling import Teller
 from holdfast.errors import InvalidTrigger, NotEncodable, UsageError
+from holdfast.lifecycle import joins
+from holdfast.lifecycle.records import Source
 from holdfast.lifecycle.triggers import Facts
 
 A, B, C = on_event("a"), on_event("b"), on_event("c")
@@ -391,6 +393,42 @@ def test_a_call_that_would_be_too_large_has_failed_and_says_so() -> None:
             assert failed.error is not None
             assert "told was not called: argument 'a': a takes" in failed.error.message
             until(lambda: not app.invocations(task="make")[0].outbox)
+
+
+def whole_result(*causes: Cause) -> dict[str, Any]:
+    return {"a": causes[0].result}
+
+
+def test_what_is_too_large_to_wait_for_others_is_a_call_that_has_failed(app: App) -> None:
+    @app.task(name="make")
+    def make(size: int) -> str:
+        return "x" * size
+
+    waits = on_event("go")
+    takes(app, all_of(on_result(make, arguments={"a": from_result()}), waits))
+    takes(app, all_of(on_result(make), waits, arguments=whole_result), name="other")
+    with app.runner():
+        make.submit(2**20 + 9)
+        until(lambda: app.invocations(task="told", status="failed"))
+        (failed,) = app.invocations(status="failed")
+        assert failed.error is not None
+        assert "can wait for other conditions" in failed.error.message
+        until(lambda: not app.invocations(task="make")[0].outbox)
+        app.emit("go")
+        until(lambda: app.invocations(task="other", status="success"))
+
+
+def test_of_too_much_that_waits_the_oldest_is_dropped() -> None:
+    join = joins.Join(app="shop", name="j", trigger="t", clause=0, members=((), ()))
+    for number in range(9):
+        source = Source(kind="event", id=str(number), name="a")
+        one = joins.Happened(source=source, at=float(number), picked=b"x" * 2**20)
+        join = joins.added(join, one, [0], 3600.0, 10.0)
+    assert [each.source.id for each in join.members[0]] == ["5", "6", "7", "8"]
+    assert join.dropped == 5
+    other = joins.Happened(source=Source(kind="event", id="b", name="b"), at=9.0, picked=b"")
+    (firing,) = joins.added(join, other, [1], 3600.0, 10.0).firings
+    assert [each.source.id for each in firing] == ["5", "b"]
 
 
 def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(

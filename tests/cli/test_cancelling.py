@@ -23,7 +23,7 @@ def test_what_waits_is_cancelled_and_it_may_be_said_again(shop: Path, holdfast: 
     again = holdfast("cancel", first, "--json")
     assert again.json == {"invocations": [{"id": first, "status": "cancelled"}]}
     shown = holdfast("show", first).out
-    assert "add is cancelled: cancelled by ann: not wanted, " in shown
+    assert "add (cancelled): cancelled by ann: not wanted, " in shown
     assert holdfast("show", first, "--json").json["cancellation"]["by"] == "ann"
     last = holdfast("history", first, "--json").json["history"][-1]
     assert (last["status"], last["why"]) == ("cancelled", "cancelled by ann: not wanted")

@@ -79,7 +79,7 @@ def test_runners_tell_who_is_alive_and_what_each_does(app: App, holdfast: Comman
         "busy alive h 1 9.9 3 of 8 bulk, mail gpu yes 1s ago 1: pid 4711, 3 running; 7: pid 4712, 0 running"
     )
     assert lines["leaving"] == "leaving draining, asked to drain h 1 9.9 0 of 4 any no 1s ago"
-    assert lines["silent"] == "silent dead h 1 9.9 0 of 4 any yes 1h ago"
+    assert lines["silent"] == "silent dead h 1 9.9 0 of 4 any no 1h ago"
     assert lines["lazy"] == "lazy alive h 1 9.9 0 of 4 any sits out for 2m 1s ago"
     assert lines["hung"] == "hung alive h 1 9.9 0 of 4 any no 1s ago"
 

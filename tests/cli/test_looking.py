@@ -133,6 +133,17 @@ def test_ps_lists_the_newest_first_and_filters(shop: Path, holdfast: Command) ->
     assert "there is no status 'nonsense'" in wrong.err
 
 
+def test_a_long_reason_stays_one_short_line_of_a_list(shop: Path, app: App, holdfast: Command) -> None:
+    reason = "enough " * 1000
+    id = submit(holdfast, "add", "1")
+    app.invocation(id).cancel(reason, by="ann")
+    for command in ("ps", "archive"):
+        (line,) = [line for line in holdfast(command).out.splitlines() if line.startswith(id)]
+        assert line.endswith("…")
+        assert len(line) < 350
+        assert len(holdfast(command, "--json").json["invocations"][0]["reason"]) > 2000
+
+
 def test_ps_lists_what_one_has_submitted(shop: Path, app: App, holdfast: Command) -> None:
     add = app.task(name="shop:add")(lambda a: a)
     above = app.task(name="above")(lambda: add.submit(1).id).submit()
@@ -247,11 +258,16 @@ def test_show_finds_what_was_set_aside_by_the_beginning_of_its_id(shop: Path, ap
 
 def test_a_key_makes_one_call_of_many_and_show_tells_it(shop: Path, holdfast: Command) -> None:
     first = submit(holdfast, "add", "1", "--key", "order 8")
-    assert submit(holdfast, "add", "1", "--key", "order 8") == first
+    again = holdfast("submit", "add", "1", "--key", "order 8")
+    assert (again.out, again.err) == (f"{first}\n", f"{first} was there already\n")
+    waiting = holdfast("submit", "add", "1", "--key", "order 8", "--wait", "--timeout", "0")
+    assert waiting.err.startswith(f"{first} was there already\n")
+    told = [holdfast("submit", "add", "1", "--key", f"order {number}", "--json").json["new"] for number in (8, 9)]
+    assert told == [False, True]
     taken = holdfast("submit", "add", "2", "--key", "order 8")
     assert (taken.code, "belongs to" in taken.err) == (2, True)
     assert holdfast("submit", "add", "1", "--key", "").code == 2
-    assert len(holdfast("ps", "--json").json["invocations"]) == 1
+    assert len(holdfast("ps", "--json").json["invocations"]) == 2
     assert "\nkey      order 8\n" in holdfast("show", first).out
     assert holdfast("show", first, "--json").json["key"] == "order 8"
     assert holdfast("show", submit(holdfast, "add", "1"), "--json").json["key"] is None

@@ -76,7 +76,7 @@ def test_why_says_what_holds_an_invocation_back(app: App, holdfast: Command) -> 
     invocation = app.get_task("shop:add").options(queue="mail").submit(1)
     app.queues.pause("mail", reason="the relay is down", by="ann")
     told = holdfast("why", invocation.id[:-3]).out
-    assert told.startswith(f"shop:add {invocation.id} is registered: the queue 'mail' was paused by ann ")
+    assert told.startswith(f"shop:add {invocation.id} (registered): the queue 'mail' was paused by ann ")
     assert "(the relay is down). To let it go on: holdfast queues resume mail. Besides, waiting for " in told
     assert "no runner is alive on this store." in told
     facts = holdfast("why", invocation.id, "--json").json

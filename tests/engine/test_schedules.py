@@ -282,6 +282,27 @@ def test_skip_passes_over_what_comes_while_one_is_under_way() -> None:
     assert house.entry().progress.skipped == 1
 
 
+@pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.CANCEL])
+def test_what_fired_before_a_crash_counts_as_under_way(overlap: Overlap) -> None:
+    """The tick is inserted, and the schedule does not say so yet."""
+    house = House(schedule(rules=Rules(overlap=overlap)))
+    house.store.breaks = ("put_entry", False)
+    with pytest.raises(StoreUnavailable):
+        house.after(10)
+    assert (house.ticks(), house.entry().progress.fired) == ([10], 0)
+    house.after(10)
+    if overlap is Overlap.SKIP:
+        assert (house.ticks(), house.cancelled) == ([10], [])
+        house.after(10)
+        assert house.ticks() == [10]
+        house.end_all()
+        house.after(10)
+        assert house.ticks() == [10, 40]
+    else:
+        assert house.ticks() == [10, 20]
+        assert [id for id, _ in house.cancelled] == [invocation_id(house.entry(), START + 10)]
+
+
 def test_queue_fires_one_after_the_other() -> None:
     house = House(schedule(rules=Rules(overlap=Overlap.QUEUE)))
     for _ in range(3):

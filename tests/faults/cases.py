@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from tests.faults.session import Process, Session
 from tests.faults.stores import STORES
 
 from holdfast.crashpoints import POINTS
+from holdfast.lifecycle.status import Status
 from holdfast.testing.witness import What
 
 Story = Callable[[Session, str], None]
@@ -188,6 +190,43 @@ def sweeping(session: Session, point: str) -> None:
     _heal(session)
 
 
+# --- triggers
+
+
+def telling(session: Session, point: str) -> None:
+    """It has written the end of a call that two triggers wait for, one of them for an event as well, and dies."""
+    role, workers = (WORKER, "1") if point == "outbox.delivered" else (RUNNER, "0")
+    session.variables[tasks.TRIGGERS] = "1"
+    victim = session.start_runner("--workers", workers, "--concurrency", "2", **_armed(role, point))
+    session.until(session.has_triggers, "the runner has told which triggers there are")
+    session.emit("one")
+    session.submit("one", task="order")
+    session.struck(point)
+    if role is RUNNER:
+        _dies(session, victim)
+    _heal(session)
+    _called_once(session)
+
+
+def emitting(session: Session, point: str) -> None:
+    """It dies while it emits an event: nobody has acknowledged it, and since it is stored, it counts."""
+    session.variables[tasks.TRIGGERS] = "1"
+    session.start_healthy()
+    session.submit("one", task="order")
+    session.ended("one")
+    victim = session.start("tests.faults.shop", tasks.PACKED, "one", **_armed(SUBMITTER, point))
+    session.struck(point)
+    _dies(session, victim)
+    session.verdict()
+    _called_once(session)
+
+
+def _called_once(session: Session) -> None:
+    called = Counter(record.task for record in session.records() if record.origin is not None)
+    assert called == dict.fromkeys(tasks.CALLED, 1), called
+    assert all(record.status is Status.SUCCESS for record in session.records())
+
+
 STORIES: dict[str, dict[str, Story]] = {
     "submit.before": {SUBMITTER: submitting, SERVICE: running_core_tasks},
     "submit.kept": {SUBMITTER: submitting, SERVICE: running_core_tasks},
@@ -216,6 +255,12 @@ STORIES: dict[str, dict[str, Story]] = {
     "schedule.decided": {SERVICE: serving},
     "schedule.inserted": {SERVICE: serving},
     "schedule.moved": {SERVICE: serving},
+    "outbox.written": {RUNNER: telling},
+    "outbox.delivered": {WORKER: telling},
+    "event.stored": {SUBMITTER: emitting},
+    "event.told": {SUBMITTER: emitting},
+    "trigger.fired": {SUBMITTER: emitting, RUNNER: telling},
+    "trigger.joined": {RUNNER: telling, SUBMITTER: emitting},
     "service.recorded": {SERVICE: serving},
     "service.performed": {SERVICE: serving},
     "service.ended": {SERVICE: serving},

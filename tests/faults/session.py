@@ -26,8 +26,10 @@ from tests.faults.settings import DEAD_AFTER_SECONDS, INTERVAL_SECONDS, SETTINGS
 from holdfast import App
 from holdfast.clock import SystemClock
 from holdfast.engine.recovery import core_app
+from holdfast.engine.subscriptions import VERSION_KIND
+from holdfast.lifecycle import events, joins
 from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, runner_of
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Filter, Store
 from holdfast.testing import checker
@@ -39,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60.0
 BOUNDS = checker.Bounds(
     final_seconds=30.0,
+    subscribed_seconds=0.0,  # nothing happens before the triggers are there
     slot_seconds=None,  # it takes seconds until a worker is there to fill one
     recovery_seconds=10.0,
     worker_recovery_seconds=5.0,
@@ -123,12 +126,12 @@ class Session:
         self.url = url
         self.name = f"faults-{secrets.token_hex(4)}"
         self.app = App(url, name=self.name, **SETTINGS)
-        for function in tasks.ALL:
-            self.app.task(name=function.__name__, **tasks.OPTIONS.get(function.__name__, {}))(function)
+        tasks.declare(self.app, with_triggers=True)
         self.witness = Witness.in_folder(self.ledgers_folder, "test")
         self._reader = Reader(self.ledgers_folder)
         self._reading = threading.Lock()
         self.processes: list[Process] = []
+        self.variables: dict[str, str] = {}  # of all processes
 
     # --- processes
 
@@ -138,7 +141,7 @@ class Session:
         settings = {f"HOLDFAST_{name.upper()}": value for name, value in SETTINGS.items()}
         own = {"HOLDFAST_URL": self.url, "HOLDFAST_NAME": self.name, tasks.LEDGERS: str(self.ledgers_folder)}
         log = self.folder / f"{len(self.processes)}.log"
-        process = Process(["-m", *command], plain | settings | own | more, log)
+        process = Process(["-m", *command], plain | settings | own | self.variables | more, log)
         self.processes.append(process)
         return process
 
@@ -178,6 +181,14 @@ class Session:
                 ids.append(self.app.get_task(task).options(delay=delay).submit(token, **arguments).id)
                 accepted(ids[-1])
         return ids
+
+    def emit(self, order: str) -> None:
+        """That this order is packed."""
+        self.witness.write(What.EMIT_OK, id=self.app.emit(tasks.PACKED, tasks.packed(order)).id)
+
+    def has_triggers(self) -> bool:
+        """Whether everybody can know the triggers of the runners."""
+        return bool(self.ask(lambda store: store.entries(self.name, VERSION_KIND)))
 
     def release(self, pid: int | None = None) -> None:
         """What waits in user code goes on; that of one process, or all of it."""
@@ -296,15 +307,28 @@ class Session:
     # --- the end
 
     def rest(self) -> None:
-        """Wait until everything has ended and whoever died is off the roster."""
+        """Wait until everything has ended and whoever died is off the roster and buried."""
         self.until(self._is_at_rest, "everything ends")
 
     def _is_at_rest(self) -> bool:
         counts = self.ask(lambda store: store.counts(self.name))
         if any(count for status, count in counts.items() if status not in FINAL):
             return False
-        living = {process.pid for process in self.processes if process.code is None}
-        return all(runner.pid in living for runner in self.roster())
+        if self.ask(self._untold):
+            return False
+        living, roster = {process.pid for process in self.processes if process.code is None}, self.roster()
+        owners = self.ask(lambda store: store.owners(core_app(self.name)))
+        there = {runner.id for runner in roster}
+        return all(runner.pid in living for runner in roster) and all(runner_of(owner) in there for owner in owners)
+
+    async def _untold(self, store: Store) -> bool:
+        """Whether a trigger is still to hear of something, or to fire."""
+        entries = await store.entries(self.name, joins.KIND)
+        return bool(
+            await store.outboxes(self.name, store.now() + 1.0, 1)
+            or await store.due_entries(self.name, events.KIND, 1)
+            or any(joins.from_entry(entry).firings for entry in entries)
+        )
 
     def violations(self, bounds: checker.Bounds = BOUNDS) -> list[checker.Violation]:
         """What is wrong with how it went."""

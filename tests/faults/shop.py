@@ -35,8 +35,7 @@ _PULSE_SECONDS = 0.1
 folder = Path(os.environ[tasks.LEDGERS])
 witness = tasks.witness()
 app = App()
-for function in tasks.ALL:
-    app.task(name=function.__name__, **tasks.OPTIONS.get(function.__name__, {}))(function)
+tasks.declare(app, with_triggers=tasks.TRIGGERS in os.environ)
 
 
 # --- crash points
@@ -164,7 +163,13 @@ threading.Thread(target=_pulse, name="pulse", daemon=True).start()
 
 
 def main(tokens: Sequence[str]) -> None:
-    """The submitter: ``python -m tests.faults.shop token…``. Each of its calls has an argument that lies apart."""
+    """The submitter: ``python -m tests.faults.shop token…``. Each of its calls has an argument that lies apart.
+
+    Or whoever emits: ``python -m tests.faults.shop packed order``.
+    """
+    if tokens[0] == tasks.PACKED:
+        witness.write(What.EMIT_OK, id=app.emit(tasks.PACKED, tasks.packed(tokens[1])).id)
+        return
     work = app.get_task("work").options(delay=os.environ.get("HOLDFAST_TEST_DELAY", "0s"))
     for token in tokens:
         with witness.submission(token) as accepted:

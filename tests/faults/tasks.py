@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast import App, Trigger, all_of, from_event, from_result, on_event, on_result, on_status
 from holdfast.testing.witness import What, Witness
 
 LEDGERS = "HOLDFAST_TEST_LEDGERS"
+TRIGGERS = "HOLDFAST_TEST_TRIGGERS"
 PADDING = "x" * 100_000  # more than lies in a record
 LOOK_SECONDS = 0.02
 
@@ -68,6 +70,25 @@ def limited(token: str, seconds: float = 0.0) -> str:
         return execution.returns(f"{token} {execution.stamp}")
 
 
+# --- what triggers call
+
+
+def packed(order: str) -> dict[str, str]:
+    """What the event says."""
+    return {"order": order, "told": f"{order} packed"}
+
+
+def order(token: str) -> dict[str, str]:
+    """Its end calls `after_order`, and `after_both` once the order is packed."""
+    with witness().execution(token) as execution:
+        return execution.returns({"token": token, "after": f"{token} ended", "both": f"{token} ended and packed"})
+
+
+def after_order(token: str) -> str:
+    with witness().execution(token) as execution:
+        return execution.returns(f"{token} {execution.stamp}")
+
+
 # --- poison
 
 
@@ -103,3 +124,23 @@ def _last_words(token: str) -> None:
 
 ALL = (work, hold, await_release, limited, exits, segfaults, devours)
 OPTIONS: dict[str, dict[str, Any]] = {"limited": {"running_concurrency": "task"}}
+PACKED = "packed"
+CALLED: dict[str, Trigger] = {
+    "after_order": on_status("order", arguments={"token": from_result("after")}),
+    "after_event": on_event(PACKED, arguments={"token": from_event("told")}),
+    "after_both": all_of(
+        on_event(PACKED, correlate="order"),
+        on_result("order", correlate="token", arguments={"token": from_result("both")}),
+    ),
+}
+"""Tasks that are called by triggers."""
+
+
+def declare(app: App, *, with_triggers: bool) -> None:
+    """All tasks of these stories. Runners know those with triggers only if a story is about them."""
+    for function in ALL:
+        app.task(name=function.__name__, **OPTIONS.get(function.__name__, {}))(function)
+    if with_triggers:
+        app.task(name="order")(order)
+        for name, trigger in CALLED.items():
+            app.task(name=name, triggers=[trigger])(after_order)

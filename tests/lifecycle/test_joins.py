@@ -114,13 +114,3 @@ def test_one_that_is_for_two_members_is_used_once() -> None:
     join = added(put(EMPTY, "a1", 0), one("both", NOW + 1), [0, 1], TRIGGER.within_seconds, NOW + 1)
     assert ids(join) == [["a1", "both"]]
     assert ids(put(join, "b2", 1, NOW + 2)) == [["a1", "both"]]
-
-
-def test_what_waits_never_becomes_too_large_to_be_stored() -> None:
-    large = DATA.encode({"data": "x" * (256 * 2**10)})
-    join = EMPTY
-    for number in range(40):
-        join = added(join, replace(one(f"a{number:02}", NOW + number / 10), picked=large), [0], 60.0, NOW + 4)
-    assert len(joins.to_entry(join, 60.0, NOW).body) < 12 * 2**20
-    assert join.dropped == 40 - len(join.members[0]) > 0
-    assert join.members[0][-1].source.id == "a39"

@@ -22,6 +22,7 @@ from holdfast.cli.program import _make
 from holdfast.clock import Clock
 from holdfast.errors import StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle.records import Entry
+from holdfast.lifecycle.status import Status
 from holdfast.store import open_store
 from holdfast.store.contract import Observe, Store
 from holdfast.store.mongo import schema
@@ -56,6 +57,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
             for role in ROLES:
                 client[DATABASE].command(role_command(role, DATABASE))
                 client[DATABASE].command("createUser", role, pwd=role, roles=[f"holdfast{role.capitalize()}"])
+            more = {"db": DATABASE, "collection": schema.INVOCATIONS}
+            client[DATABASE].command(
+                "createRole", "more", privileges=[{"resource": more, "actions": ["update"]}], roles=[]
+            )
+            client[DATABASE].command("createUser", "caller", pwd="caller", roles=["holdfastSubmitter", "more"])
             client[DATABASE].command("createUser", "nobody", pwd="nobody", roles=[])
         yield server
     finally:
@@ -313,3 +319,31 @@ def test_the_command_line_prints_the_roles(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for role in ROLES:
         assert f"holdfast{role.capitalize()}" in result.output
+
+
+def test_a_submitter_changes_no_call_that_is_stored_and_is_told_so(empty: Mongod) -> None:
+    """To cancel, to debounce once more and to take a key that is over are changes of what is there."""
+    with (
+        shop(url(empty, "submitter")) as submitter,
+        shop(url(empty, "runner")) as runner,
+        shop(url(empty, "caller")) as caller,
+    ):
+        ship = submitter.get_task("ship")
+        over = ship.options(key="order 7", key_for=0)
+        with runner.runner():
+            assert over.submit(7).result(20) == 7
+            rare = ship.options(throttle=0.001)
+            assert rare.submit(6).result(20) == 6
+        quiet = ship.options(debounce="1h")
+        first = quiet.submit(1)
+        for refused in (first.cancel, lambda: quiet.submit(2), lambda: over.submit(7), lambda: rare.submit(6)):
+            with pytest.raises(StoreReadOnly, match="the user 'submitter' may not change holdfast_invocations"):
+                refused()
+        assert first.status is Status.REGISTERED
+        assert len(submitter.invocations()) == 3
+        assert over.options(key="order 8").submit(7).status is Status.REGISTERED
+        allowed = caller.get_task("ship")
+        assert allowed.options(debounce="1h").submit(2).id == first.id
+        assert caller.invocation(first.id).cancel() is Status.CANCELLED
+        assert allowed.options(key="order 7").submit(7).status is Status.REGISTERED
+        assert allowed.options(throttle=0.001).submit(6).status is Status.REGISTERED

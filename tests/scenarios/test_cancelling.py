@@ -354,6 +354,34 @@ def test_children_are_cancelled_with_their_parent_unless_they_are_not_to_be(app:
                 }
 
 
+def test_what_a_child_submitted_that_has_ended_lives_on(app: App) -> None:
+    @app.task(name="leaf")
+    def leaf() -> None: ...
+
+    @app.task(name="branch")
+    def branch() -> str:
+        return leaf.options(delay="1h").submit().id
+
+    below: list[str] = []
+
+    @app.task(name="root")
+    def root() -> None:
+        below.append(branch.submit().result(timeout=30))
+        while not context().cancelled:
+            time.sleep(0.01)
+        context().raise_if_cancelled()
+
+    with app.runner(concurrency=4):
+        top = root.submit()
+        deadline = time.monotonic() + 30
+        while not below:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        top.cancel()
+        assert ended(top) is Status.CANCELLED
+    assert app.invocation(below[0]).status is Status.REGISTERED
+
+
 def test_a_task_may_declare_that_its_children_live_on(app: App) -> None:
     @app.task(name="leaf")
     def leaf() -> None: ...

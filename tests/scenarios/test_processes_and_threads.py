@@ -137,7 +137,7 @@ with app.runner():
     try:
         wait_for_line(process, "running\n")
         process.send_signal(signal.SIGINT)
-        wait_for_line(process, "waits up to 30 s for 1 invocations")
+        wait_for_line(process, "waits up to 30 s for 1 invocation")
         process.send_signal(signal.SIGINT)
         finish(process)
     finally:

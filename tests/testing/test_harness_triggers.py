@@ -1,77 +1,105 @@
-"""Schedules and triggers in a test: what they call is run like everything else."""
+"""Schedules and triggers in a test: as with a runner, at the test's own time."""
 
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import pytest
 
-from holdfast import ResultTimeout, cron, from_event, from_exception, from_result, on_event, on_exception, on_status
+from holdfast import all_of, cron, every, from_event, from_result, on_event, on_status, trigger
 from holdfast.testing import testing_app
 
-NOON = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
+MIDNIGHT = dt.datetime(2026, 11, 15, tzinfo=dt.UTC)
 
 
-def is_large(payload: dict[str, int]) -> bool:
-    return payload["total"] > 10
+def is_even(payload: dict[str, Any]) -> bool:
+    return bool(payload["n"] % 2 == 0)
 
 
-def test_what_an_event_calls_is_drained_with_all_that_follows() -> None:
+def test_a_drain_runs_what_events_and_ends_call() -> None:
     with testing_app() as t:
+        done: list[Any] = []
 
-        @t.app.task(triggers=[on_event("paid", arguments={"total": from_event("total")})])
-        def book(total: int) -> int:
-            if total < 0:
-                raise ValueError("negative")
-            return total * 2
+        @t.app.task(name="ship", triggers=[on_event("paid", arguments={"order": from_event("id")})])
+        def ship(order: int) -> str:
+            done.append(("ship", order))
+            return f"parcel {order}"
 
-        @t.app.task(triggers=[on_status(book, arguments={"doubled": from_result()})])
-        def thank(doubled: int) -> None: ...
+        @t.app.task(name="tell", triggers=[on_status(ship, arguments={"what": from_result()})])
+        def tell(what: str) -> None:
+            done.append(("tell", what))
 
-        @t.app.task(triggers=[on_exception(book, ValueError, arguments={"why": from_exception("message")})])
-        def complain(why: str) -> None: ...
+        t.app.emit("paid", {"id": 7})
+        t.assert_submitted(ship, 7)
+        t.drain(check=True)
+        assert done == [("ship", 7), ("tell", "parcel 7")]
 
-        @t.app.task(triggers=[on_event("paid", where=is_large, arguments={"total": from_event("total")})])
-        def inspect(total: int) -> None: ...
+        @t.app.task(name="late", triggers=[on_event("paid")])
+        def late() -> None:
+            done.append("late")
 
-        t.app.emit("paid", {"total": 20})
-        assert t.drain(check=True).left == []
-        t.assert_submitted(book, 20)
-        t.assert_submitted(thank, 40)
-        t.assert_submitted(inspect, 20)
-        t.app.emit("paid", {"total": -1})
+        t.app.emit("paid", {"id": 8})
+        t.drain(check=True)
+        assert set(done[2:]) == {("ship", 8), ("tell", "parcel 8"), "late"}
+
+
+def test_code_decides_and_what_has_to_happen_together_does() -> None:
+    with testing_app() as t:
+        done: list[Any] = []
+
+        @t.app.task(name="even", triggers=[on_event("n", where=is_even, arguments=from_event())])
+        def even(n: int) -> None:
+            done.append(n)
+
+        @t.app.task(name="both", triggers=[all_of(on_event("n"), on_event("go"))])
+        def both() -> None:
+            done.append("both")
+
+        for n in range(4):
+            t.app.emit("n", {"n": n})
+        t.app.emit("go")
+        t.drain(check=True)
+        assert sorted(done, key=str) == [0, 2, "both"]
+
+
+def test_time_that_passes_brings_ticks() -> None:
+    with testing_app(start=MIDNIGHT) as t:
+        hours: list[int] = []
+
+        @t.app.task(name="report", triggers=[cron("0 9,17 * * *"), every("1d")])
+        def report() -> None:
+            hours.append(dt.datetime.fromtimestamp(t.clock.now(), dt.UTC).hour)
+
         t.drain()
-        t.assert_submitted(complain, "negative")
-        t.assert_submitted(inspect, times=1)
+        assert hours == []
+        t.advance("24h", check=True)
+        assert sorted(hours) == [0, 9, 17]
+        t.app.schedules.create("mine", report, every="30m")
+        t.advance("2h")
+        assert len(hours) == 7
 
 
-def test_schedules_fire_while_the_clock_moves() -> None:
-    with testing_app(start=NOON) as t:
+def test_who_waits_for_a_result_needs_no_tick() -> None:
+    with testing_app(start=MIDNIGHT) as t:
 
-        @t.app.task(triggers=[cron("0 13 * * *")])
-        def lunch() -> None: ...
-
-        @t.app.task
-        def clean(days: int) -> None: ...
-
-        t.app.schedules.create("clean", clean, [3], every="6h")
-        assert len(t.drain()) == 0, "declaring and creating fires nothing"
-        assert [ran.call for ran in t.advance("1h").ran] == ["lunch()"]
-        calls = [ran.call for ran in t.advance("1d").ran]
-        assert sorted(calls) == ["clean(3)"] * 4 + ["lunch()"]
-        assert t.clock.now() == (NOON + dt.timedelta(hours=25)).timestamp()
-
-
-def test_ticks_do_not_keep_somebody_waiting_for_ever() -> None:
-    with testing_app(start=NOON) as t:
-
-        @t.app.task(triggers=[cron("* * * * *")])
+        @t.app.task(name="often", triggers=[every("1s")])
         def often() -> None: ...
 
-        @t.app.task
-        def work() -> None: ...
+        @t.app.task(name="soon")
+        def soon() -> int:
+            return 5
 
-        lost = work.submit()
-        del t.app._tasks[work.name]
-        with pytest.raises(ResultTimeout, match="will not end in this test"):
-            lost.result()
+        assert soon.options(delay="1h").submit().result() == 5
+
+
+@pytest.mark.parametrize("builder", [trigger().on_event("x").with_arguments(a=1)])
+def test_a_builder_is_a_trigger(builder: Any) -> None:
+    with testing_app() as t:
+
+        @t.app.task(name="built", triggers=[builder])
+        def built(a: int) -> None: ...
+
+        t.app.emit("x")
+        t.drain(check=True)
+        t.assert_submitted(built, 1)

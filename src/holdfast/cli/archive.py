@@ -18,10 +18,11 @@ from holdfast.cli.naming import find_id, stored_names
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption, time_given
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import searched, time_of
-from holdfast.cli.shown import counted, length, moment
+from holdfast.cli.shown import brief, length, moment
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.ids import is_id
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import InvocationRecord
 
 _SHOWN = 20
@@ -235,7 +236,9 @@ def _confirmed(out: Output, app: App, where: ArchiveFilter | None, count: int, w
 
 def _table(out: Output, app: App, records: list[InvocationRecord], empty: str) -> None:
     now = time_of(app)
-    rows = [(r.id, r.task, r.status.value, f"{length(now - r.changed_at)} ago", r.attempt, _why(r)) for r in records]
+    rows = [
+        (r.id, r.task, r.status.value, f"{length(now - r.changed_at)} ago", r.attempt, brief(_why(r))) for r in records
+    ]
     out.table(_TITLES, rows, empty=empty)
 
 

@@ -17,11 +17,12 @@ from holdfast.cli.choosing import looked_at
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import Output
 from holdfast.cli.reach import event_of, time_of, with_store
-from holdfast.cli.shown import counted, described, length, moment, value_line
+from holdfast.cli.shown import described, length, moment, value_line
 from holdfast.engine.telling import told
 from holdfast.errors import CorruptRecord, EventNotFound, NotDecodable, UsageError
 from holdfast.ids import LENGTH, is_id
 from holdfast.lifecycle.events import Caused, EventRecord
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import InvocationRecord, Origin
 from holdfast.lifecycle.triggers import DATA, KIND, TriggerRecord, from_entry
 from holdfast.triggering import EVALUATES

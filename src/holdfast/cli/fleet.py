@@ -13,10 +13,11 @@ from holdfast.cli.choosing import looked_at
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import NOT_FOUND, Output
 from holdfast.cli.reach import time_of, with_store
-from holdfast.cli.shown import counted, length, moment
+from holdfast.cli.shown import length, moment
 from holdfast.engine.services import SERVICE, members_of
 from holdfast.errors import UsageError
 from holdfast.lifecycle.explain import living
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord
 from holdfast.lifecycle.slots import (
     AtomicServiceClaim,
@@ -60,7 +61,7 @@ def runners(
                 f"{_running(runner)} of {runner.capacity}",
                 _queues(runner),
                 ", ".join(runner.tags),
-                _serves(runner, now),
+                _serves(chosen, runner, now),
                 f"{length(now - runner.heartbeat_at)} ago",
                 "; ".join(f"{each.id}: pid {each.pid}, {each.running} running" for each in runner.workers),
             )
@@ -138,9 +139,9 @@ def _queues(runner: RunnerRecord) -> str:
     return ", ".join(f"{name}={runner.weights[name]}" if name in runner.weights else name for name in runner.queues)
 
 
-def _serves(runner: RunnerRecord, now: float) -> str:
+def _serves(app: App, runner: RunnerRecord, now: float) -> str:
     """Whether it takes turns at the services."""
-    if not runner.can_run_atomic_service or runner.draining:
+    if not runner.can_run_atomic_service or _state(app, runner, now) != "alive":
         return "no"
     if runner.sits_out_until is not None and now < runner.sits_out_until:
         return f"sits out for {length(runner.sits_out_until - now)}"

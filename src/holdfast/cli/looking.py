@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +14,14 @@ from holdfast.cli.events import origin_facts, origin_of
 from holdfast.cli.naming import find_id, stored_names
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption
 from holdfast.cli.output import Output
+from holdfast.cli.policies import policy_shown
 from holdfast.cli.reach import codec_of, event_of, explained, reruns_of, time_of, with_store
-from holdfast.cli.shown import counted, described, length, moment
+from holdfast.cli.shown import brief, described, length, moment
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord, EventNotFound, InvocationNotFound, NotDecodable, UsageError
 from holdfast.ids import is_id
 from holdfast.lifecycle.history import left_out
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED
@@ -54,7 +55,8 @@ def ps(
             return out.document({"invocations": [_facts(record) for record in records]})
         now = time_of(chosen)
         rows = [
-            (r.id, r.task, r.status.value, length(now - r.created_at), r.attempt, _held_by(r, now)) for r in records
+            (r.id, r.task, r.status.value, length(now - r.created_at), r.attempt, brief(_held_by(r, now)))
+            for r in records
         ]
         out.table(("id", "task", "status", "age", "attempt", "due, owner or reason"), rows, empty="no invocations")
         if len(records) == limit:
@@ -82,7 +84,7 @@ def show(
             facts |= {"retries": record.terms.retries, "reruns": [again.id for again in reruns]}
             facts["origin"] = origin_facts(record.origin)
             return out.document(facts | {"history": [_entry_facts(entry) for entry in record.history]})
-        out.line(f"{record.task} is {record.status}: {why}")
+        out.line(f"{record.task} ({record.status}): {why}")
         out.line()
         out.facts(
             [
@@ -106,7 +108,7 @@ def show(
                 ("reason", record.reason),
                 ("result", result),
                 ("error", str(error) if error else ""),
-                ("retries", dumps(record.terms.retries) if record.terms.retries else ""),
+                ("retries", policy_shown(record.terms.retries)),
                 ("kept", _kept(record, now)),
                 *[(f"failure {one.number}", f"{moment(one.at)}: {one.error}") for one in record.errors],
             ]
@@ -127,7 +129,7 @@ def why(
         if json:
             facts = {"id": record.id, "task": record.task, "status": record.status.value, "queue": record.queue}
             return out.document(facts | {"reasons": list(found.reasons), "explanation": found.text})
-        out.line(f"{record.task} {record.id} is {record.status}: {found.text}")
+        out.line(f"{record.task} {record.id} ({record.status}): {found.text}")
 
 
 def history(
@@ -143,7 +145,7 @@ def history(
         if origin := origin_of(record):
             out.line(f"triggered by {origin}")
         for again in reruns_of(chosen, record.id):
-            out.line(f"rerun as {again.id} at {moment(again.created_at)}; it is {again.status}")
+            out.line(f"rerun as {again.id} at {moment(again.created_at)}, {again.status}")
 
 
 def _kept(record: InvocationRecord, now: float) -> str:

@@ -99,6 +99,11 @@ def explained(app: App, record: InvocationRecord) -> Explanation:
     return app._run(app._explain(record))
 
 
+def stored_now(invocation: Invocation[Any]) -> bool:
+    """Whether the submit that returned this has stored it, and not found it there."""
+    return invocation._fresh
+
+
 def awaited(
     app: App,
     invocation: Invocation[Any],

@@ -30,13 +30,14 @@ from holdfast.cli.options import AppOption, AsJson
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import attach, runner_of
 from holdfast.cli.reloading import Reload, start_anew, start_anew_after_a_change
-from holdfast.cli.shown import counted, sentence, told
+from holdfast.cli.shown import sentence, told
 from holdfast.clock import parse_duration
 from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.account import Account
 from holdfast.engine.worker_process import SIGNALS
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.execution.lifeline import end_group, end_with_runner
+from holdfast.lifecycle.names import counted
 
 log = logging.getLogger("holdfast.worker")
 

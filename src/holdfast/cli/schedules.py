@@ -20,10 +20,11 @@ from holdfast.cli.naming import find_task
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption, time_given
 from holdfast.cli.output import Output
 from holdfast.cli.reach import time_of, with_store
-from holdfast.cli.shown import counted, length, moment
+from holdfast.cli.shown import length, moment
 from holdfast.cli.timetable import clock_of, facts_of, how_far, last_of, next_of, state_of, told_state
 from holdfast.engine.schedule_book import ticks_within
 from holdfast.errors import CorruptRecord, UsageError
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.schedules import KIND, CatchUp, Overlap, Rules, ScheduleRecord, begins_after, from_entry
 from holdfast.schedule_options import ScheduleOptions

@@ -19,6 +19,7 @@ import msgspec
 from holdfast.clock import format_duration
 from holdfast.masking import mask_url
 
+_BRIEF = 200  # characters
 _URL = re.compile(r"[\w.+-]+://\S+")
 _MOST_BITS = 10_000  # Python refuses to print much longer numbers in decimal
 _LONGEST_SHOWN = 2_000
@@ -91,9 +92,9 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def counted(number: int, what: str) -> str:
-    """``1 byte``, ``2 bytes``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def brief(text: str) -> str:
+    """For a table, of which one line is to stay one line: the whole is told by ``show`` and with ``--json``."""
+    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"
 
 
 def moment(at: float) -> str:

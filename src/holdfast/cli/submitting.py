@@ -13,7 +13,7 @@ from holdfast.cli.choosing import app_for_work, looked_at
 from holdfast.cli.naming import find_id, find_task
 from holdfast.cli.options import AppOption, AsJson, InvocationId, NameOption, UrlOption, time_given
 from holdfast.cli.output import Output
-from holdfast.cli.reach import awaited
+from holdfast.cli.reach import awaited, stored_now
 from holdfast.clock import parse_duration
 from holdfast.errors import UsageError
 from holdfast.invocation import Invocation
@@ -56,7 +56,8 @@ def submit(
 ) -> None:
     """Store a call of a task and print its id.
 
-    With --wait the result is printed instead: text as it is, anything else as JSON; the id goes to stderr.
+    With --wait the result is printed instead: text as it is, anything else as JSON; the id goes to stderr. A call
+    that was there already (see --key) is not stored again, and that is said.
     """
     with Output(json=json) as out:
         if timeout is not None and not wait:
@@ -75,9 +76,11 @@ def submit(
             )
             args, keywords = arguments_of(wanted.definition, given)
             invocation = wanted.submit(*args, **keywords)
-            out.known = {"id": invocation.id, "task": wanted.name}
+            is_new = stored_now(invocation)
+            out.known = {"id": invocation.id, "task": wanted.name, "new": is_new}
+            if wait or not is_new:
+                out.aside(f"submitted {invocation.id}" if is_new else f"{invocation.id} was there already")
             if wait:
-                out.aside(f"submitted {invocation.id}")
                 _await(out, chosen, invocation, patience)
             elif json:
                 out.document(out.known)
@@ -109,7 +112,7 @@ def _await(out: Output, app: App, invocation: Invocation[Any], patience: float |
             raise
         error = record.error
         kind, why = (error.type_name, error.message) if error else (record.status.value, record.reason)
-        message = f"{record.task} {record.id} is {record.status}: {error or why or kind}"
+        message = f"{record.task} {record.id} ({record.status}): {error or why or kind}"
         out.fail(kind, message, detail=error.traceback if error else "")
     if out.json:
         out.document(out.known | {"status": "success", "result": result})

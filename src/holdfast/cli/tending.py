@@ -13,8 +13,8 @@ from holdfast.cli.choosing import looked_at, opened, shared
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reach import backed_up, looked_over, with_store
-from holdfast.cli.shown import counted
 from holdfast.errors import ConfigurationError, UsageError
+from holdfast.lifecycle.names import counted
 from holdfast.masking import mask_url
 from holdfast.store.contract import Store
 

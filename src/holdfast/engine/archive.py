@@ -22,6 +22,7 @@ from holdfast.engine.submit import Submitter
 from holdfast.errors import PayloadLost
 from holdfast.ids import derived_id, is_id
 from holdfast.lifecycle.identity import key_is_over
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import KEY_SECONDS, InvocationRecord, registered
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Ended, Store
@@ -195,5 +196,5 @@ class Archive:
     async def remove(self, records: Sequence[InvocationRecord]) -> int:
         removed = await self._store.remove_ended(self._app, [record.id for record in records])
         if removed:
-            log.info("purged %d ended invocations of the app '%s'", removed, self._app)
+            log.info("purged %s of the app '%s'", counted(removed, "ended invocation"), self._app)
         return removed

@@ -204,7 +204,7 @@ class Engine:
         triggers: Sequence[TriggerRecord] = (),
     ) -> Runner:
         """A runner of these tasks, not started yet. Without a crew of its own it works in this process."""
-        known, core, declarations = list(definitions), self._core_tasks(), self.declarations(declared, triggers)
+        known, core, declarations = list(definitions), self._core_tasks(), self._declarations(declared, triggers)
         recovery, core_recovery = self.recovery(self.app, duties), self.recovery(core_app(self.app), duties)
         template = msgspec.structs.replace(
             self._entry(version, duties),
@@ -249,13 +249,13 @@ class Engine:
             core_recovery=core_recovery,
             hub=self.hub,
             declarations=declarations,
-            duties=self.duties(known, self._listening(self.scheduler())),
+            duties=self._duties(known),
         )
         core.add(RECOVER_RUNNING, runner.recover_running, duties.recover_running_cron)
         core.add(RECOVER_PENDING, runner.recover_pending, duties.recover_pending_cron)
         return runner
 
-    def declarations(self, declared: Sequence[Declaration], triggers: Sequence[TriggerRecord]) -> Declarations:
+    def _declarations(self, declared: Sequence[Declaration], triggers: Sequence[TriggerRecord]) -> Declarations:
         book = TriggerBook(self.store, self.subscriptions, triggers, app=self.app)
         return Declarations(self.store, self.schedule_book, declared, app=self.app, triggers=book)
 
@@ -281,8 +281,11 @@ class Engine:
             tasks=(),
         )
 
-    def scheduler(self) -> Scheduler:
-        return Scheduler(
+    def _duties(self, definitions: Iterable[TaskDefinition]) -> tuple[Duty, ...]:
+        """What services do for the tasks and the store."""
+        expiry = Expiry(self.store, self.ends, self.hub, self.ids, app=self.app)
+        slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
+        scheduler = Scheduler(
             self.store,
             self.submitter,
             self.ids,
@@ -291,15 +294,7 @@ class Engine:
             emit=self.events.emit,
             monotonic=self._clock.monotonic,
         )
-
-    def _listening(self, scheduler: Scheduler) -> Scheduler:
         self.hub.on_schedules(scheduler.look_soon)
-        return scheduler
-
-    def duties(self, definitions: Iterable[TaskDefinition], scheduler: Scheduler) -> tuple[Duty, ...]:
-        """What services do for the tasks and the store."""
-        expiry = Expiry(self.store, self.ends, self.hub, self.ids, app=self.app)
-        slots = RunningLimits(self.store, self.hub, self.ids, app=self.app, limits=limits_of(definitions))
         sweep = Sweep(
             self.store,
             self.subscriptions,

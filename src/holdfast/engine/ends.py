@@ -75,11 +75,6 @@ class Ends:
             await self._store.delivered(self._app, [record.id for record in waiting])
             crashpoint("outbox.delivered")
 
-    async def told(self) -> None:
-        """Until nobody is being told."""
-        while self._telling:
-            await asyncio.wait(set(self._telling))
-
     async def finish(self) -> None:
         """Give those that are being told a moment; the services see to the others."""
         if self._telling:

@@ -14,6 +14,7 @@ from holdfast.errors import Expired
 from holdfast.ids import Ids
 from holdfast.lifecycle.cancelling import expired, is_too_late, why_expired
 from holdfast.lifecycle.changes import Applied
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
@@ -56,7 +57,9 @@ class Expiry:
             record.id for (record, _), verdict in zip(changes, verdicts, strict=True) if isinstance(verdict, Applied)
         ]
         if ended:
-            log.warning("%d invocations were not started in time and have failed: %s", len(ended), ", ".join(ended[:5]))
+            log.warning(
+                "not started in time, so failed: %s: %s", counted(len(ended), "invocation"), ", ".join(ended[:5])
+            )
             self._hub.send(Hint(FINAL, tuple(ended), len(ended)))
         coming = [record.start_by for record in found if record.start_by is not None and record.start_by > now]
         self._next = min(coming[0] if coming else now + IDLE_SECONDS, now + IDLE_SECONDS)

@@ -20,6 +20,7 @@ from holdfast.errors import StoreError
 from holdfast.ids import Ids
 from holdfast.lifecycle.eligibility import lane_obstacle, offer_of
 from holdfast.lifecycle.limits import Limit, Release, task_of
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 from holdfast.lifecycle.status import AVAILABLE
 from holdfast.store.contract import Store
@@ -123,7 +124,7 @@ class Limits:
         for record in gone:
             self._sent.setdefault(record.limit_key or "", {})[record.id] = record.lane
         if gone:
-            log.info("%d invocations waited for slots that were free, and go on", len(gone))
+            log.info("%s waited for slots that were free: back to the queue", counted(len(gone), "invocation"))
         return len(gone)
 
     def _most_of_all(self, key: str, held: int) -> int:

@@ -161,23 +161,27 @@ class Scheduler:
         overlap = record.rules.overlap
         if overlap is Overlap.ALLOW or not ticks:
             return ticks, ()
-        before = await self._unfinished(record)
         if overlap is Overlap.QUEUE:
-            fires = ticks[:1] if before is None else ()
+            fires = ticks[:1] if await self._unfinished(record, ()) is None else ()
             return fires, ticks[len(fires) :][-MOST_QUEUED:]
+        before = await self._unfinished(record, ticks[-_AT_ONCE:])
         if before is None:
             return ticks[-1:], ()
-        if overlap is Overlap.CANCEL:
+        again = [tick for tick in ticks if invocation_id(record, tick) == before.id]
+        if overlap is Overlap.SKIP:
+            return again, ()
+        if again != [ticks[-1]]:
             await self._cancel(before, f"the next tick of the schedule '{record.name}' takes its place")
-            return ticks[-1:], ()
-        return (), ()
+        return ticks[-1:], ()
 
-    async def _unfinished(self, record: ScheduleRecord) -> InvocationRecord | None:
-        """The invocation of the last tick that fired, unless it has ended or is gone."""
-        if record.progress.last_id is None:
-            return None
-        (found,) = await self._store.get(self._app, [record.progress.last_id])
-        return None if found is None or found.status in FINAL else found
+    async def _unfinished(self, record: ScheduleRecord, ticks: Sequence[float]) -> InvocationRecord | None:
+        """The invocation of the last tick that fired, unless it has ended or is gone. It may be that of one of these
+        ticks: whoever fired it could not write that down.
+        """
+        last = record.progress.last_id
+        ids = [*([] if last is None else [last]), *(invocation_id(record, tick) for tick in ticks)]
+        found = await self._store.get(self._app, ids) if ids else ()
+        return next((each for each in reversed(found) if each is not None and each.status not in FINAL), None)
 
     def _invocation(self, record: ScheduleRecord, tick: float, now: float) -> InvocationRecord:
         why = f"tick {moment(tick)} of the schedule '{record.name}'"

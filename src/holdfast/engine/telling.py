@@ -149,14 +149,14 @@ class Teller:
 
     # --- one firing
 
-    def invocation(self, firing: Firing, payloads: list[Payload]) -> InvocationRecord:
-        """The call that a trigger makes, or what says why it cannot be made."""
+    def invocation(self, firing: Firing, payloads: list[Payload], refused: str = "") -> InvocationRecord:
+        """The call that a trigger makes, or what says why it cannot be made; `refused` is a reason known before."""
         call, now, origin = firing.trigger.call, self._store.now(), firing.origin
         arguments, missing = put_together(firing.trigger, [DATA.decode(each.picked) for each in firing.happened])
         try:
-            packed, too_large = DATA.pack_call((), arguments, (), self._limits), ""
+            packed = DATA.pack_call((), arguments, (), self._limits)
         except NotEncodable as error:  # beyond what is allowed: it would be so each time
-            packed, too_large = DATA.pack_call((), {}, (), self._limits), str(error)
+            packed, refused = DATA.pack_call((), {}, (), self._limits), str(error)
         payloads += packed.payloads
         fresh = InvocationRecord(
             id=firing.id,
@@ -175,8 +175,8 @@ class Teller:
             origin=origin,
         )
         record = registered(expiring(fresh, call), operation=self._ids.operation(), at=now, why=said(origin))
-        if too_large:
-            return self.failed(record, too_large)
+        if refused:
+            return self.failed(record, refused)
         if missing:
             return self.failed(record, f"nothing was found for {', '.join(missing)} in what it was triggered by")
         return self.bounded(record)
@@ -223,9 +223,11 @@ class Teller:
     async def _join(self, trigger: TriggerRecord, clause: int, members: Sequence[int], facts: Facts) -> list[Caused]:
         try:
             join = await self.put(trigger, clause, members, facts)
-        except TriggerFailed as error:  # it would be so each time
-            log.error("%s", error)
-            return [Caused(trigger=trigger.name, why=str(error))]
+        except TriggerFailed as error:
+            one = replace(happened(trigger, facts), picked=DATA.encode({}))
+            record = self.invocation(Firing(trigger=trigger, clause=clause, happened=(one,)), [], str(error))
+            await self._submitter.submit([record])
+            return [Caused(trigger=trigger.name, invocation=record.id, why="it is too large to wait for others")]
         if join is None:
             return [Caused(trigger=trigger.name, why="it lacks what it is correlated by")]
         if not join.firings:
@@ -235,15 +237,17 @@ class Teller:
     async def put(self, trigger: TriggerRecord, clause: int, members: Sequence[int], facts: Facts) -> Join | None:
         """Put it where it waits for others; None if it says not which. What it has completed is to be fired, and in the
         answer; what others have completed is theirs.
+
+        Raises `TriggerFailed` for what is too large to be kept there.
         """
         name = joins.name_of(trigger, clause, facts)
         if name is None:
             return None
         one = happened(trigger, facts)
-        if len(one.picked) > joins.LARGEST_BYTES:
+        if len(one.picked) > joins.LARGEST:
             raise TriggerFailed(
-                f"{trigger.call.task} is not called for {told(facts.source)}: it would give {len(one.picked):,} bytes "
-                f"to the call, and what waits for others may give {joins.LARGEST_BYTES:,}"
+                f"{told(facts.source)} gives it {len(one.picked):,} bytes, and at most {joins.LARGEST:,} can wait for "
+                "other conditions: store it elsewhere and pass its name, or take it with a function for arguments="
             )
 
         def add(join: Join | None, now: float) -> Join:

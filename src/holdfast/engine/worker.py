@@ -48,6 +48,7 @@ from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.cancelling import is_too_late
 from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import PLAIN, Hint, InvocationRecord, Serves
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Store
@@ -337,7 +338,9 @@ class Worker:
         self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long", wait: float = 0.0
     ) -> None:
         if reserved:
-            log.info("%s hands back %d invocations that it has not begun: %s", self.owner, len(reserved), why)
+            log.info(
+                "%s hands back %s that it has not begun: %s", self.owner, counted(len(reserved), "invocation"), why
+            )
             self._settler.settle([(record, self._settler.return_of(record, why, wait)) for record in reserved])
 
     @staticmethod
@@ -431,7 +434,7 @@ class Worker:
         crashpoint("handback.before")
         if self._running:
             limit = "" if self._drains_until == float("inf") else f" up to {self._drain:g} s"
-            log.info("%s waits%s for %d invocations", self.owner, limit, len(self._running))
+            log.info("%s waits%s for %s", self.owner, limit, counted(len(self._running), "invocation"))
         if self._prefetching is not None:
             await self._prefetching
         self._hand_back(self._reserve.take(len(self._reserve)), "the runner stops")
@@ -448,7 +451,8 @@ class Worker:
             ]
             if left:
                 why = "a thread cannot be ended, only its process can: it may go on here while it is run elsewhere"
-                log.warning("%s gives back %d invocations whose code has not ended: %s", self.owner, len(left), why)
+                count = counted(len(left), "invocation")
+                log.warning("%s gives back %s whose code has not ended: %s", self.owner, count, why)
             self._running.records.clear()
             self.account.interrupted += len(left)
             self._settler.settle(left)

@@ -25,9 +25,9 @@ KIND = "join"
 REMEMBERED_SECONDS = 3600.0
 SWEPT_AFTER_SECONDS = 2.0
 MOST_WAITING = 1000
-MOST_BYTES = 6 * 2**20  # of all that wait together; a store may take 16 MiB, and they are written as text
-LARGEST_BYTES = 2**20
 MOST_REMEMBERED = 5000
+LARGEST = 2**20  # bytes that one may bring along
+MOST_BYTES = 4 * 2**20  # that all of them may: the record is written anew for each
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,7 +83,7 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
         groups[member].append(happened)
         groups[member].sort(key=lambda each: each.at)
     used = {id: until for id, until in join.used.items() if until > now}
-    firings, dropped = list(join.firings), join.dropped
+    firings = list(join.firings)
     while all(groups):
         firing = tuple(group[0] for group in groups)
         oldest = min(firing, key=lambda each: each.at)
@@ -93,19 +93,13 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
         firings.append(firing)
         used |= {each.source.id: now + REMEMBERED_SECONDS for each in firing}
         groups = [[each for each in group if each.source.id not in used] for group in groups]
-    while too_much := _too_much(groups):
-        too_much.pop(0)
-        dropped += 1
+    before = sum(map(len, groups))
+    groups = [group[-MOST_WAITING:] for group in groups]
+    while sum(len(each.picked) for group in groups for each in group) > MOST_BYTES:
+        min(filter(None, groups), key=lambda group: group[0].at).pop(0)
+    dropped = join.dropped + before - sum(map(len, groups))
     used = dict(list(used.items())[-MOST_REMEMBERED:])
     return replace(join, members=tuple(map(tuple, groups)), firings=tuple(firings), used=used, dropped=dropped)
-
-
-def _too_much(groups: Sequence[list[Happened]]) -> list[Happened] | None:
-    """The group from which the oldest has to go, if there is one: the record is written as a whole each time."""
-    sizes = [sum(len(each.picked) for each in group) for group in groups]
-    if sum(sizes) > MOST_BYTES:
-        return groups[sizes.index(max(sizes))]
-    return next((group for group in groups if len(group) > MOST_WAITING), None)
 
 
 def tidied(join: Join, within_seconds: float, now: float) -> Join:

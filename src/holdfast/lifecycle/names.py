@@ -1,4 +1,4 @@
-"""What a queue, a tag, a task or an app may be called."""
+"""What a queue, a tag, a task or an app may be called, and how many of a thing are named."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def valid_name(what: str, name: str) -> str:
             f"{name!r} is no name for a {what}: 1 to 200 characters, without spaces, commas and vertical bars"
         )
     return name
+
+
+def counted(number: int, what: str) -> str:
+    """``1 byte``, ``2 bytes``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -32,6 +32,7 @@ EVENT, END, TICK = "event", "end", "tick"
 DATA = DataCodec()
 WITHIN_SECONDS = 86_400.0
 LONGEST_PATH = 10
+LONGEST_MESSAGE = 4096  # of an error, that is searched: others write it, and every writer of ends searches
 
 
 class OnEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="event"):
@@ -90,7 +91,7 @@ class OnEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
         known = {error.type_name, *error.bases}
         names = known | {name.rpartition(":")[2] for name in known} | {name.replace(":", ".") for name in known}
         return (not self.errors or not names.isdisjoint(self.errors)) and (
-            not self.message or re.search(self.message, error.message) is not None
+            not self.message or re.search(self.message, error.message[:LONGEST_MESSAGE]) is not None
         )
 
     def arguments(self, facts: Facts) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from holdfast.task import Submittable
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.pump import BOX, Home, Job, PumpingBridge, WaitingPlaces
 from holdfast.testing.report import Ran, Report
-from holdfast.testing.stage import EagerWatcher, StageInside, StageStore
+from holdfast.testing.stage import EagerEvents, EagerWatcher, StageStore
 from holdfast.testing.submitted import Submitted, complaint, matching
 
 _MOST = 10_000
@@ -59,8 +59,8 @@ class Harness:
         self._errors: dict[str, BaseException] = {}
         self._depth = 0
         self._swept = self.clock.now()
-        self._declared: frozenset[str] = frozenset()
         self._before: dict[str, Any] = {}
+        self._declared: frozenset[str] = frozenset()  # the tasks whose schedules and triggers are stored
 
     # --- taking the place of the app's store
 
@@ -108,17 +108,10 @@ class Harness:
         def with_eager_watcher() -> Engine:
             engine = make()
             engine.watcher = EagerWatcher(engine.store, engine.hub, engine.app, self._perform)
+            engine.events = EagerEvents(engine, self._declare)
             return engine
 
-        return StageInside(with_eager_watcher, PumpingBridge(self._home), self._declare)
-
-    async def _declare(self, engine: Engine) -> None:
-        """Store what the tasks declare, as a runner that starts does. A test may declare more at any time."""
-        tasks = frozenset(self.app.tasks)
-        if tasks != self._declared:
-            declared, triggers = self.app._declarations(engine), self.app._triggers()
-            await engine.declarations(declared, triggers).register()
-            self._declared = tasks
+        return Inside(with_eager_watcher, PumpingBridge(self._home))
 
     # --- running
 
@@ -191,6 +184,7 @@ class Harness:
     async def _work(self, end: float, most: int, enough: Callable[[], bool]) -> None:
         """Run one call after the other until it is enough, or until nothing is left that falls due by `end`."""
         engine = await self.app._engine()
+        await self._declare(engine)
         recovery = engine.recovery(self.app.name, self.app._duties)
         ends = Ends()
         if self._depth == 0 and self.app._hooks:
@@ -201,11 +195,9 @@ class Harness:
             while not enough() and not BOX.get().is_interrupted:
                 if len(self._ran) - first >= most:
                     raise Endless(f"{most:,} calls were run, and there is more. {self._usual()} Give most= if not.")
-                ran = await self._step(engine, recovery)
-                await engine.ends.told()
-                if ran or await self._tend(engine):
+                if await self._step(engine, recovery) or await self._tend(engine):
                     continue
-                due = self._next_due(end)
+                due = self._store.next_due(self.app.name, ticks=end < float("inf"))  # who waits needs no tick
                 if due is None or due > end:
                     return
                 self._move_to(due)
@@ -213,13 +205,6 @@ class Harness:
             self._depth -= 1
             if self._depth == 0 and self.app._hooks:
                 await self._here("stop hooks", ends.leave)
-
-    def _next_due(self, end: float) -> float | None:
-        """Ticks never end: who waits without a limit waits for calls, not for those."""
-        call, tick = self._store.next_due(self.app.name), self._store.next_tick(self.app.name)
-        if call is None or tick is None:
-            return tick if call is None and end < float("inf") else call
-        return min(call, tick)
 
     def _usual(self) -> str:
         last = self._ran[-1].call if self._ran else ""
@@ -237,6 +222,7 @@ class Harness:
             if not life.done():
                 worker.stop()
             account = await life
+            await engine.ends.finish()
         finally:
             await end_all(life, nothing)
             del self._store.nothing[worker.owner]
@@ -276,12 +262,18 @@ class Harness:
             max_tasks=1,
         )
 
+    async def _declare(self, engine: Engine) -> None:
+        """Store the schedules and triggers of the tasks, as a runner does when it starts."""
+        if self._declared != (known := frozenset(self.app.tasks)):
+            self._declared = known
+            await engine._declarations(self.app._declarations(engine), self.app._triggers()).register()
+
     async def _tend(self, engine: Engine) -> bool:
         """What services do for the store, at each moment once. True: there may be something to run now."""
         if self._swept == self.clock.now():
             return False
         self._swept = self.clock.now()
-        for duty in engine.duties(self.app._definitions, engine.scheduler()):
+        for duty in engine._duties(self.app._definitions):
             while await duty.perform() is True:
                 pass
         return True

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from holdfast._bridge import Bridge
-from holdfast._inside import Inside
 from holdfast.clock import Clock
 from holdfast.engine.core import Engine
+from holdfast.engine.events import Events
 from holdfast.engine.watch import Watcher
 from holdfast.lifecycle.claims import Claim, Claimed
+from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.schedules import KIND as SCHEDULE
 from holdfast.lifecycle.status import AVAILABLE
@@ -38,32 +38,13 @@ class StageStore(MemoryStore):
             self.nothing[claim.owner].set()
         return claimed
 
-    def next_due(self, app: str) -> float | None:
-        """When the next one falls due that does not yet."""
+    def next_due(self, app: str, *, ticks: bool = True) -> float | None:
+        """When the next one falls due that does not yet, or the next tick of a schedule."""
         with self._lock:
             times = [record.due_at for record in self._of(app) if record.status in AVAILABLE]
+            entries = [entry for entry in self._entries.values() if (entry.app, entry.kind) == (app, SCHEDULE)]
+            times += [entry.due_at for entry in entries if ticks and entry.due_at is not None]
             return min((time for time in times if time > self.now()), default=None)
-
-    def next_tick(self, app: str) -> float | None:
-        """When the next schedule has something to do."""
-        with self._lock:
-            times = [entry.due_at for entry in self._entries.values() if (entry.app, entry.kind) == (app, SCHEDULE)]
-            return min((time for time in times if time is not None and time > self.now()), default=None)
-
-
-class StageInside(Inside):
-    """Whoever uses the engine finds in the store what the app declares."""
-
-    def __init__(
-        self, make_engine: Callable[[], Engine], bridge: Bridge, declare: Callable[[Engine], Awaitable[None]]
-    ) -> None:
-        super().__init__(make_engine, bridge)
-        self._declare = declare
-
-    async def engine(self) -> Engine:
-        engine = await super().engine()
-        await self._declare(engine)
-        return engine
 
 
 Perform = Callable[[Sequence[str], float | None], Awaitable[None]]
@@ -82,3 +63,16 @@ class EagerWatcher(Watcher):
         await super().ends(ids, 0.0)  # whether they are there at all
         await self._perform(ids, timeout)
         return await super().ends(ids, 0.0)
+
+
+class EagerEvents(Events):
+    """Nobody has started, and stored what code declares: who emits does so first."""
+
+    def __init__(self, engine: Engine, declare: Callable[[Engine], Awaitable[None]]) -> None:
+        super().__init__(engine.store, engine.subscriptions, engine.teller, app=engine.app)
+        self._engine = engine
+        self._declare = declare
+
+    async def emit(self, event: EventRecord) -> EventRecord:
+        await self._declare(self._engine)
+        return await super().emit(event)

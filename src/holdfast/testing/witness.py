@@ -53,6 +53,7 @@ class What(StrEnum):
     SUBMIT_OK = "submit.ok"  # it was acknowledged, with this id
     SUBMIT_FAIL = "submit.fail"  # it was refused, and nothing was written
     SUBMIT_UNKNOWN = "submit.unknown"  # it may be there or not
+    EMIT_OK = "emit.ok"  # an event was acknowledged, with this id
     EXEC_START = "exec.start"
     EXEC_END = "exec.end"
     LEASE_ENTER = "lease.enter"  # user code holds a slot of a limit

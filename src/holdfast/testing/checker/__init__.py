@@ -26,6 +26,8 @@ I6     a write carries the epoch that is current; a result is that of the execut
 I7     one submit, one invocation; none or one if its outcome was unknown, none if it was refused. One key, one
        invocation, over all clients and tries, until its time is over
 I8     at most K leases under a limit of K, and a free slot is filled while work waits
+I9     a tick fires once, nothing fires that is no tick, and none is passed over that its schedule does not count
+I10    each event, and each end, calls every task once that has a trigger for it whose conditions hold
 I14    attempts ≤ 1 + retries + crash recoveries, and those have a cap
 I15    executed once, and once more at most for each fault that touched it
 I16    a service runs once at a time, and is served within two periods
@@ -41,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from holdfast.testing.checker import executions, history, keys, rest, timing
+from holdfast.testing.checker import causes, executions, history, keys, rest, ticks, timing
 from holdfast.testing.checker.case import Case
 from holdfast.testing.checker.evidence import Bounds, Dump, Fault, FaultKind, Faults, Violation, dump
 from holdfast.testing.checker.rest import dead_ends
@@ -63,6 +65,11 @@ CHECKS: tuple[Callable[[Case], Iterator[Violation]], ...] = (
     keys.one_key_one_invocation,
     timing.limits_hold,
     timing.slots_are_filled,
+    ticks.no_tick_twice,
+    ticks.no_tick_is_lost,
+    causes.everybody_was_told,
+    causes.one_call_for_each,
+    causes.each_happening_is_used_once,
     history.bounded_attempts,
     executions.no_needless_executions,
     timing.services_do_not_overlap,

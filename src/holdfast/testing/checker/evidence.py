@@ -8,8 +8,9 @@ written: good enough for bounds of seconds, and never used to decide an order. O
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import StrEnum
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -17,8 +18,9 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec, references
 from holdfast.engine.depot import UNWANTED_SECONDS, Depot
 from holdfast.engine.services import SERVICE
-from holdfast.errors import CodecError, PayloadLost
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, Quarantined, RunnerRecord
+from holdfast.errors import CodecError, CorruptRecord, PayloadLost
+from holdfast.lifecycle import events, joins, schedules, triggers
+from holdfast.lifecycle.records import Entry, HistoryEntry, InvocationRecord, Quarantined, RunnerRecord
 from holdfast.lifecycle.slots import Execution
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter, Store
@@ -26,6 +28,7 @@ from holdfast.testing.checker.spans import Spans, union
 from holdfast.testing.checker.stock import Stock, stock
 from holdfast.testing.witness import Event, Ledgers, What, digest_of, digest_of_error
 
+T = TypeVar("T")
 TokenOf = Callable[[InvocationRecord], str | None]
 
 _PAGE = 500
@@ -44,6 +47,10 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     digests: Mapping[str, str] = {}  # of results and errors, by id; missing where they could not be read
     stock: Stock | None = None  # payloads and pieces; None: not looked at
     executions: tuple[Execution, ...] = ()  # of services, latest first
+    schedules: tuple[schedules.ScheduleRecord, ...] = ()
+    triggers: tuple[triggers.TriggerRecord, ...] = ()
+    events: tuple[events.EventRecord, ...] = ()
+    joins: tuple[joins.Join, ...] = ()  # what happened of several things that a trigger waits for
     at: float = 0.0  # by the store's time
     offset: float = 0.0  # store time minus elapsed time
 
@@ -81,9 +88,22 @@ async def dump(
         digests={id: digest for id, digest in digests if digest is not None},
         stock=await stock(store, app),
         executions=tuple(await store.executions(app, SERVICE, _TRAIL)),
+        schedules=await _entries(store, app, schedules.KIND, schedules.from_entry),
+        triggers=await _entries(store, app, triggers.KIND, triggers.from_entry),
+        events=await _entries(store, app, events.KIND, events.from_entry),
+        joins=await _entries(store, app, joins.KIND, joins.from_entry),
         at=store.now(),
         offset=offset,
     )
+
+
+async def _entries(store: Store, app: str, kind: str, read: Callable[[Entry], T]) -> tuple[T, ...]:
+    """Those that can be read."""
+    found = []
+    for entry in await store.entries(app, kind):
+        with suppress(CorruptRecord):
+            found.append(read(entry))
+    return tuple(found)
 
 
 def token_in_arguments(record: InvocationRecord, codec: Codec) -> str | None:
@@ -173,6 +193,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     final_seconds: float | None = 60.0  # I1: from the submit, the due time or the last fault to the end
     slot_seconds: float | None = 2.0  # I8: until a free slot is filled while work waits for it
+    subscribed_seconds: float = 3.0  # I10: until everybody knows a trigger that is stored
     recovery_seconds: float = 20.0  # I20: until a dead runner's work runs again
     may_be_full: bool = False  # I20: there may be no place for it, so that it counts when it is back in the queue
     worker_recovery_seconds: float = 2.0  # I20: the same for a worker whose runner lives

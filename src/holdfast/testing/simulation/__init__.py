@@ -1,9 +1,10 @@
 """A deterministic simulation: the whole engine on one thread, in virtual time, with every fault a seed can think of.
 
-A seed makes a plan: how many runners, which work is submitted when, and what strikes them: processes are killed before
-any of their steps, frozen, stopped and cut off; the database is away; requests and replies are lost or late; hints are
-lost and doubled; and all that is ready runs in an order drawn by lot. Then everything heals, work has to come to its
-end, and `holdfast.testing.checker` judges what the store holds against what was seen.
+A seed makes a plan: how many runners, which work is submitted when, which schedules tick and which events call tasks,
+and what strikes them all: processes are killed before any of their steps, frozen, stopped and cut off; the database is
+away; requests and replies are lost or late; hints are lost and doubled; and all that is ready runs in an order drawn by
+lot. Then everything heals, work has to come to its end, and `holdfast.testing.checker` judges what the store holds
+against what was seen.
 
 ::
 
@@ -25,12 +26,12 @@ import msgspec
 
 from holdfast.testing.checker import Violation
 from holdfast.testing.simulation.judge import judged
-from holdfast.testing.simulation.plan import Ending, Job, Plan, Strike, Weather, plan_of, shrunk
+from holdfast.testing.simulation.plan import Emission, Ending, Job, Plan, Strike, Timer, Weather, plan_of, shrunk
 from holdfast.testing.simulation.scheduler import SeededLoop
 from holdfast.testing.simulation.world import Evidence, World, defects
 from holdfast.testing.virtual import VirtualClock
 
-__all__ = ["Ending", "Job", "Plan", "Run", "Strike", "Weather", "plan_of", "shrunk", "simulate"]
+__all__ = ["Emission", "Ending", "Job", "Plan", "Run", "Strike", "Timer", "Weather", "plan_of", "shrunk", "simulate"]
 
 _ROUNDS = 50
 

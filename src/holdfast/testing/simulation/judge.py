@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from math import inf
 
+from msgspec.structs import replace
+
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.testing import checker
@@ -23,6 +25,7 @@ from holdfast.testing.simulation.world import (
 from holdfast.testing.witness import Ledgers, What
 
 SLOT_SECONDS, ROUGH_SLOT_SECONDS = 2.5, 12.0  # how long a slot may stay empty; the latter if messages get lost
+ROUGH_CYCLE_SECONDS = 2 * CYCLE_SECONDS  # a runner stores what its code declares first, and tries until it is answered
 _BY_HISTORY = ("I2", "I3", "I4", "I6")
 
 
@@ -33,7 +36,8 @@ def judged(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
     # A claim that was carried out when nobody waited for it any more is like a cut line: its work is found by an audit.
     late = Fault(kind=FaultKind.CUT, at=0.0, ids=tuple(sorted(evidence.came_late)))
     faults = Faults((*evidence.faults.all, *((late,) if late.ids else ())))
-    for violation in checker.check(evidence.dump, evidence.ledgers, faults, _bounds()):
+    bounds = _bounds() if plan.weather.is_fair else replace(_bounds(), service_seconds={"core": ROUGH_CYCLE_SECONDS})
+    for violation in checker.check(evidence.dump, evidence.ledgers, faults, bounds):
         if not _was_audited(violation, evidence):
             yield violation
     for violation in checker.check(evidence.core, Ledgers(), Faults(), _bounds()):
@@ -66,6 +70,8 @@ def _was_audited(violation: Violation, evidence: Evidence) -> bool:
 def _starved(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
     """I8: by the histories, nobody waits for a slot that is free. A fault, and what it leaves to heal, is an excuse."""
     case = Case(evidence.dump, evidence.ledgers, evidence.faults, _bounds())
+    if case.slack == inf:
+        return
     disturbed = evidence.faults.windows(aftermath=case.bounds.recovery_seconds)
     most = SLOT_SECONDS if plan.weather.is_fair else ROUGH_SLOT_SECONDS
     for key in sorted({record.limit_key for record in evidence.dump.records if record.limit_key}):

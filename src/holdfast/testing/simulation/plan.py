@@ -9,7 +9,15 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.ids import derived_id
+from holdfast.lifecycle.schedules import CatchUp, Overlap
 from holdfast.testing.checker import FaultKind
+
+APP, TASK = "sim", "work"
+
+
+def id_of(token: str) -> str:
+    return derived_id("key", APP, TASK, token)
 
 
 class Ending(StrEnum):
@@ -39,8 +47,27 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cancel_after: float | None = None  # seconds after its submit
 
 
+class Timer(msgspec.Struct, frozen=True, kw_only=True):
+    """One schedule."""
+
+    name: str
+    every: float
+    seconds: float = 0.0  # what each of its calls takes
+    catch_up: CatchUp = CatchUp.ALL
+    overlap: Overlap = Overlap.ALLOW
+
+
+class Emission(msgspec.Struct, frozen=True, kw_only=True):
+    """One event, for the job with this token. With a `key`, several clients emit it."""
+
+    at: float
+    token: str
+    kind: str = "box"
+    key: str = ""
+
+
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault. A KILL with `step` strikes that many steps of the process later."""
+    """One fault. A KILL with `step` strikes that many steps of the process later; a CLOCK is set by `shift`."""
 
     kind: FaultKind
     at: float
@@ -48,6 +75,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     step: int = 0
     hurry: bool = False
+    shift: float = 0.0
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +107,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     weather: Weather = Weather()
     jobs: tuple[Job, ...] = ()
     strikes: tuple[Strike, ...] = ()
+    timers: tuple[Timer, ...] = ()
+    emissions: tuple[Emission, ...] = ()  # with any, there are triggers too
 
 
 def plan_of(seed: int) -> Plan:
@@ -86,7 +116,7 @@ def plan_of(seed: int) -> Plan:
     chaos = rng.choice((20.0, 30.0))
     nodes = rng.choice((1, 2, 2, 3, 3, 4))
     limits, identity, cancels = (random.Random(f"{what} {seed}") for what in ("limits", "identity", "cancels"))
-    return Plan(
+    plan = Plan(
         seed=seed,
         nodes=nodes,
         concurrency=rng.choice((1, 2, 4)),
@@ -98,7 +128,12 @@ def plan_of(seed: int) -> Plan:
         jobs=_cancelled(cancels, _named(identity, _limited(limits, _jobs(rng, chaos)))),
         limit=limits.choice((1, 1, 2, 3)),
         strikes=_strikes(rng, nodes, chaos),
+        timers=(timers := _timers(random.Random(f"timers {seed}"))),
     )
+    if timers:
+        jumps = _jumps(random.Random(f"jumps {seed}"), nodes, chaos)
+        plan = replace(plan, strikes=tuple(sorted([*plan.strikes, *jumps], key=lambda strike: strike.at)))
+    return replace(plan, emissions=_emissions(random.Random(f"emissions {seed}"), chaos, plan.jobs))
 
 
 def _weather(rng: random.Random) -> Weather:
@@ -164,6 +199,37 @@ def _cancelled(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     return tuple(replace(job, cancel_after=rng.choice((None, None, 0.0, 0.1, 0.5, 2.0, 6.0))) for job in jobs)
 
 
+def _timers(rng: random.Random) -> tuple[Timer, ...]:
+    """In a third of the plans."""
+    if rng.random() < 2 / 3:
+        return ()
+    return tuple(
+        Timer(
+            name=f"every {number}",
+            every=rng.choice((1.5, 3.0, 5.0)),
+            seconds=rng.choice((0.0, 0.2, 4.0)),
+            catch_up=rng.choice((CatchUp.ALL, CatchUp.ALL, CatchUp.LAST, CatchUp.NONE)),
+            overlap=rng.choice((Overlap.ALLOW, Overlap.ALLOW, Overlap.SKIP, Overlap.QUEUE)),
+        )
+        for number in range(rng.choice((1, 2)))
+    )
+
+
+def _emissions(rng: random.Random, chaos: float, jobs: tuple[Job, ...]) -> tuple[Emission, ...]:
+    """In a third of the plans. One in three has a key; a few are for the same job."""
+    if rng.random() < 2 / 3:
+        return ()
+    return tuple(
+        Emission(
+            at=rng.uniform(0.0, chaos * 0.95),
+            token=rng.choice(jobs).token,
+            kind=rng.choice(("box", "box", "bag")),
+            key=rng.choice(("", "", f"key {number}")),
+        )
+        for number in range(rng.randint(3, 10))
+    )
+
+
 def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]:
     makers: tuple[Callable[[float, int], Strike], ...] = (
         lambda at, node: Strike(kind=FaultKind.KILL, at=at, node=node),
@@ -183,9 +249,23 @@ def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]
     return tuple(sorted(strikes, key=lambda strike: strike.at))
 
 
+def _jumps(rng: random.Random, nodes: int, chaos: float) -> list[Strike]:
+    """In half of the plans with schedules, the clock of a host is set, and set right again."""
+    return [
+        Strike(
+            kind=FaultKind.CLOCK,
+            at=rng.uniform(1.0, chaos * 0.9),
+            node=rng.randrange(nodes),
+            seconds=rng.choice((1.0, 5.0)),
+            shift=rng.choice((-90.0, -7.0, 7.0, 90.0)),
+        )
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    ]
+
+
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """As little of a plan as still fails: without each strike, and then each job, that does not matter."""
-    for part in ("strikes", "jobs"):
+    for part in ("strikes", "timers", "emissions", "jobs"):
         for one in getattr(plan, part):
             smaller = replace(plan, **{part: tuple(each for each in getattr(plan, part) if each is not one)})
             if fails(smaller):

@@ -178,6 +178,7 @@ class Line:
         self._weather = weather
         self._hints = hints
         self._skew = skew
+        self.shift = 0.0  # of its host's clock, which somebody has set
         self.abilities = abilities
         self.schema_version = 0
         self.cuts = 0  # that last
@@ -186,7 +187,7 @@ class Line:
         self.heard_at = float("-inf")  # when the last heartbeat was sent that was answered
 
     def now(self) -> float:
-        return self._server.clock.now() + self._skew
+        return self._server.clock.now() + self._skew + self.shift
 
     def hints(self) -> Hints:
         return self._hints

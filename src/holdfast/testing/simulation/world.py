@@ -18,26 +18,25 @@ from holdfast.engine.core import Duties, Engine
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.recovery import core_app
 from holdfast.engine.runner import Runner, RunnerSettings
-from holdfast.errors import InvocationNotFound, StoreError
 from holdfast.execution.call import Call
 from holdfast.execution.places import Deliver, InlinePlaces
-from holdfast.ids import Ids, derived_id
+from holdfast.ids import Ids
+from holdfast.lifecycle import joins
 from holdfast.lifecycle.limits import Limit, limit_key
-from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms, registered
-from holdfast.lifecycle.retries import Fixed, dump_policy
 from holdfast.lifecycle.slots import SlotSettings
 from holdfast.lifecycle.status import FINAL
 from holdfast.schedules import cron
 from holdfast.store.contract import Ability, Store
 from holdfast.testing import checker
 from holdfast.testing.checker import Dump, Fault, FaultKind, Faults, Violation
-from holdfast.testing.simulation.plan import Ending, Job, Plan, Strike, Weather
+from holdfast.testing.simulation import happenings
+from holdfast.testing.simulation.client import Client
+from holdfast.testing.simulation.plan import APP, TASK, Ending, Job, Plan, Strike, Weather, id_of
 from holdfast.testing.simulation.scheduler import PROCESS, Process
 from holdfast.testing.simulation.wire import Hints, Ledger, Line, Server, Trace
 from holdfast.testing.virtual import VirtualClock
 from holdfast.testing.witness import Ledgers, What, digest_of, digest_of_error
 
-APP, TASK = "sim", "work"
 HEARTBEAT_SECONDS, DEAD_AFTER_SECONDS = 1.0, 4.0
 CYCLE_SECONDS = 6.0
 MOST_CRASHES = 3
@@ -86,6 +85,7 @@ class World:
     def __init__(self, plan: Plan, clock: VirtualClock, *, keep_trace: bool = False) -> None:
         self.plan = plan
         self.clock = clock
+        self.start_at = clock.now()
         self.ledger = Ledger(clock)
         self.server = Server(clock, self.ledger, Trace(keep=keep_trace))
         self.weather = plan.weather
@@ -107,6 +107,7 @@ class World:
         return random.Random(f"{self.plan.seed} {what}")
 
     async def run(self) -> Evidence:
+        await happenings.deploy(self.plan, self._engine(self.rng("deploy"), self.server.store), self.start_at)
         for node in self._nodes:
             node.start()
         clients = [Client(self, number) for number in range(3)]
@@ -141,16 +142,19 @@ class World:
             skew=rng.uniform(-self.plan.skew, self.plan.skew),
         )
         self.lines[process.pid] = line
-        engine = Engine(
+        engine = self._engine(rng, cast(Store, line))
+        engine.hub.connect(hints)
+        return process, engine, line
+
+    def _engine(self, rng: random.Random, store: Store) -> Engine:
+        return Engine(
             app=APP,
-            store=cast(Store, line),
+            store=store,
             clock=self.clock,
             ids=Ids(self.clock, rng),
             rng=rng,
             poll_interval_seconds=_POLL_SECONDS,
         )
-        engine.hub.connect(hints)
-        return process, engine, line
 
     # --- user code
 
@@ -246,6 +250,12 @@ class World:
                 await self._while_it_lasts(strike)
                 line.cuts -= 1
                 self.fault(FaultKind.CUT, at, process)
+            case FaultKind.CLOCK:
+                line = self.lines[process.pid]
+                line.shift += strike.shift
+                await self._while_it_lasts(strike)
+                line.shift -= strike.shift
+                self.fault(FaultKind.CLOCK, at, process)
             case FaultKind.STOP:
                 node.stop(hurry=strike.hurry)
 
@@ -269,7 +279,14 @@ class World:
         """All work has come to its end, and who is on the roster is there."""
         there = {node.runner_id for node in self._nodes}
         runners = {id for _, id in self.server.store._runners}
-        return runners <= there and all(record.status in FINAL for record in self.server.store._of(APP))
+        return runners <= there and self._is_at_rest()
+
+    def _is_at_rest(self) -> bool:
+        """All work has ended, everybody was told of it, and no tick is to come."""
+        store = self.server.store
+        waits = [entry for entry in store._entries.values() if entry.app == APP and entry.due_at is not None]
+        told = not any(entry.kind != joins.KIND or joins.from_entry(entry).firings for entry in waits)
+        return told and all(record.status in FINAL and not record.outbox for record in store._of(APP))
 
     async def _until(self, holds: Any, seconds: float) -> bool:
         deadline = self.clock.monotonic() + seconds
@@ -304,17 +321,13 @@ class World:
         )
 
 
-def id_of(token: str) -> str:
-    return derived_id("key", APP, TASK, token)
-
-
 class Node:
     """A machine on which a runner is started again whenever it ends."""
 
     def __init__(self, world: World, number: int) -> None:
         self._world = world
         self._number = number
-        self._starts = 0
+        self.start_ats = 0
         self._rng = world.rng("node", number)
         self._retired = False
         self._stopped_at: float | None = None
@@ -332,26 +345,28 @@ class Node:
     def start(self) -> None:
         if self._retired or self.process is not None:
             return
-        self._starts += 1
-        name = f"n{self._number}.{self._starts}"
+        self.start_ats += 1
+        name = f"n{self._number}.{self.start_ats}"
         self.process, engine, _ = self._world.process(name, self._died)
         self.process.spawn(self._live(self.process, engine))
 
     async def _live(self, process: Process, engine: Engine) -> None:
         world = self._world
-        task = world.task()
+        tasks = [world.task(), *happenings.tasks(world.plan)]
 
         def places(place: Place, deliver: Deliver) -> InlinePlaces:
             return _Watched(world, process, deliver)
 
         self._runner = engine.runner(
-            [task],
+            tasks,
             world.codec,
             version="simulated",
             concurrency=world.plan.concurrency,
             duties=_DUTIES,
             drain_timeout_seconds=_DRAIN_SECONDS,
             make_places=places,
+            declared=happenings.declarations(world.plan, world.start_at),
+            triggers=happenings.triggers(world.plan),
         )
         await self._runner.run()
         if self._stopped_at is not None:
@@ -391,89 +406,6 @@ class _Watched(InlinePlaces):
         calls = list(calls)
         self._world.starts(self._process, calls)
         super().start(calls)
-
-
-class Client:
-    """Submits jobs, again if it has to, and waits for their ends."""
-
-    def __init__(self, world: World, number: int) -> None:
-        self._world = world
-        self._number = number
-        self.process, self._engine, _ = world.process(f"c{number}", lambda process: None)
-
-    async def run(self) -> None:
-        jobs = [job for job in self._world.plan.jobs if self._number < job.times]
-        await asyncio.gather(*[self._submit(job) for job in jobs])
-
-    async def _submit(self, job: Job) -> None:
-        ledger = self._world.ledger
-        await asyncio.sleep(job.at)
-        facts = {"token": job.token, "span": ledger.span(), "idempotency_key": job.token if job.keyed else None}
-        ledger.write(What.SUBMIT_INVOKE, self.process.pid, **facts)
-        record = self._record(job)
-        for _ in range(4):
-            try:
-                (there,) = await self._engine.submitter.submit([record])
-            except StoreError:
-                await asyncio.sleep(0.3)
-                record = self._record(job) if job.keyed else record  # as if it were another process
-            else:
-                id = record.id if there is None else there.id
-                ledger.write(What.SUBMIT_OK, self.process.pid, **facts, id=id)
-                await asyncio.gather(self._see(job, id), self._cancel(job, id))
-                return
-        ledger.write(What.SUBMIT_UNKNOWN, self.process.pid, **facts)
-
-    async def _cancel(self, job: Job, id: str) -> None:
-        """Ask for its end until the store has heard it."""
-        if job.cancel_after is None:
-            return
-        await asyncio.sleep(job.cancel_after)
-        while True:
-            try:
-                await self._engine.canceller.cancel([id], by=self.process.name, reason="the plan says so")
-                return
-            except (StoreError, InvocationNotFound):
-                await asyncio.sleep(0.5)
-
-    def _record(self, job: Job) -> InvocationRecord:
-        world, now = self._world, self._world.clock.now()
-        policy = dump_policy(Fixed(job.retries, 0.5)) if job.retries else None
-        record = InvocationRecord(
-            id=self._engine.ids.new() if job.keyed else id_of(job.token),
-            key=job.token if job.keyed else None,
-            terms=PLAIN if policy is None else Terms(retries=policy),
-            app=APP,
-            task=TASK,
-            arguments=world.codec.encode_call((job.token,), {}),
-            created_at=now,
-            due_at=now + job.delay,
-            priority=job.priority,
-            at_most_once=job.at_most_once,
-            limit_key=job.limit_key and limit_key(TASK, job.limit_key),
-        )
-        return registered(record, operation=self._engine.ids.operation(), at=now)
-
-    async def _see(self, job: Job, id: str) -> None:
-        while True:
-            try:
-                ended = await self._engine.watcher.ends([id], 20.0)
-            except (StoreError, InvocationNotFound):
-                await asyncio.sleep(0.5)
-                continue
-            if id in ended:
-                break
-            if self._world.healing and self._world.clock.monotonic() > self._world.plan.chaos_seconds + 100:
-                return
-        record = ended[id]
-        digest = None
-        if record.error is not None:
-            digest = digest_of_error(record.error.message)
-        elif record.result is not None:
-            digest = digest_of(self._world.codec.decode(record.result), self._world.codec)
-        self._world.ledger.write(
-            What.RESULT_SEEN, self.process.pid, id=id, token=job.token, digest=digest, status=str(record.status)
-        )
 
 
 @contextmanager

@@ -1,0 +1,60 @@
+"""Retry policies as ``show`` tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast import Exponential, FirstMatch, Fixed, Forever, MoveTo, Never, Only, Timetable
+from holdfast.cli.policies import policy_shown
+from holdfast.lifecycle.retries import Policy, dump_policy
+
+if TYPE_CHECKING:
+    from conftest import Command
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Never(), "none"),
+        (Fixed(1, "90s"), "1 more attempt, 1m30s apart"),
+        (Exponential(5), "5 more attempts, after about 1s, then 2 times as long each time, up to 1m"),
+        (
+            Exponential(2, "2s", "1h", 1.5, jitter=False),
+            "2 more attempts, after 2s, then 1.5 times as long each time, up to 1h",
+        ),
+        (Timetable({"5m": "1m", "1h": "5m"}), "every 1m up to an age of 5m, every 5m up to an age of 1h, then none"),
+        (Forever(Fixed(3, "10s")), "for ever, 10s apart"),
+        (MoveTo("slow", Fixed(2)), "2 more attempts, 1s apart, on the queue 'slow'"),
+        (
+            Only(Fixed(2), [ConnectionError, "shop:Busy"]),
+            "for ConnectionError or shop:Busy: 2 more attempts, 1s apart; for others none",
+        ),
+        (
+            FirstMatch([(ValueError, Never()), (Exception, Forever(Fixed(0, 5)))]),
+            "for ValueError: none; for Exception: for ever, 5s apart; for others none",
+        ),
+    ],
+)
+def test_a_policy_in_words(policy: Policy, says: str) -> None:
+    assert policy_shown(dump_policy(policy)) == says
+
+
+def test_one_that_is_not_known_stays_as_it_is_stored() -> None:
+    unknown: dict[str, Any] = {"kind": "lunar", "phase": 3}
+    assert policy_shown(unknown) == '{"kind": "lunar", "phase": 3}'
+    assert policy_shown(None) == ""
+
+
+def test_show_tells_it_to_people_and_as_it_is_stored_to_programs(folder: Path, holdfast: Command) -> None:
+    (folder / "shop.py").write_text(
+        "from holdfast import App\napp = App('sqlite:///shop.db')\n"
+        "@app.task(retries=3)\ndef add(a): ...\n"
+        "@app.task\ndef plain(a): ...\n"
+    )
+    ids = [holdfast("submit", task, "1").out.strip() for task in ("add", "plain")]
+    assert "  3 more attempts, after about 1s, then 2 times" in holdfast("show", ids[0]).out
+    assert holdfast("show", ids[0], "--json").json["retries"]["kind"] == "exponential"
+    assert "\nretries" not in holdfast("show", ids[1]).out
