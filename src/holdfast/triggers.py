@@ -449,7 +449,11 @@ def known_as(declared: TaskTrigger, task: str) -> str:
 
 
 def _said(asked: Asked) -> list[Any]:
-    return [asked.condition, asked.timing, _code_name(asked.where), _code_name(asked.called_with)]
+    """Of the task that ends only its name: its signature and older names may change, and the trigger is the same."""
+    condition = asked.condition
+    if isinstance(condition, OnEnd):
+        condition = replace(condition, tasks=condition.tasks[:1], parameters=(), defaults=b"")
+    return [condition, asked.timing, _code_name(asked.where), _code_name(asked.called_with)]
 
 
 def _code_name(function: Callable[..., Any] | None) -> str:

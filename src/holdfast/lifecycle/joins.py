@@ -59,12 +59,19 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def name_of(trigger: TriggerRecord, clause: int, facts: Facts) -> str | None:
-    """The name of the record that a happening belongs to; None if it lacks what they should have in common."""
-    condition = next(each for member in trigger.clauses[clause] for each in member if each.holds(facts))
+    """The name of the record that a happening belongs to; None if it lacks what they should have in common.
+
+    It follows from the conditions, too: under the trigger's name, other code may wait for something else.
+    """
+    members = trigger.clauses[clause]
+    waits_for = repr([[(str(each), each.correlate) for each in member] for member in members])
+    condition = next(each for member in members for each in member if each.holds(facts))
     if not condition.correlate:
-        return derived_id("join", trigger.name, str(clause))
+        return derived_id("join", trigger.name, str(clause), waits_for)
     value = condition.correlation(facts)
-    return None if value is MISSING else derived_id("join", trigger.name, str(clause), DATA.digest({"": value}))
+    if value is MISSING:
+        return None
+    return derived_id("join", trigger.name, str(clause), waits_for, DATA.digest({"": value}))
 
 
 def fresh(trigger: TriggerRecord, clause: int, name: str) -> Join:
