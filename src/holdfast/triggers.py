@@ -233,10 +233,16 @@ def all_of(
     parts = _several("all_of", conditions)
     members = []
     for each in parts:
-        if any(len(clause) > 1 for clause in each.clauses):
+        several = any(len(clause) > 1 for clause in each.clauses)
+        if several and len(each.clauses) > 1:
             raise InvalidTrigger("all_of() takes conditions, or any_of() of conditions: put one in the other only so")
-        members.append(tuple(_correlated(asked, correlate) for clause in each.clauses for asked in clause[0]))
+        together = each.clauses[0] if several else (tuple(asked for clause in each.clauses for asked in clause[0]),)
+        members += [tuple(_correlated(asked, correlate) for asked in member) for member in together]
     _refuse_half_correlated(members)
+    lengths = {each.within_seconds for each in parts if len(each.clauses[0]) > 1} | {seconds}
+    if len(lengths - {WITHIN_SECONDS}) > 1:
+        raise InvalidTrigger("all_of() of several all_of() with different within=: say it once, for the whole")
+    seconds = min(lengths, key=lambda length: length == WITHIN_SECONDS)
     found, provider = _given(arguments, parts)
     return Trigger(
         TaskTrigger(clauses=(tuple(members),), arguments=found, provider=provider, within_seconds=seconds, name=name)

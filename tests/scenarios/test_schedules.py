@@ -270,3 +270,17 @@ def test_options_that_a_schedule_cannot_keep_are_refused(here: App) -> None:
     for options in ({"key": "x"}, {"delay": "5m"}, {"at": LATER}, {"session": object()}):
         with pytest.raises(UsageError, match=f"{next(iter(options))}="):
             here.schedules.create("nightly", task.options(**options), every="1h")
+
+
+def test_texts_that_are_none_are_refused_before_they_are_stored(here: App) -> None:
+    here.schedules.create("hourly", echo(here), every="1h")
+    for call in (
+        lambda: here.schedules.pause("hourly", reason=5),  # type: ignore[arg-type]
+        lambda: here.schedules.pause("hourly", by=5),  # type: ignore[arg-type]
+        lambda: here.schedules.run_now("hourly", request=5),  # type: ignore[arg-type]
+        lambda: here.schedules.run_now("hourly", request=""),
+        lambda: here.schedules.backfill("hourly", 0.0, 1.0, request=5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match="expected"):
+            call()
+    assert here.schedules.get("hourly").pause is None
