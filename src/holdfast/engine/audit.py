@@ -2,7 +2,7 @@
 
 A claim that was still executing when its repetition had read, or an end that was given up, leaves work behind that
 nobody runs, in the name of an owner that lives. What is strange twice in a row, in the same epoch, is treated like the
-work of an owner that died.
+work of an owner that died; what was cancelled meanwhile is ended.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from holdfast.engine.outages import repeated
 from holdfast.engine.recovery import Recovery
 from holdfast.errors import StoreError
 from holdfast.lifecycle.records import runner_of
-from holdfast.lifecycle.status import OWNED
+from holdfast.lifecycle.status import OWNED, Status
 from holdfast.store.contract import Filter, Store
 
 log = logging.getLogger("holdfast.worker")
 
 AUDIT_SECONDS = 15.0
+AGAIN_SECONDS = 2.0  # who is suspected is looked at soon: somebody may wait for its end
 _AT_ONCE = 500
+_UNKNOWN = "its owner does not know of it"
 
 
 class Audit:
@@ -39,7 +41,7 @@ class Audit:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(AUDIT_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS if self._suspects else AUDIT_SECONDS)
             try:
                 with repeated():
                     await self._look()
@@ -57,5 +59,6 @@ class Audit:
         strange = [record for record in found if record.owner == self._owner and record.id not in known]
         left = [record for record in strange if (record.id, record.epoch) in self._suspects]
         self._suspects = {(record.id, record.epoch) for record in strange}
-        if left:
-            await self._recovery.recover(left, "its owner does not know of it")
+        cancelled = [record for record in left if record.status is Status.CANCELLING]  # nobody gives way for those
+        await self._recovery.end(cancelled, _UNKNOWN)
+        await self._recovery.recover([record for record in left if record not in cancelled], _UNKNOWN)
