@@ -391,3 +391,28 @@ def test_a_hundred_that_wait_for_each_other_at_once_are_all_told_at_once(app: Ap
         made = asyncio.run(emit("labelled"))
         assert len(set(made)) == 100
         assert all(made), "each knows what it has completed"
+
+
+def test_a_call_that_could_not_be_made_is_a_failure_that_is_told_of(app: App) -> None:
+    told = recorder(app, on_event("paid", arguments={"a": from_event("id")}))
+    recorder(app, on_exception(told, "TriggerFailed", arguments={"a": from_exception("message")}), name="alarm")
+    with app.runner():
+        app.emit("paid", {"no": "id"})
+        until(lambda: of(app, "alarm"), "the services have told it")
+        ((text, _),) = results(app, "alarm")
+        assert "nothing was found for a" in text
+        until(lambda: not any(record.outbox for record in of(app, "told")))
+
+
+def test_calls_that_cannot_be_made_do_not_go_in_a_circle_for_ever() -> None:
+    with App("memory://", poll_interval_seconds=0.2, trigger_max_depth=3) as app:
+        recorder(
+            app,
+            on_event("paid", arguments={"a": from_event("id")}),
+            on_exception("told", arguments={"a": from_exception("message"), "b": from_arguments("nothing")}),
+        )
+        with app.runner():
+            app.emit("paid", {})
+            until(lambda: len(of(app, "told")) == 4)
+            until(lambda: not any(record.outbox for record in of(app, "told")))
+            assert sorted(record.origin.depth for record in of(app, "told") if record.origin) == [1, 2, 3, 4]

@@ -194,11 +194,15 @@ class Teller:
         )
 
     def failed(self, record: InvocationRecord, why: str) -> InvocationRecord:
+        """It has ended by that, and who waits for such an end is told by the services; unless it has gone too far."""
+        too_far = record.origin is not None and record.origin.depth > self.max_depth
+        outbox = () if too_far else self._subscriptions.of_end(record.task, Status.FAILED)
         error = DATA.encode_error(TriggerFailed(f"{record.task} was not called: {why}", invocation_id=record.id))
         log.error("%s was not called: %s", record.task, why, extra={"invocation": record.id, "task": record.task})
         operation, at = self._ids.operation(), record.created_at
         change = unowned("refused", record, Status.FAILED, frozenset({Status.REGISTERED}), operation, at, why)
-        return apply_to(replace(change, error=error), record)
+        ended = replace(change, error=error)
+        return apply_to(replace(ended, outbox=outbox) if outbox else ended, record)
 
     def _evaluation(self, trigger: TriggerRecord, facts: Facts) -> InvocationRecord:
         """A call of the task that knows the trigger's code."""
