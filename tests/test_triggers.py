@@ -155,7 +155,6 @@ def test_a_filter_on_an_argument_that_the_task_does_not_have_is_refused(app: App
         (lambda: all_of(A, B, within="soon"), "within='soon': 'soon' is not a length of time"),
         (lambda: all_of(A, B, within=-1), "it is negative"),
         (lambda: all_of(A, B, correlate=5), "correlate=5: expected a path"),
-        (lambda: all_of(all_of(A, B), C), "put one in the other only so"),
         (lambda: all_of(any_of(A, all_of(B, C)), C), "put one in the other only so"),
         (lambda: any_of(all_of(A, B, within="1h"), all_of(A, C)), "different within="),
         (lambda: all_of(A, on_event("b", correlate="id")), "the event 'a' has none"),
@@ -462,3 +461,12 @@ def test_a_value_that_is_not_there_is_a_call_that_has_failed(app: App) -> None:
     assert record.error is not None
     assert record.error.message == "told was not called: nothing was found for a, b in what it was triggered by"
     assert record.attempt == 0
+
+
+def test_and_goes_on_over_more_than_two() -> None:
+    (clause,) = (A & B & C).declared.clauses
+    assert [str(asked.condition) for (asked,) in clause] == ["the event 'a'", "the event 'b'", "the event 'c'"]
+    assert (all_of(A, B, within="1h") & C).declared.within_seconds == 3600
+    assert all_of(A & B, C, within="1h").declared.within_seconds == 3600
+    with pytest.raises(InvalidTrigger, match="different within="):
+        all_of(A, all_of(B, C, within="2h"), within="1h")

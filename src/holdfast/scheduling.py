@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
+from holdfast.declaring import valid_key
 from holdfast.engine.core import Engine
 from holdfast.errors import UsageError
 from holdfast.invocation import Invocation
@@ -193,7 +194,10 @@ class Schedules:
         return await self._app._arun(self._pause(name, reason, by))
 
     async def _pause(self, name: str, reason: str, by: str | None) -> ScheduleRecord:
-        return await (await self._app._engine()).schedule_book.pause(name, whoever() if by is None else by, reason)
+        by = whoever() if by is None else by
+        if not isinstance(reason, str) or not isinstance(by, str):
+            raise UsageError(f"reason={reason!r}, by={by!r}: expected texts")
+        return await (await self._app._engine()).schedule_book.pause(name, by, reason)
 
     def resume(self, name: str) -> ScheduleRecord:
         """Go on, from now. The ticks of the pause do not fire; `backfill` makes up for them."""
@@ -223,6 +227,7 @@ class Schedules:
         return self._handle(await self._app._arun(self._run_now(name, request)))
 
     async def _run_now(self, name: str, request: str | None) -> InvocationRecord:
+        request = None if request is None else valid_key("request", request)
         return await (await self._app._engine()).schedule_book.run_now(name, request)
 
     def backfill(self, name: str, start: Moment, end: Moment, *, request: str | None = None) -> Handles:
@@ -233,6 +238,7 @@ class Schedules:
         return [self._handle(each) for each in await self._app._arun(self._backfill(name, start, end, request))]
 
     async def _backfill(self, name: str, start: Moment, end: Moment, request: str | None) -> Sequence[InvocationRecord]:
+        request = None if request is None else valid_key("request", request)
         first = begins_after(Rules(starts_at=instant(start, "start")), float("-inf"))
         return await (await self._app._engine()).schedule_book.backfill(name, first, instant(end, "end"), request)
 

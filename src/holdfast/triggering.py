@@ -47,6 +47,7 @@ log = logging.getLogger("holdfast.triggers")
 
 _BY_ARGUMENTS = (RunningConcurrency.ARGUMENTS, RunningConcurrency.KEYS)
 EVALUATES = "trigger:"
+_MOST_BESIDE = 50
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,18 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 def trigger_records(tasks: Sequence[Submittable[..., Any]], app: str) -> list[TriggerRecord]:
     """Those that these tasks declare."""
     _warn_of_strangers(tasks)
-    return [_record(task, each, app) for task in tasks for each in task.definition.triggers]
+    return [
+        replace(_record(task, each, app), beside=_beside(task, tasks))
+        for task in tasks
+        for each in task.definition.triggers
+    ]
+
+
+def _beside(task: Submittable[..., Any], tasks: Iterable[Submittable[..., Any]]) -> tuple[str, ...]:
+    """Other tasks of the same module."""
+    module, colon, _ = task.name.partition(":")
+    others = [each.name for each in tasks if each is not task and each.name.startswith(module + ":")] if colon else []
+    return tuple(sorted(set(others))[:_MOST_BESIDE])
 
 
 def refuse_doubles(definition: TaskDefinition, others: Iterable[TaskDefinition]) -> None:
@@ -164,6 +176,7 @@ def declarations(tasks: Sequence[Submittable[..., Any]], engine: Engine) -> list
             call=_declared_call(task, each, engine),
             rules=each.rules,
             name=each.name,
+            beside=_beside(task, tasks),
         )
         for task in tasks
         for each in task.definition.schedules
@@ -190,7 +203,10 @@ def _tick_declarations(tasks: Sequence[Submittable[..., Any]]) -> list[Declarati
                 event = tick_condition(name, number).name
                 call = Call(task=task.name, arguments=b"", event=event)
                 rules = Rules(catch_up=CatchUp.LAST)
-                found.append(Declaration(timing=timing, call=call, rules=rules, name=tick_name(name, number)))
+                beside = _beside(task, tasks)
+                found.append(
+                    Declaration(timing=timing, call=call, rules=rules, name=tick_name(name, number), beside=beside)
+                )
     return found
 
 
@@ -238,7 +254,8 @@ class Evaluation:
         known = self._app._run(engine.subscriptions.get([self._name]))
         if self._name not in known:
             raise UsageError(f"the trigger '{self._name}' is gone")
-        trigger = known[self._name]
+        # By the conditions of this code: they are what its functions belong to.
+        trigger = replace(known[self._name], clauses=_conditions(self._declared, self._name))
         if kind == joins.KIND:
             return self._left_over(engine, trigger, id)
         facts, cause = self._happening(engine, trigger, Source(kind=kind, id=id))

@@ -233,10 +233,16 @@ def all_of(
     parts = _several("all_of", conditions)
     members = []
     for each in parts:
-        if any(len(clause) > 1 for clause in each.clauses):
+        several = any(len(clause) > 1 for clause in each.clauses)
+        if several and len(each.clauses) > 1:
             raise InvalidTrigger("all_of() takes conditions, or any_of() of conditions: put one in the other only so")
-        members.append(tuple(_correlated(asked, correlate) for clause in each.clauses for asked in clause[0]))
+        together = each.clauses[0] if several else (tuple(asked for clause in each.clauses for asked in clause[0]),)
+        members += [tuple(_correlated(asked, correlate) for asked in member) for member in together]
     _refuse_half_correlated(members)
+    lengths = {each.within_seconds for each in parts if len(each.clauses[0]) > 1} | {seconds}
+    if len(lengths - {WITHIN_SECONDS}) > 1:
+        raise InvalidTrigger("all_of() of several all_of() with different within=: say it once, for the whole")
+    seconds = min(lengths, key=lambda length: length == WITHIN_SECONDS)
     found, provider = _given(arguments, parts)
     return Trigger(
         TaskTrigger(clauses=(tuple(members),), arguments=found, provider=provider, within_seconds=seconds, name=name)
@@ -449,7 +455,11 @@ def known_as(declared: TaskTrigger, task: str) -> str:
 
 
 def _said(asked: Asked) -> list[Any]:
-    return [asked.condition, asked.timing, _code_name(asked.where), _code_name(asked.called_with)]
+    """Of the task that ends only its name: its signature and older names may change, and the trigger is the same."""
+    condition = asked.condition
+    if isinstance(condition, OnEnd):
+        condition = replace(condition, tasks=condition.tasks[:1], parameters=(), defaults=b"")
+    return [condition, asked.timing, _code_name(asked.where), _code_name(asked.called_with)]
 
 
 def _code_name(function: Callable[..., Any] | None) -> str:

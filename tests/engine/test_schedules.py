@@ -268,6 +268,37 @@ def test_many_that_cannot_be_read_do_not_stand_in_front_of_the_others() -> None:
     assert house.ticks() == [10]
 
 
+def test_one_that_cannot_be_read_here_is_still_on_time_for_somebody_who_can() -> None:
+    """In a mixed fleet the next one in turn may know it; what is a minute late would be missed."""
+    house = House(schedule(Every(600.0), rules=Rules(catch_up=CatchUp.NONE)))
+    (good,) = asyncio.run(house.store.entries("shop", "schedule"))
+    assert asyncio.run(house.store.put_entry(replace(good, version=2, body=b"{}")))
+    house.after(600 - START % 600 + 0.5)
+    (put_off,) = asyncio.run(house.store.entries("shop", "schedule"))
+    assert asyncio.run(house.store.put_entry(replace(good, version=put_off.version + 1, due_at=put_off.due_at)))
+    house.after((put_off.due_at or 0.0) - house.clock.now())
+    assert len(house.found()) == 1
+
+
+def test_one_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    house = House(schedule(rules=Rules(overlap=Overlap.CANCEL)))
+    house.after(10)
+    asyncio.run(house.store.put_entry(to_entry(replace(schedule(), name="other", uid="other", through=START + 11))))
+
+    async def fail(record: InvocationRecord, why: str) -> None:
+        raise LookupError("something strange")
+
+    house._cancel = fail  # type: ignore[method-assign]
+    scheduler = house.scheduler()
+    house.clock.advance(10)
+    house.fire(scheduler)
+    assert len(house.found()) == 2
+    assert "the schedule 'nightly' is put off: something strange" in caplog.text
+    house.clock.advance(10)
+    house.fire(scheduler)
+    assert len(house.found()) == 3
+
+
 # --- rules
 
 

@@ -100,3 +100,17 @@ def test_each_is_used_once_however_often_it_is_told(told: list[tuple[str, int]])
     there = {letter: list(dict.fromkeys(f"{le}{n}" for le, n in told if le == letter)) for letter in "ab"}
     pairs = min(len(there["a"]), len(there["b"]))
     assert ids(join) == [list(pair) for pair in zip(there["a"][:pairs], there["b"][:pairs], strict=True)]
+
+
+def test_the_time_between_happenings_counts_and_not_when_somebody_was_told() -> None:
+    waiting = put(EMPTY, "a1", 0)
+    told_late = added(waiting, one("b1", NOW + 10), [1], TRIGGER.within_seconds, NOW + 7200)
+    assert ids(told_late) == [["a1", "b1"]]
+    too_old = added(put(EMPTY, "a1", 0), one("b0", NOW - 61), [1], TRIGGER.within_seconds, NOW + 1)
+    assert (ids(too_old), [len(group) for group in too_old.members]) == ([], [1, 0])
+
+
+def test_one_that_is_for_two_members_is_used_once() -> None:
+    join = added(put(EMPTY, "a1", 0), one("both", NOW + 1), [0, 1], TRIGGER.within_seconds, NOW + 1)
+    assert ids(join) == [["a1", "both"]]
+    assert ids(put(join, "b2", 1, NOW + 2)) == [["a1", "both"]]

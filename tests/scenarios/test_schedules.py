@@ -367,3 +367,17 @@ def test_one_whose_task_nobody_knows_is_told_of_once(tmp_path: Path, caplog: pyt
     with deployed(url, task=False, schedule=False) as app, app.runner():
         until(lambda: "schedule 'hourly' calls echo, which no living runner knows" in caplog.text, "a warning")
         assert app.schedules.get("hourly").retired_at is None
+
+
+def test_texts_that_are_none_are_refused_before_they_are_stored(here: App) -> None:
+    here.schedules.create("hourly", echo(here), every="1h")
+    for call in (
+        lambda: here.schedules.pause("hourly", reason=5),  # type: ignore[arg-type]
+        lambda: here.schedules.pause("hourly", by=5),  # type: ignore[arg-type]
+        lambda: here.schedules.run_now("hourly", request=5),  # type: ignore[arg-type]
+        lambda: here.schedules.run_now("hourly", request=""),
+        lambda: here.schedules.backfill("hourly", 0.0, 1.0, request=5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match="expected"):
+            call()
+    assert here.schedules.get("hourly").pause is None

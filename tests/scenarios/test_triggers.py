@@ -375,3 +375,44 @@ def test_a_process_that_only_emits_hears_of_a_trigger_within_three_seconds(tmp_p
             began = time.monotonic()
             until(lambda: shop.emit("made").caused, "it was told")
             assert time.monotonic() - began < 3
+
+
+def test_a_hundred_that_wait_for_each_other_at_once_are_all_told_at_once(app: App) -> None:
+    first = on_event("packed", arguments={"a": from_event("n")})
+    second = on_event("labelled", arguments={"b": from_event("n")})
+    recorder(app, all_of(first, second), executor="thread")
+
+    async def emit(name: str) -> list[str]:
+        events = await asyncio.gather(*[app.aemit(name, {"n": number}) for number in range(100)])
+        return [caused.invocation for event in events for caused in event.caused]
+
+    with app.runner(concurrency=4):
+        assert not any(asyncio.run(emit("packed")))
+        made = asyncio.run(emit("labelled"))
+        assert len(set(made)) == 100
+        assert all(made), "each knows what it has completed"
+
+
+def test_a_call_that_could_not_be_made_is_a_failure_that_is_told_of(app: App) -> None:
+    told = recorder(app, on_event("paid", arguments={"a": from_event("id")}))
+    recorder(app, on_exception(told, "TriggerFailed", arguments={"a": from_exception("message")}), name="alarm")
+    with app.runner():
+        app.emit("paid", {"no": "id"})
+        until(lambda: of(app, "alarm"), "the services have told it")
+        ((text, _),) = results(app, "alarm")
+        assert "nothing was found for a" in text
+        until(lambda: not any(record.outbox for record in of(app, "told")))
+
+
+def test_calls_that_cannot_be_made_do_not_go_in_a_circle_for_ever() -> None:
+    with App("memory://", poll_interval_seconds=0.2, trigger_max_depth=3) as app:
+        recorder(
+            app,
+            on_event("paid", arguments={"a": from_event("id")}),
+            on_exception("told", arguments={"a": from_exception("message"), "b": from_arguments("nothing")}),
+        )
+        with app.runner():
+            app.emit("paid", {})
+            until(lambda: len(of(app, "told")) == 4)
+            until(lambda: not any(record.outbox for record in of(app, "told")))
+            assert sorted(record.origin.depth for record in of(app, "told") if record.origin) == [1, 2, 3, 4]

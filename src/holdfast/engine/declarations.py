@@ -1,9 +1,10 @@
 """Schedules and triggers that are declared in code: stored when a runner starts, retired when nobody declares them.
 
 A runner tells with its entry on the roster which its code declares. One that nobody declares, although
-somebody alive knows its task, is no longer in the code, and rests from then on; it is kept, with its uid and its count,
-and goes on from the moment somebody declares it again. A fleet that is down, or a runner with other modules, retires
-nothing. In a rolling deploy the old and the new code's schedules are both there until the last old runner is gone.
+somebody alive knows its task, or another task that was in the same module, is no longer in the code, and rests from
+then on; it is kept, with its uid and its count, and goes on from the moment somebody declares it again. A fleet that is
+down, or a runner with other modules, retires nothing. In a rolling deploy the old and the new code's schedules are both
+there until the last old runner is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.schedule_book import ScheduleBook
 from holdfast.engine.triggers import TriggerBook
@@ -26,17 +28,29 @@ log = logging.getLogger("holdfast.schedules")
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as code declares it. Without a `name` it is called by its task and a digest of what it says."""
+    """A schedule as code declares it."""
 
     timing: Timing
     call: Call
     rules: Rules = Rules()
     name: str = ""
+    beside: tuple[str, ...] = ()
 
-    @property
-    def known_as(self) -> str:
-        said = msgspec.json.encode((self.timing, self.call, self.rules))
-        return self.name or f"{self.call.task}#{hashlib.sha256(said).hexdigest()[:8]}"
+
+def by_name(declared: Sequence[Declaration]) -> dict[str, Declaration]:
+    """One without a name is called by its task and a digest of its timing. What else is said about it, and about its
+    task, may be changed by a deploy, and it has to stay the same schedule: else the old and the new would both fire.
+    """
+    named: dict[str, Declaration] = {}
+    for each in declared:
+        if each in named.values():
+            continue
+        name, number = each.name, 0
+        while not each.name and (not name or name in named):
+            said = msgspec.json.encode((each.timing, number))
+            name, number = f"{each.call.task}#{hashlib.sha256(said).hexdigest()[:8]}", number + 1
+        named[name] = each
+    return named
 
 
 class Declarations:
@@ -52,7 +66,7 @@ class Declarations:
         self._store = store
         self._triggers = triggers
         self._book = book
-        self._declared = {each.known_as: each for each in declared}
+        self._declared = by_name(declared)
         self._app = app
         self._told_of: set[str] = set()
 
@@ -74,9 +88,8 @@ class Declarations:
 
     async def _ensure(self, name: str, declared: Declaration, there: ScheduleRecord | None) -> None:
         if there is None:
-            there = await self._book.ensure(
-                self._book.new(name, declared.timing, declared.call, declared.rules, declared=True)
-            )
+            fresh = self._book.new(name, declared.timing, declared.call, declared.rules, declared=True)
+            there = await self._book.ensure(replace(fresh, beside=declared.beside))
         if not there.declared:
             raise UsageError(
                 f"the schedule '{name}' is declared in code, and one of that name was created at run time; "
@@ -99,7 +112,7 @@ class Declarations:
             if f"schedule:{record.name}" in declared:
                 if record.retired_at is not None:
                     await self._book.change(record.name, lambda record, now: {"retired_at": None, "through": now})
-            elif record.retired_at is None and record.call.task in known:
+            elif record.retired_at is None and not known.isdisjoint((record.call.task, *record.beside)):
                 log.warning("schedule '%s' is no longer declared by any code, and rests", record.name)
                 await self._book.change(record.name, lambda record, now: {"retired_at": record.retired_at or now})
             elif record.retired_at is None and record.name not in self._told_of:
@@ -114,7 +127,7 @@ class Declarations:
 
 def _as_declared(declared: Declaration, record: ScheduleRecord, now: float) -> dict[str, object]:
     """What of a stored schedule has to be changed. Another timing counts from now on, and so does a revival."""
-    fields: dict[str, object] = {"call": declared.call, "rules": declared.rules}
+    fields: dict[str, object] = {"call": declared.call, "rules": declared.rules, "beside": declared.beside}
     if record.timing != declared.timing or record.retired_at is not None:
         fields |= {"timing": declared.timing, "retired_at": None, "through": now}
     return fields

@@ -24,7 +24,7 @@ from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.outages import Seldom
 from holdfast.engine.submit import Submitter
-from holdfast.errors import CorruptRecord
+from holdfast.errors import CorruptRecord, StoreUnavailable
 from holdfast.ids import Ids
 from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.firing import STALE_SECONDS, due, due_at, invocation_id
@@ -37,7 +37,7 @@ log = logging.getLogger("holdfast.schedules")
 
 LOOK_SECONDS = 1.0  # a schedule that was just made may be due before a hint of it arrives, if one does
 _AT_ONCE = 50
-_UNREADABLE_SECONDS = 60.0
+_PUT_OFF_SECONDS = 10.0  # others may be able to read it, and have to be in time for a tick that must not be late
 MOST_QUEUED = 1000
 _TICK_KEPT_SECONDS = 86_400.0
 _codec = Codec()
@@ -95,11 +95,18 @@ class Scheduler:
     async def _see_to(self, entry: Entry, now: float) -> None:
         try:
             await self._fire(entry, from_entry(entry), now)
+            return
+        except StoreUnavailable:
+            raise
         except CorruptRecord as error:
-            if self._seldom.is_due(entry.name):
-                log.error("%s; its ticks wait for somebody who can", error)
-            # Put off, so that it does not stand in front of the others at every look.
-            await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=now + _UNREADABLE_SECONDS))
+            why = f"{error}; its ticks wait for somebody who can"
+        except Exception as error:
+            why = f"the schedule '{entry.name}' is put off: {error}"
+            log.debug("%s", why, exc_info=True)
+        if self._seldom.is_due(entry.name):
+            log.error("%s", why)
+        # Put off, so that it does not stand in front of the others at every look.
+        await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=now + _PUT_OFF_SECONDS))
 
     async def _fire(self, entry: Entry, record: ScheduleRecord, now: float) -> None:
         decision = due(record, now)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -106,6 +107,7 @@ class Teller:
         self._app = app
         self._limits = limits
         self.max_depth = max_depth
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def tell(self, happenings: Sequence[tuple[Facts, Sequence[str]]]) -> list[list[Caused]]:
         """Tell each of these triggers, by name, what has happened. What became of it, for each happening."""
@@ -192,11 +194,15 @@ class Teller:
         )
 
     def failed(self, record: InvocationRecord, why: str) -> InvocationRecord:
+        """It has ended by that, and who waits for such an end is told by the services; unless it has gone too far."""
+        too_far = record.origin is not None and record.origin.depth > self.max_depth
+        outbox = () if too_far else self._subscriptions.of_end(record.task, Status.FAILED)
         error = DATA.encode_error(TriggerFailed(f"{record.task} was not called: {why}", invocation_id=record.id))
         log.error("%s was not called: %s", record.task, why, extra={"invocation": record.id, "task": record.task})
         operation, at = self._ids.operation(), record.created_at
         change = unowned("refused", record, Status.FAILED, frozenset({Status.REGISTERED}), operation, at, why)
-        return apply_to(replace(change, error=error), record)
+        ended = replace(change, error=error)
+        return apply_to(replace(ended, outbox=outbox) if outbox else ended, record)
 
     def _evaluation(self, trigger: TriggerRecord, facts: Facts) -> InvocationRecord:
         """A call of the task that knows the trigger's code."""
@@ -233,7 +239,8 @@ class Teller:
         return [Caused(trigger=trigger.name, invocation=id) for id in await self._fire(trigger, join)]
 
     async def put(self, trigger: TriggerRecord, clause: int, members: Sequence[int], facts: Facts) -> Join | None:
-        """Put it where it waits for others; None if it says not which. What is complete then is to be fired.
+        """Put it where it waits for others; None if it says not which. What it has completed is to be fired, and in the
+        answer; what others have completed is theirs.
 
         Raises `TriggerFailed` for what is too large to be kept there.
         """
@@ -253,7 +260,9 @@ class Teller:
 
         join = await self._change(trigger, name, add)
         crashpoint("trigger.joined")
-        return join
+        if join is None:
+            return None
+        return replace(join, firings=tuple(each for each in join.firings if one.source in [it.source for it in each]))
 
     async def _fire(self, trigger: TriggerRecord, join: Join) -> list[str]:
         """Submit what is complete, then take it out."""
@@ -272,15 +281,23 @@ class Teller:
         def clear(now_there: Join | None, now: float) -> Join | None:
             if now_there is None:
                 return None
-            left = tuple(each for each in now_there.firings if each not in done)
-            return joins.tidied(replace(now_there, firings=left), trigger.within_seconds, now)
+            return replace(now_there, firings=tuple(each for each in now_there.firings if each not in done))
 
         await self._change(trigger, join.name, clear)
 
     async def _change(
         self, trigger: TriggerRecord, name: str, make: Callable[[Join | None, float], Join | None]
     ) -> Join | None:
-        """Read, decide, and write to the version that was read, until nobody comes in between."""
+        """Read, decide, and write to the version that was read, until nobody comes in between. In one process they
+        take turns: of a thousand that come at once, all but one would read and write for nothing.
+        """
+        lock = self._turns.setdefault(name, asyncio.Lock())
+        async with lock:
+            return await self._change_alone(trigger, name, make)
+
+    async def _change_alone(
+        self, trigger: TriggerRecord, name: str, make: Callable[[Join | None, float], Join | None]
+    ) -> Join | None:
         for turn in range(_TRIES):
             entries = await self._store.entries(self._app, joins.KIND, [name])
             before = joins.from_entry(entries[0]) if entries else None

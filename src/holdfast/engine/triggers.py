@@ -1,7 +1,8 @@
 """Triggers in the store: put there when a runner starts, tended to by the services.
 
-As with declared schedules, a trigger that nobody alive declares any more, although somebody knows its task, is retired:
-it fires no more, and is kept. Its name contains a digest of what it says, so a changed trigger is another one.
+As with declared schedules, a trigger that nobody alive declares any more, although somebody knows its task or its
+module, is retired: it fires no more, and is kept. Its name contains a digest of what it says, so a changed trigger is
+another one.
 
 The services tell what a crash kept from being told: ended invocations and events with an outbox, and happenings that
 are complete. They wait two seconds, so as not to do what its writer is about to do; to do it twice would be harmless.
@@ -86,7 +87,8 @@ class TriggerBook:
             known = {task for runner in roster for task in runner.tasks}
             for record in stored:
                 rests = f"trigger:{record.name}" not in declared
-                if rests and record.retired_at is None and record.call.task in known:
+                has_module = not known.isdisjoint((record.call.task, *record.beside))
+                if rests and record.retired_at is None and has_module:
                     log.warning("trigger '%s' is no longer declared by any code, and rests", record.name)
                     await self._rest(record, self._store.now())
                 elif not rests and record.retired_at is not None:

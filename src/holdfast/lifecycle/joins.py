@@ -4,7 +4,8 @@ There is one record for each clause and each value that the happenings have in c
 changed by one writer at a time. A happening is put into the record once: those that were used are remembered for an
 hour, which is longer than anybody repeats anything. When there is one for each member, the first of each are taken out
 and become a firing, in the same write. A firing stays in the record until its invocation is stored, whose id follows
-from what it is made of. What nobody came for within the trigger's time is dropped.
+from what it is made of. What nobody came for within the trigger's time is dropped; that time is between the happenings
+themselves, whenever somebody was told of them.
 """
 
 from __future__ import annotations
@@ -58,12 +59,19 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def name_of(trigger: TriggerRecord, clause: int, facts: Facts) -> str | None:
-    """The name of the record that a happening belongs to; None if it lacks what they should have in common."""
-    condition = next(each for member in trigger.clauses[clause] for each in member if each.holds(facts))
+    """The name of the record that a happening belongs to; None if it lacks what they should have in common.
+
+    It follows from the conditions, too: under the trigger's name, other code may wait for something else.
+    """
+    members = trigger.clauses[clause]
+    waits_for = repr([[(str(each), each.correlate) for each in member] for member in members])
+    condition = next(each for member in members for each in member if each.holds(facts))
     if not condition.correlate:
-        return derived_id("join", trigger.name, str(clause))
+        return derived_id("join", trigger.name, str(clause), waits_for)
     value = condition.correlation(facts)
-    return None if value is MISSING else derived_id("join", trigger.name, str(clause), DATA.digest({"": value}))
+    if value is MISSING:
+        return None
+    return derived_id("join", trigger.name, str(clause), waits_for, DATA.digest({"": value}))
 
 
 def fresh(trigger: TriggerRecord, clause: int, name: str) -> Join:
@@ -77,15 +85,21 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
         each.source == happened.source for group in (*join.members, *join.firings) for each in group
     ):
         return join
-    groups = [list(group) for group in tidied(join, within_seconds, now).members]
+    groups = [list(group) for group in join.members]
     for member in members:
         groups[member].append(happened)
+        groups[member].sort(key=lambda each: each.at)
     used = {id: until for id, until in join.used.items() if until > now}
     firings = list(join.firings)
     while all(groups):
-        firing = tuple(group.pop(0) for group in groups)
+        firing = tuple(group[0] for group in groups)
+        oldest = min(firing, key=lambda each: each.at)
+        if max(each.at for each in firing) - oldest.at >= within_seconds:
+            groups[firing.index(oldest)].pop(0)
+            continue
         firings.append(firing)
         used |= {each.source.id: now + REMEMBERED_SECONDS for each in firing}
+        groups = [[each for each in group if each.source.id not in used] for group in groups]
     before = sum(map(len, groups))
     groups = [group[-MOST_WAITING:] for group in groups]
     while sum(len(each.picked) for group in groups for each in group) > MOST_BYTES:

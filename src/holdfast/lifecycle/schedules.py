@@ -97,6 +97,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_at: float | None  # None: nothing will come, or not now (paused, retired, over)
     rules: Rules = Rules()
     declared: bool = False  # in code, so that it is retired when no code declares it any more
+    beside: tuple[str, ...] = ()  # other tasks of the module that declares it: who knows one of them has that module
     pause: Pause | None = None
     retired_at: float | None = None
     progress: Progress = Progress()

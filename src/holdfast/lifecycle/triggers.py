@@ -145,6 +145,7 @@ class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
     takes: tuple[str, ...] | None = None  # the parameters of the task; None: any
     within_seconds: float = WITHIN_SECONDS  # between the first and the last of what is put together
     evaluator: str = ""  # the task that decides, if code is called for
+    beside: tuple[str, ...] = ()  # other tasks of the module that declares it: who knows one of them has that module
     retired_at: float | None = None
     created_at: float = 0.0
     version: int = 1

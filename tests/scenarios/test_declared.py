@@ -1,0 +1,157 @@
+"""Schedules and triggers that stand in the code, from deploy to deploy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import App, InvalidTrigger, all_of, cron, every, on_event, on_status, scheduled
+from holdfast.lifecycle.schedules import ScheduleRecord
+from holdfast.lifecycle.triggers import TriggerRecord
+
+NEW_YEAR = cron("0 0 1 1 *")
+
+
+class Deploys:
+    """Programs of one app, one after the other, on one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._url = f"sqlite:///{folder}/shop.db"
+
+    @contextmanager
+    def of(self, *tasks: tuple[str, dict[str, Any]], source: Callable[..., None] = lambda: None) -> Iterator[App]:
+        """A runner of a program with these tasks."""
+        with App(self._url, name="shop", poll_interval_seconds=0.2) as app:
+            for name, options in tasks:
+                app.task(name=name, **options)(source)
+            with app.runner():
+                yield app
+
+    def look(self) -> list[ScheduleRecord]:
+        with App(self._url, name="shop") as app:
+            return app.schedules.list()
+
+
+@pytest.fixture
+def deploys(tmp_path: Path) -> Deploys:
+    return Deploys(tmp_path)
+
+
+def retire(app: App) -> None:
+    """The duty, now."""
+    engine = app._ready()
+    app._run(engine._declarations((), ()).retire())
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def triggers(app: App) -> list[TriggerRecord]:
+    return app._run(app._ready().subscriptions.all())
+
+
+def test_three_deploys_fire_nothing_and_keep_the_schedule(deploys: Deploys) -> None:
+    seen = []
+    for turn in range(3):
+        with deploys.of(("shop:clean", {"triggers": [NEW_YEAR], "priority": turn, "timeout": 60 + turn})) as app:
+            assert app.invocations() == []
+            (record,) = app.schedules.list()
+            seen.append(record)
+            assert record.call.priority == turn
+    assert len({(record.name, record.uid, record.next_at) for record in seen}) == 1
+
+
+def test_other_rules_and_arguments_are_of_the_same_schedule(deploys: Deploys) -> None:
+    def clean(days: int = 0) -> None: ...
+
+    seen = []
+    for given in (NEW_YEAR, scheduled(NEW_YEAR, [30], overlap="skip"), scheduled(NEW_YEAR, [40], catch_up="none")):
+        with deploys.of(("shop:clean", {"triggers": [given]}), source=clean) as app:
+            (record,) = app.schedules.list()
+            seen.append(record)
+    assert len({record.uid for record in seen}) == 1
+    assert len({record.call.arguments for record in seen}) == 3
+
+
+def test_two_with_one_timing_are_two_and_the_same_twice_is_one(deploys: Deploys) -> None:
+    def clean(days: int = 0) -> None: ...
+
+    both = [scheduled(NEW_YEAR, [30]), scheduled(NEW_YEAR, [40]), scheduled(NEW_YEAR, [30])]
+    with deploys.of(("shop:clean", {"triggers": both}), source=clean) as app:
+        assert len({record.call.arguments for record in app.schedules.list()}) == len(app.schedules.list()) == 2
+
+
+def test_what_is_no_longer_in_the_code_is_retired_and_comes_back(deploys: Deploys) -> None:
+    scheduled_and_other = [("shop:clean", {"triggers": [NEW_YEAR, on_event("go")]}), ("shop:other", {})]
+    with deploys.of(*scheduled_and_other) as app:
+        (record,) = app.schedules.list()
+        uid = record.uid
+        retire(app)
+        assert app.schedules.list() == [record], "it is declared"
+    for left in ([("shop:clean", {}), ("shop:other", {})], [("shop:other", {})]):
+        with deploys.of(*left) as app:
+            retire(app)
+            (record,) = app.schedules.list()
+            assert (record.retired_at is not None, record.next_at) == (True, None)
+            assert [each.retired_at is not None for each in triggers(app)] == [True]
+            assert app.emit("go").outbox == ()
+        with deploys.of(*scheduled_and_other) as app:
+            (record,) = app.schedules.list()
+            assert (record.retired_at, record.uid) == (None, uid)
+            assert record.next_at is not None
+            until(lambda app=app: app.emit("go").caused)
+
+
+@pytest.mark.parametrize("other", ["mail:send", "shop:another", "another"])
+def test_a_program_with_other_code_retires_nothing(deploys: Deploys, other: str) -> None:
+    """Even if one of its modules has the same name: it has none of the tasks that were there."""
+    with deploys.of(("shop:clean", {"triggers": [NEW_YEAR]}), ("shop:beside", {})):
+        pass
+    with deploys.of((other, {})) as app:
+        retire(app)
+        assert [record.retired_at for record in app.schedules.list()] == [None]
+
+
+def test_a_name_stands_for_one_schedule() -> None:
+    app = App("memory://")
+    app.task(name="a", triggers=[scheduled(every("1h"), name="hourly")])(lambda: None)
+    with pytest.raises(InvalidTrigger, match="two schedules are named 'hourly': of a and of b"):
+        app.task(name="b", triggers=[scheduled(every("2h"), name="hourly")])(lambda: None)
+
+
+def test_another_signature_of_the_task_that_ends_makes_no_other_trigger(deploys: Deploys) -> None:
+    """Else its end would call twice while the old runners and the new are both there."""
+    seen = set()
+
+    def before(order: int) -> None: ...
+    def after(order: int, region: str = "eu") -> None: ...
+
+    for pay in (before, after):
+        with App(deploys._url, name="shop") as app:
+            task = app.task(name="shop:pay")(pay)
+            app.task(name="shop:thank", triggers=[on_status(task)])(lambda: None)
+            with app.runner():
+                (stored,) = triggers(app)
+                seen.add(stored.name)
+                assert [len(each.parameters) for each in stored.conditions] == [1 if pay is before else 2]  # type: ignore[union-attr]
+    assert len(seen) == 1
+
+
+def test_what_waited_for_other_conditions_of_that_name_completes_nothing(deploys: Deploys) -> None:
+    def of(*names: str) -> tuple[str, dict[str, Any]]:
+        return "shop:ship", {"triggers": [all_of(*map(on_event, names), name="ready")]}
+
+    with deploys.of(of("packed", "labelled")) as app:
+        app.emit("packed")
+    with deploys.of(of("labelled", "paid", "packed")) as app:
+        told = [app.emit(name).caused[0].invocation for name in ("packed", "labelled", "paid")]
+        assert [bool(invocation) for invocation in told] == [False, False, True]
