@@ -452,6 +452,28 @@ def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(
     assert [record.task for record in app.invocations(task="told")] == ["told"]
 
 
+def test_many_ends_that_cannot_be_told_do_not_stand_in_front_of_the_others(
+    app: App, pay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes(app, on_status(pay, arguments={"a": from_arguments("order")}))
+    read, broken = Teller.facts_of, {"for all": True}
+    bad: list[Any] = []
+
+    async def facts_of(self: Teller, record: InvocationRecord) -> Facts:
+        if broken["for all"] or record.id in {each.id for each in bad}:
+            raise RuntimeError("odd")
+        return await read(self, record)
+
+    monkeypatch.setattr(Teller, "facts_of", facts_of)
+    with app.runner():
+        bad += [pay.submit(number) for number in range(110)]
+        until(lambda: all(each.record().outbox for each in bad))
+        good = pay.submit(1000)
+        until(lambda: good.record().outbox)
+        broken["for all"] = False
+        until(lambda: not good.record().outbox)
+
+
 def test_a_value_that_is_not_there_is_a_call_that_has_failed(app: App) -> None:
     takes(app, on_event("made", arguments={"a": from_event("order.id"), "b": from_event("x")}))
     with app.runner():

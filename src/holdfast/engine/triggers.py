@@ -32,6 +32,7 @@ _SWEEP_SECONDS = 2.0
 _LOOK_SECONDS = 15.0  # whether there are triggers now
 _IDLE_SECONDS = 120.0
 _PUT_OFF_SECONDS = 60.0
+_REST_SECONDS = 15.0
 _AT_ONCE = 100
 
 
@@ -122,6 +123,7 @@ class Sweep:
         self._monotonic = monotonic
         self._next = float("-inf")
         self._idle_until = monotonic() + _IDLE_SECONDS
+        self._put_off: dict[str, float] = {}
         self._seldom = Seldom(monotonic)
 
     async def sweep(self) -> bool:
@@ -134,14 +136,21 @@ class Sweep:
             return False
         self._idle_until = self._monotonic() + _IDLE_SECONDS
         before = self._store.now() - _SWEEP_SECONDS
-        ended = await self._store.outboxes(self._app, before, _AT_ONCE)
-        await self._tell_ends(ended)
-        more = len(ended) == _AT_ONCE
+        more = await self._ended(before)
         more |= await self._due(events.KIND, self._tell)
         more |= await self._due(joins.KIND, self._teller.tidy)
         if more:
             self._next = float("-inf")
         return more
+
+    async def _ended(self, before: float) -> bool:
+        """Tell of ends. What could not be told must not stand in front of the others: it has a rest."""
+        now = self._monotonic()
+        self._put_off = {id: until for id, until in self._put_off.items() if until > now}
+        found = await self._store.outboxes(self._app, before, _AT_ONCE + len(self._put_off))
+        ended = [record for record in found if record.id not in self._put_off][:_AT_ONCE]
+        await self._tell_ends(ended)
+        return len(ended) == _AT_ONCE
 
     async def _tell_ends(self, ended: Sequence[InvocationRecord]) -> None:
         """Together, or one by one if something is wrong with one: it must not keep the others from being told."""
@@ -159,6 +168,7 @@ class Sweep:
             except Exception as error:
                 if self._seldom.is_due(record.id):
                     log.error("triggers cannot be told of the end of %s %s: %s", record.task, record.id, error)
+                self._put_off[record.id] = self._monotonic() + _REST_SECONDS
 
     async def _tell(self, entry: Entry) -> None:
         await self._events.tell(events.from_entry(entry))
