@@ -205,7 +205,7 @@ def test_what_can_be_put_together_keeps_what_its_parts_say() -> None:
         (on_status("pay", arguments={"a": from_exception()}), "has a task that ends as failed"),
         (on_exception("pay", arguments={"a": from_exception("text")}), "there is only type, message, traceback"),
         (on_event("a", arguments={"a": from_cause("data")}), "there is only kind, id, name, at, payload"),
-        (cron("0 3 * * *"), "the task cannot be called as by cron '0 3 * * *'"),
+        (cron("0 3 * * *"), "the task cannot be called by cron '0 3 * * *'"),
     ],
 )
 def test_arguments_that_do_not_fit_the_task_are_refused_when_it_is_declared(app: App, made: Any, says: str) -> None:

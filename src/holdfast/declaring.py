@@ -247,7 +247,10 @@ def _called_by(
         try:
             signature.bind(*each.args, **each.kwargs)
         except TypeError as error:
-            raise InvalidSchedule(f"the task cannot be called as {each.timing.describe()} says: {error}") from None
+            raise InvalidSchedule(
+                f"the task cannot be called {each.timing.describe()}: {error}. Its arguments stand in "
+                "scheduled(timing, args, kwargs)"
+            ) from None
     return tuple(schedules), tuple(triggers)
 
 

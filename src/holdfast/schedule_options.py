@@ -50,15 +50,17 @@ _KNOWN = tuple(ScheduleOptions.__annotations__)
 TIMING = frozenset({"cron", "timezone", "every", "at", "timing"})
 
 
-def timing_of(options: ScheduleOptions) -> Timing:
-    """Exactly one of the ways to say when."""
+def timing_of(options: ScheduleOptions, before: Timing | None = None) -> Timing:
+    """Exactly one of the ways to say when. `before` is what it was: half of a cron leaves the other half as it is."""
+    if isinstance(before, Cron) and options.keys() & TIMING <= {"cron", "timezone"}:
+        options = {"cron": before.expression, "timezone": before.timezone} | options
     ways = [name for name in ("cron", "every", "at", "timing") if options.get(name) is not None]
+    if "timezone" in options and "cron" not in ways:
+        raise InvalidSchedule("timezone= belongs to cron=")
     if len(ways) != 1:
         raise InvalidSchedule(
             f"say when it is due, by one of cron=, every=, at=, timing=; given: {', '.join(ways) or 'none'}"
         )
-    if "timezone" in options and ways != ["cron"]:
-        raise InvalidSchedule("timezone= belongs to cron=")
     match ways[0]:
         case "cron":
             return cron(options["cron"], timezone=options.get("timezone", "UTC"))

@@ -93,7 +93,7 @@ class Schedules:
         options: ScheduleOptions,
     ) -> ScheduleRecord:
         refuse_unknown(options)
-        pause = Pause(at=engine.store.now(), by=whoever(), why="created so") if paused else None
+        pause = Pause(at=engine.store.now(), by=whoever(), why="it was created so") if paused else None
         timing, rules = timing_of(options), rules_of(options, Rules())
         call = self._call(engine, task, args, kwargs)
         return engine.schedule_book.new(valid_name("schedule", name), timing, call, rules, pause=pause)
@@ -165,7 +165,6 @@ class Schedules:
         options: ScheduleOptions,
     ) -> Callable[[ScheduleRecord, float], dict[str, Any]]:
         refuse_unknown(options)
-        timing = timing_of(options) if TIMING & options.keys() else None
         call = None
         if task is not None:
             call = self._call(engine, task, args or (), kwargs)
@@ -181,7 +180,7 @@ class Schedules:
                 fields["through"] = begins_after(before, record.through) if is_due else now
             if call is not None:
                 fields["call"] = call
-            if timing is not None and timing != record.timing:
+            if TIMING & options.keys() and (timing := timing_of(options, record.timing)) != record.timing:
                 fields |= {"timing": timing, "through": now}
             return fields
 

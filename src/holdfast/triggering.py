@@ -21,9 +21,16 @@ from holdfast.codec import Payload, references
 from holdfast.engine.concurrency import RunningConcurrency
 from holdfast.engine.core import Engine
 from holdfast.engine.declarations import Declaration
-from holdfast.engine.definition import Place, TaskDefinition, TaskTrigger
+from holdfast.engine.definition import Place, TaskDefinition, TaskSchedule, TaskTrigger
 from holdfast.engine.telling import Firing, happened, holding, said
-from holdfast.errors import InvalidTrigger, InvocationNotFound, TriggerFailed, UsageError
+from holdfast.errors import (
+    HoldfastError,
+    InvalidSchedule,
+    InvalidTrigger,
+    InvocationNotFound,
+    TriggerFailed,
+    UsageError,
+)
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, Source, registered
@@ -80,27 +87,21 @@ def _beside(task: Submittable[..., Any], tasks: Iterable[Submittable[..., Any]])
 
 
 def refuse_doubles(definition: TaskDefinition, others: Iterable[TaskDefinition]) -> None:
-    """A name stands for one trigger, or one schedule. Raises `InvalidTrigger`."""
+    """A name stands for one trigger, and for one schedule. Raises `InvalidTrigger`, `InvalidSchedule`."""
     if not definition.triggers and not definition.schedules:
         return
     apart = [other for other in others if other.name != definition.name]
-    _refuse_double_schedules(definition, apart)
+    scheduled = {each.name: other.name for other in apart for each in other.schedules}
+    for name in (each.name for each in definition.schedules if each.name):
+        if name in scheduled:
+            raise InvalidSchedule(f"two schedules are named '{name}': of {scheduled[name]} and of {definition.name}")
+        scheduled[name] = definition.name
     taken = {known_as(each, other.name): other.name for other in apart for each in other.triggers}
     for each in definition.triggers:
         name = known_as(each, definition.name)
         if name in taken:
             raise InvalidTrigger(f"two triggers are named '{name}': of {taken[name]} and of {definition.name}")
         taken[name] = definition.name
-
-
-def _refuse_double_schedules(definition: TaskDefinition, others: Iterable[TaskDefinition]) -> None:
-    taken = {each.name: other.name for other in others for each in other.schedules}
-    for each in definition.schedules:
-        if each.name and each.name in taken:
-            raise InvalidTrigger(
-                f"two schedules are named '{each.name}': of {taken[each.name]} and of {definition.name}"
-            )
-        taken[each.name] = definition.name
 
 
 def _warn_of_strangers(tasks: Sequence[Submittable[..., Any]]) -> None:
@@ -172,7 +173,7 @@ def declarations(tasks: Sequence[Submittable[..., Any]], engine: Engine) -> list
     own = [
         Declaration(
             timing=each.timing,
-            call=call_of(task, engine, each.args, dict(each.kwargs)),
+            call=_declared_call(task, each, engine),
             rules=each.rules,
             name=each.name,
             beside=_beside(task, tasks),
@@ -181,6 +182,14 @@ def declarations(tasks: Sequence[Submittable[..., Any]], engine: Engine) -> list
         for each in task.definition.schedules
     ]
     return own + _tick_declarations(tasks)
+
+
+def _declared_call(task: Submittable[..., Any], declared: TaskSchedule, engine: Engine) -> Call:
+    try:
+        return call_of(task, engine, declared.args, dict(declared.kwargs))
+    except HoldfastError as error:
+        error.add_note(f"That is what {task.name} is to be called with, {declared.timing.describe()}.")
+        raise
 
 
 def _tick_declarations(tasks: Sequence[Submittable[..., Any]]) -> list[Declaration]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from json import dumps
 from operator import methodcaller
@@ -86,7 +87,9 @@ def test_the_list_tells_when_what_and_what_came_of_it(ready: App, holdfast: Comm
     assert [row.split()[1:3] for row in rows] == [[each["name"], each["id"]] for each in (paid, long, first)]
     decides, calls = (each["invocation"] for each in first["caused"])
     assert '  {"id": 7, "total": 50}  ' in rows[2]
-    assert rows[2].endswith(f"  {decides} (its code decides), {calls}")
+    assert re.search(
+        f"  {decides} by shop:inspect#\\w{{8}} \\(its code decides\\), {calls} by shop:reserve#\\w{{8}}$", rows[2]
+    )
     assert rows[1].endswith("…  nothing")
     assert rows[0].endswith("nothing by thanks (it waits for the other conditions)")
     assert max(map(len, rows)) < 260
@@ -121,7 +124,7 @@ def test_show_tells_the_payload_and_what_each_trigger_made_of_it(app: App, holdf
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith(f"the event 'order.created' {event['id']}\n\n")
     told = lines(answer.out)
-    assert told["payload"] == "{'id': 7, 'total': 50}"
+    assert told["payload"] == '{"id": 7, "total": 50}'
     assert told["key"] == "order 7"
     decides, calls = event["caused"]
     assert told[decides["trigger"]] == f"{decides['invocation']} success its code has called: {inspected}"

@@ -87,7 +87,7 @@ def test_the_list_tells_when_what_next_last_and_state(app: App, holdfast: Comman
     assert "Sat 2026-03-28 11:58:30 UTC, due for 1m30s Sat 2026-03-28 11:00:00 UTC: not kept any more" in told["b"]
     assert told["c"].endswith("shop:add paused by ann because the disk is full")
     assert told["d"].endswith("shop:add retired")
-    assert told["e"].endswith("once, at 2026-03-28 11:59:00+00:00 shop:add over")
+    assert told["e"].endswith("once, at 2026-03-28 11:59:00 UTC shop:add over")
     assert told["f"].endswith("shop:add active"), "a tick of it still waits for its turn"
     facts = {each["name"]: each for each in holdfast("schedules", "--json").json["schedules"]}
     states = {name: each["state"] for name, each in facts.items()}
@@ -128,7 +128,7 @@ def test_show_tells_everything(shop: Path, holdfast: Command) -> None:
     bounds = ["--start", "2080-01-01T00:00:00Z", "--end", "2080-01-02T00:00:00Z"]
     made(holdfast, "hourly", "add", "1", "-k", "b=2", "--every", "1h", *rules, *bounds, "--queue", "mail")
     answer = holdfast("schedules", "show", "hourly")
-    assert answer.out.startswith("hourly is active: every 1h, counted from 1970-01-01 00:00:00+00:00\n\n")
+    assert answer.out.startswith("hourly is active: every 1h\n\n")
     told = lines(answer.out)
     assert told["call"] == "shop:add(1, b=2)"
     assert told["queue"] == "mail, priority 0"
@@ -249,6 +249,15 @@ def test_delete_asks_first(app: App, holdfast: Command, monkeypatch: pytest.Monk
     assert holdfast("schedules", "delete", "nightly", "--yes", "--json").json == {"name": "nightly", "deleted": True}
 
 
+def test_what_the_code_declares_is_told_where_a_change_will_not_last(app: App, holdfast: Command) -> None:
+    stored(app, "declared", declared=True)
+    stored(app, "retired", declared=True, retired_at=NOW, next_at=None)
+    assert "makes it again what the code says" in holdfast("schedules", "update", "declared", "--jitter", "5s").err
+    assert "no code declares it any more" in holdfast("schedules", "resume", "retired").err
+    assert "stores it anew" in holdfast("schedules", "delete", "declared", "--yes").err
+    assert holdfast("schedules", "delete", "retired", "--yes").err == ""
+
+
 def test_run_submits_its_call_now(app: App, holdfast: Command) -> None:
     made(holdfast, "nightly", "add", "1", "-k", "b=2", "--at", LATER)
     id = holdfast("schedules", "run", "nightly").out.strip()
@@ -257,6 +266,14 @@ def test_run_submits_its_call_now(app: App, holdfast: Command) -> None:
     other = holdfast("schedules", "run", "nightly", "--json").json
     assert (other["name"], other["id"] != id) == ("nightly", True)
     assert len(app.invocations()) == 2
+
+
+def test_one_request_is_done_once(app: App, holdfast: Command) -> None:
+    made(holdfast, "nightly", "add", "1", *DAILY)
+    made_up = ["backfill", "nightly", "--from", "2026-03-01T00:00:00Z", "--to", "2026-03-03T00:00:00Z", "--yes"]
+    for command in (["run", "nightly"], made_up):
+        first, again = (holdfast("schedules", *command, "--request", "march").out for _ in range(2))
+        assert first == again != holdfast("schedules", *command).out
 
 
 def test_backfill_says_how_many_and_asks(app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +325,7 @@ def test_a_backfill_without_ticks_asks_nobody(app: App, holdfast: Command) -> No
         (["--every", "1h", "--catch-up-most", "0"], "from 1 to 10,000"),
         (["--every", "1h", "--jitter", "long"], "long"),
         (["--every", "1h", "--cron", "0 0 * * *"], "--cron and --every"),
-        (["--every", "1h", "--timezone", "UTC"], "give --cron"),
+        (["--every", "1h", "--timezone", "UTC"], "does not go with --every"),
         (["--every", "0.1s"], "at least a second"),
         (["--at", "tomorrow"], "--at 'tomorrow' is no time"),
         (["--at", "2030-01-01T00:00:00"], "no time zone"),
@@ -404,6 +421,14 @@ def test_with_the_store_alone_all_but_a_new_call_works_on_mongodb(
     made(holdfast, "nightly", "add", "1", *DAILY)
     (shop / "shop.py").unlink()
     works_without_code(holdfast, "--url", mongo_url)
+
+
+def test_who_asks_for_a_list_is_told_how(folder: Path, holdfast: Command) -> None:
+    for group in ("schedules", "events", "queues", "runners"):
+        answer = holdfast(group, "list")
+        assert (answer.code, f"No such command 'list'. `holdfast {group}` alone lists them." in answer.err) == (2, True)
+        told = holdfast(group, "list", "--json").json["error"]["message"]
+        assert told.endswith(f"`holdfast {group}` alone lists them.")
 
 
 def test_options_before_the_subcommand_count(app: App, holdfast: Command) -> None:

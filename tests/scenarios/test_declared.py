@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, InvalidTrigger, all_of, cron, every, on_event, on_status, scheduled
+from holdfast import App, all_of, cron, on_event, on_status, scheduled
 from holdfast.lifecycle.schedules import ScheduleRecord
 from holdfast.lifecycle.triggers import TriggerRecord
 
@@ -119,13 +119,6 @@ def test_a_program_with_other_code_retires_nothing(deploys: Deploys, other: str)
     with deploys.of((other, {})) as app:
         retire(app)
         assert [record.retired_at for record in app.schedules.list()] == [None]
-
-
-def test_a_name_stands_for_one_schedule() -> None:
-    app = App("memory://")
-    app.task(name="a", triggers=[scheduled(every("1h"), name="hourly")])(lambda: None)
-    with pytest.raises(InvalidTrigger, match="two schedules are named 'hourly': of a and of b"):
-        app.task(name="b", triggers=[scheduled(every("2h"), name="hourly")])(lambda: None)
 
 
 def test_another_signature_of_the_task_that_ends_makes_no_other_trigger(deploys: Deploys) -> None:

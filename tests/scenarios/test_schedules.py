@@ -14,11 +14,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from holdfast import App, InvalidSchedule, ScheduleExists, UnknownSchedule, UsageError
+from holdfast import App, InvalidSchedule, ScheduleExists, UnknownSchedule, UsageError, scheduled
 from holdfast.cli.reach import with_store
-from holdfast.errors import CorruptRecord
+from holdfast.errors import CorruptRecord, NotEncodable
 from holdfast.lifecycle.schedules import to_entry
-from holdfast.schedules import Cron, every
+from holdfast.schedules import Cron, cron, every
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -87,7 +87,7 @@ def test_creating_it_again_does_nothing_unless_it_says_something_else(app: App) 
     task = echo(app)
     made = app.schedules.create("nightly", task, cron="0 3 * * *")
     assert app.schedules.create("nightly", task, cron="0  3 * * *") == made
-    with pytest.raises(ScheduleExists, match=r"update\(\)"):
+    with pytest.raises(ScheduleExists, match="Change it with update"):
         app.schedules.create("nightly", task, cron="0 4 * * *")
     assert app.schedules.get("nightly") == made
 
@@ -270,6 +270,103 @@ def test_options_that_a_schedule_cannot_keep_are_refused(here: App) -> None:
     for options in ({"key": "x"}, {"delay": "5m"}, {"at": LATER}, {"session": object()}):
         with pytest.raises(UsageError, match=f"{next(iter(options))}="):
             here.schedules.create("nightly", task.options(**options), every="1h")
+
+
+def test_a_name_is_one_schedule(here: App) -> None:
+    """Of two, one would silently take the place of the other, at each start of a runner."""
+
+    @here.task(name="one", triggers=[scheduled(every("1h"), name="same")])
+    def one() -> None: ...
+
+    def other() -> None: ...
+
+    with pytest.raises(InvalidSchedule, match="two schedules are named 'same': of one and of other"):
+        here.task(name="other", triggers=[scheduled(every("2h"), name="same")])(other)
+    with pytest.raises(InvalidSchedule, match="two schedules are named 'x': of other and of other"):
+        here.task(name="other", triggers=[scheduled(every(f"{hours}h"), name="x") for hours in (1, 2)])(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"every": "2h"}, "it is not due every 2h"),
+        ({"every": "1h", "kwargs": {"y": "!"}}, "it has other arguments"),
+        ({"every": "1h", "overlap": "skip", "jitter": "1m"}, "it has another overlap, jitter"),
+    ],
+)
+def test_one_that_is_there_says_what_differs(here: App, options: dict[str, Any], difference: str) -> None:
+    here.schedules.create("often", task := echo(here), every="1h")
+    with pytest.raises(ScheduleExists, match=rf"\(every 1h, echo\), and it says something else: {difference}\. Change"):
+        here.schedules.create("often", task, **options)
+
+
+def test_a_name_that_is_not_there_suggests_one_that_is(here: App) -> None:
+    task = echo(here)
+    for name in ("shop:report#95e9f65d", "nightly"):
+        here.schedules.create(name, task, every="1h")
+    for wrong, right in (("shop:report", "shop:report#95e9f65d"), ("nightli", "nightly")):
+        with pytest.raises(UnknownSchedule, match=f"no schedule '{wrong}'. Did you mean '{right}'"):
+            here.schedules.get(wrong)
+
+
+def test_a_declared_call_that_cannot_be_stored_is_named(here: App) -> None:
+    @here.task(name="one", triggers=[scheduled(every("1h"), [object()])])
+    def one(x: object) -> None: ...
+
+    with pytest.raises(NotEncodable) as error, here.runner():
+        pass
+    assert error.value.__notes__ == ["That is what one is to be called with, every 1h."]
+
+
+def test_another_expression_is_read_on_the_same_clock(here: App) -> None:
+    """What is not given stays as it is, and that is true of half a timing, too."""
+    here.schedules.create("nightly", echo(here), cron="0 3 * * *", timezone="Europe/Rome")
+    assert here.schedules.update("nightly", cron="0 4 * * *").timing == cron("0 4 * * *", timezone="Europe/Rome")
+    assert here.schedules.update("nightly", timezone="Asia/Tokyo").timing == cron("0 4 * * *", timezone="Asia/Tokyo")
+    here.schedules.update("nightly", every="1h")
+    assert here.schedules.update("nightly", cron="0 5 * * *").timing == cron("0 5 * * *")
+    here.schedules.update("nightly", every="1h")
+    with pytest.raises(InvalidSchedule, match="timezone= belongs to cron="):
+        here.schedules.update("nightly", timezone="Asia/Tokyo")
+
+
+def deployed(url: str, *, task: bool, schedule: bool) -> App:
+    """A version of the program: with a task, or without, and with its schedule, or without."""
+    app = App(url)
+    if task:
+        given = [scheduled(every("1h"), [7], name="hourly", overlap="skip")] if schedule else []
+        app.task(name="echo", triggers=given)(lambda x: x)
+    return app
+
+
+def test_what_code_declares_is_as_declared_and_rests_when_it_does_not(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with deployed(url, task=True, schedule=True) as app:
+        with app.runner():
+            made = app.schedules.get("hourly")
+        assert (made.declared, made.rules.overlap, made.next_at is not None) == (True, "skip", True)
+        app.schedules.update("hourly", every="5h")
+        app.schedules.pause("hourly", reason="why not")
+        with app.runner():
+            again = app.schedules.get("hourly")
+        assert (again.timing, again.uid, again.pause is not None) == (made.timing, made.uid, True)
+        app.schedules.resume("hourly")
+    with deployed(url, task=True, schedule=False) as app, app.runner():
+        until(lambda: app.schedules.get("hourly").retired_at is not None, "it rests")
+        assert app.schedules.next_times("hourly") == []
+    with deployed(url, task=True, schedule=True) as app, app.runner():
+        woken = app.schedules.get("hourly")
+        assert (woken.retired_at, woken.uid, woken.next_at is not None) == (None, made.uid, True)
+
+
+def test_one_whose_task_nobody_knows_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be the task of another program, which is down for a while; or it is gone, and calls pile up."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with deployed(url, task=True, schedule=True) as app, app.runner():
+        pass
+    with deployed(url, task=False, schedule=False) as app, app.runner():
+        until(lambda: "schedule 'hourly' calls echo, which no living runner knows" in caplog.text, "a warning")
+        assert app.schedules.get("hourly").retired_at is None
 
 
 def test_texts_that_are_none_are_refused_before_they_are_stored(here: App) -> None:

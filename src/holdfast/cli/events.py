@@ -81,7 +81,7 @@ def show(
         out.facts(
             [
                 ("time", f"{moment(event.at)}, {length(max(0.0, now - event.at))} ago"),
-                ("payload", described(_payload(event))),
+                ("payload", value_line(_payload(event))),
                 ("key", event.key),
                 ("emitted by", _emitter(chosen, event)),
                 ("triggers before it", f"{event.depth}: {' → '.join(event.path)}" if event.depth else ""),
@@ -153,7 +153,10 @@ def origin_of(record: InvocationRecord) -> str:
     origin = record.origin
     if origin is None or not origin.sources:
         return ""
-    return f"{' and '.join(told(each) for each in origin.sources)}, by the trigger '{origin.trigger}'"
+    sources = " and ".join(told(each) for each in origin.sources)
+    if [each.name for each in origin.sources] == [origin.trigger]:  # a schedule, which is its own trigger
+        return sources
+    return f"{sources}, by the trigger '{origin.trigger}'"
 
 
 def origin_facts(origin: Origin | None) -> dict[str, Any] | None:
@@ -210,7 +213,8 @@ def caused_by(event: EventRecord) -> str:
 def _in_short(each: Caused) -> str:
     if not each.invocation:
         return f"nothing by {each.trigger} ({each.why})"
-    return f"{each.invocation} ({each.why})" if each.why else each.invocation
+    why = f" ({each.why})" if each.why else ""
+    return f"{each.invocation} by {each.trigger}{why}"
 
 
 def _payload(event: EventRecord) -> Any:
@@ -316,8 +320,11 @@ def _decided_by(record: TriggerRecord) -> str:
 
 
 def _when(record: TriggerRecord) -> str:
-    waits = any(len(clause) > 1 for clause in record.clauses)
-    return f"{record}, within {length(record.within_seconds)}" if waits else str(record)
+    if all(len(clause) == 1 for clause in record.clauses):
+        return str(record)
+    paths = dict.fromkeys(each.correlate for each in record.conditions if each.correlate)
+    alike = f" of the same {' or '.join(paths)}" if paths else ""
+    return f"{record},{alike} within {length(record.within_seconds)}"
 
 
 def _trigger_facts(record: TriggerRecord) -> dict[str, Any]:

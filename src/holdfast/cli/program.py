@@ -168,6 +168,8 @@ def _obey(arguments: list[str]) -> int:
 def _misused(error: Any, arguments: list[str]) -> int:
     """An error of the command line itself. It has no `Output` yet, so what the answer has to be like is read here."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "No such command 'list'" in error.format_message() and ours[0] != "list":
+        error.message += f" `holdfast {ours[0]}` alone lists them."
     if "--json" in ours:
         facts = {"type": "UsageError", "message": error.format_message()}
         Output(json=True).document({"error": facts})

@@ -64,6 +64,9 @@ UniqueOption = Annotated[
 ]
 QueueOption = Annotated[str | None, typer.Option("--queue", help="Another queue than the task's own.")]
 PriorityOption = Annotated[int | None, typer.Option("--priority", help="From -100 to 100; higher goes first.")]
+RequestOption = Annotated[
+    str | None, typer.Option("--request", metavar="TEXT", help="Of your choice: with the same one, it is done once.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -254,13 +257,14 @@ def update(
             if not options:
                 raise UsageError("say what to change; --help lists what there is")
             with looked_at(out, app, url, name) as chosen:
-                return _tell(out, chosen, chosen.schedules.update(schedule, **options))
+                return _tell_updated(out, chosen, chosen.schedules.update(schedule, **options))
         if url or name:
             raise UsageError("another call needs the code of its task: give --app, not --url and --name")
         given = words(arguments or [], kwargs, keyword or [])
         with app_for_work(out, app, task) as chosen:
             wanted, args, keywords = _called(chosen, task, given, queue, priority)
-            _tell(out, chosen, chosen.schedules.update(schedule, task=wanted, args=args, kwargs=keywords, **options))
+            changed = chosen.schedules.update(schedule, task=wanted, args=args, kwargs=keywords, **options)
+            _tell_updated(out, chosen, changed)
 
 
 def pause(
@@ -303,16 +307,20 @@ def delete(
     with _opened(context, app, url, name, json) as (out, chosen):
         if not yes:
             out.confirm(f"Delete the schedule '{schedule}' ({_in_short(chosen, schedule)})?")
+        is_declared = _is_declared(chosen, schedule)
         chosen.schedules.delete(schedule)
         if out.json:
             out.document({"name": schedule, "deleted": True})
         else:
             out.line(f"the schedule '{schedule}' is deleted")
+        if is_declared:
+            out.note("code declares it: a runner that starts stores it anew; to silence it for good, pause it")
 
 
 def run_now(
     context: typer.Context,
     schedule: ScheduleName,
+    request: RequestOption = None,
     app: AppOption = None,
     url: UrlOption = None,
     name: NameOption = None,
@@ -320,7 +328,7 @@ def run_now(
 ) -> None:
     """Submit its call now, beside its ticks, and print the invocation's id."""
     with _opened(context, app, url, name, json) as (out, chosen):
-        invocation = chosen.schedules.run_now(schedule)
+        invocation = chosen.schedules.run_now(schedule, request=request)
         if out.json:
             out.document({"name": schedule, "id": invocation.id})
         else:
@@ -333,6 +341,7 @@ def backfill(
     since: Annotated[str, typer.Option("--from", metavar="TIME", help="The first tick may be at 2026-11-01T00:00Z.")],
     until: Annotated[str, typer.Option("--to", metavar="TIME", help="The last tick may be then.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell the ticks.")] = False,
+    request: RequestOption = None,
     yes: Yes = False,
     app: AppOption = None,
     url: UrlOption = None,
@@ -354,7 +363,7 @@ def backfill(
                 f"Submit {counted(len(ticks), 'call')} of {record.call.task}, for the ticks from "
                 f"{clock_of(record, ticks[0])} to {clock_of(record, ticks[-1])}?"
             )
-        made = chosen.schedules.backfill(schedule, first, last) if ticks else []
+        made = chosen.schedules.backfill(schedule, first, last, request=request) if ticks else []
         if out.json:
             return out.document({"name": schedule, "count": len(made), "ids": [each.id for each in made]})
         for each in made:
@@ -393,14 +402,22 @@ def _options(given: dict[str, Any]) -> ScheduleOptions:
     ways = [f"--{way}" for way in ("cron", "every", "at") if way in options]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)}: a schedule is due in one way only")
-    if "timezone" in options and "cron" not in options:
-        raise UsageError("--timezone says on which clock --cron is read; give --cron as well")
+    if "timezone" in options and (ways or ["--cron"]) != ["--cron"]:
+        raise UsageError(f"--timezone says on which clock --cron is read, and does not go with {ways[0]}")
     for option in ("at", "start", "end"):
         if option in options:
             text = options[option]
             no_bound = option != "at" and text == "none"
             options[option] = None if no_bound else time_given(text, f"--{option}")
     return cast(ScheduleOptions, options)
+
+
+def _is_declared(app: App, name: str) -> bool:
+    try:
+        record = app.schedules.get(name)
+    except CorruptRecord:
+        return False
+    return record.declared and record.retired_at is None
 
 
 def _in_short(app: App, name: str) -> str:
@@ -437,11 +454,19 @@ def _last(app: App, records: Sequence[ScheduleRecord]) -> dict[str, InvocationRe
 
 def _tell(out: Output, app: App, record: ScheduleRecord) -> None:
     """What a change has led to."""
+    if record.retired_at is not None:
+        out.note("it is retired: no code declares it any more, so nothing fires until some does; or delete it")
     if out.json:
         return out.document(facts_of(record, _last(app, [record]).get(record.name)))
     out.line(f"{record.name} is {told_state(record)}: {record.timing.describe()}")
     if record.next_at is not None:
         out.line(f"next: {next_of(record, time_of(app))}")
+
+
+def _tell_updated(out: Output, app: App, record: ScheduleRecord) -> None:
+    if record.declared:
+        out.note("it is declared in code: a runner that starts makes it again what the code says")
+    _tell(out, app, record)
 
 
 def _print_times(out: Output, record: ScheduleRecord, times: Sequence[float], now: float, *, empty: str = "") -> None:

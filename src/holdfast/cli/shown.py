@@ -84,7 +84,8 @@ def value_line(value: object) -> str:
 
 def told(error: BaseException) -> str:
     """What an error says, and then what was noted about it on its way: where it happened."""
-    return " ".join([str(error), *getattr(error, "__notes__", ())])
+    notes = getattr(error, "__notes__", ())
+    return " ".join([sentence(str(error)), *notes]) if notes else str(error)
 
 
 def sentence(text: str) -> str:

@@ -68,6 +68,7 @@ class Declarations:
         self._book = book
         self._declared = by_name(declared)
         self._app = app
+        self._told_of: set[str] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,6 +115,14 @@ class Declarations:
             elif record.retired_at is None and not known.isdisjoint((record.call.task, *record.beside)):
                 log.warning("schedule '%s' is no longer declared by any code, and rests", record.name)
                 await self._book.change(record.name, lambda record, now: {"retired_at": record.retired_at or now})
+            elif record.retired_at is None and record.name not in self._told_of:
+                # Another program's, which is down for a while; or the task is gone from the code, and calls pile up.
+                self._told_of.add(record.name)
+                log.warning(
+                    "schedule '%s' calls %s, which no living runner knows: its calls wait. Delete it if that is gone",
+                    record.name,
+                    record.call.task,
+                )
 
 
 def _as_declared(declared: Declaration, record: ScheduleRecord, now: float) -> dict[str, object]:

@@ -6,6 +6,7 @@ of their own: their ids contain the request, so a request that is repeated does 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,7 +68,11 @@ class ScheduleBook:
     async def _entry(self, name: str) -> Entry:
         entries = await self._store.entries(self._app, KIND, [name])
         if not entries:
-            raise UnknownSchedule(f"there is no schedule '{name}'; `holdfast schedules` lists them")
+            known = [entry.name for entry in await self._store.entries(self._app, KIND)]
+            near = [each for each in known if each.startswith(f"{name}#")]
+            near = near or difflib.get_close_matches(name, known, n=1)
+            hint = f". Did you mean '{near[0]}'?" if near else "; `holdfast schedules` lists them"
+            raise UnknownSchedule(f"there is no schedule '{name}'{hint}")
         return entries[0]
 
     def new(
@@ -101,8 +106,9 @@ class ScheduleBook:
                 if (found.timing, found.call, found.rules) == (record.timing, record.call, record.rules):
                     return found
                 raise ScheduleExists(
-                    f"there is a schedule '{record.name}' already, and it says something else "
-                    f"({found.timing.describe()}, {found.call.task}). Change it with update(), or choose another name."
+                    f"there is a schedule '{record.name}' already ({found.timing.describe()}, {found.call.task}), and "
+                    f"it says something else: {_difference(found, record)}. Change it with update, or choose another "
+                    "name."
                 )
         raise _busy(record.name)
 
@@ -193,6 +199,21 @@ def ticks_within(record: ScheduleRecord, after: float, until: float) -> Sequence
     if len(ticks) > MOST_BACKFILLED:
         raise UsageError(f"there are more than {MOST_BACKFILLED:,} ticks in that range; take a shorter one at a time")
     return ticks
+
+
+def _difference(there: ScheduleRecord, wanted: ScheduleRecord) -> str:
+    """What two of one name do not agree on, in the words of `create`."""
+    if there.timing != wanted.timing:
+        return f"it is not due {wanted.timing.describe()}"
+    if there.call.task != wanted.call.task:
+        return f"it does not call {wanted.call.task}"
+    if there.call.arguments != wanted.call.arguments:
+        return "it has other arguments"
+    if there.call != wanted.call:
+        return "its call has other options"
+    names = {"jitter_seconds": "jitter", "starts_at": "start", "ends_at": "end"}
+    fields = [each for each in Rules.__struct_fields__ if getattr(there.rules, each) != getattr(wanted.rules, each)]
+    return f"it has another {', '.join(names.get(each, each) for each in fields)}"
 
 
 def _busy(name: str) -> StoreError:

@@ -22,6 +22,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.bell import Bell
 from holdfast.engine.outages import Seldom, repeated
 from holdfast.engine.permit import Permit
+from holdfast.engine.schedules import moment
 from holdfast.errors import StoreError
 from holdfast.ids import Ids, derived_id
 from holdfast.lifecycle.records import RunnerRecord
@@ -195,7 +196,7 @@ class Services:
             await self._store.end_execution(self._app, execution.id, ExecutionStatus.ABANDONED, now, why)
             return 0.0
         slot = derived_id("blocked", self._app, self._runner_id, f"{claim.window.cycle}", f"{claim.window.slot}")
-        reason = f"runner {blocker.runner_id} has been at it since {blocker.started_at:.3f}"
+        reason = f"runner {blocker.runner_id} has been at it since {moment(blocker.started_at)}"
         line = msgspec.structs.replace(
             mine, id=slot, status=ExecutionStatus.BLOCKED, ended_at=mine.started_at, reason=reason
         )

@@ -74,7 +74,8 @@ class Every(_Ticking, frozen=True, tag="every"):
         return tick
 
     def describe(self) -> str:
-        return f"every {format_duration(self.seconds)}, counted from {_shown(self.anchor)}"
+        anchor = f", counted from {_shown(self.anchor)}" if self.anchor else ""
+        return f"every {format_duration(self.seconds)}{anchor}"
 
 
 class Once(_Ticking, frozen=True, tag="once"):
@@ -119,9 +120,9 @@ def every(interval: Duration, *, anchor: float | dt.datetime | None = None) -> E
     return Every(seconds, 0.0 if anchor is None else instant(anchor, "anchor"))
 
 
-def once(when: float | dt.datetime) -> Once:
+def once(at: float | dt.datetime) -> Once:
     """A schedule with one tick, at seconds since the epoch or at a datetime with a time zone."""
-    return Once(instant(when, "when"))
+    return Once(instant(at, "at"))
 
 
 def instant(value: float | dt.datetime, name: str) -> float:
@@ -137,4 +138,4 @@ def instant(value: float | dt.datetime, name: str) -> float:
 
 
 def _shown(instant: float) -> str:
-    return dt.datetime.fromtimestamp(instant, dt.UTC).isoformat(" ")
+    return dt.datetime.fromtimestamp(instant, dt.UTC).replace(tzinfo=None).isoformat(" ") + " UTC"

@@ -131,12 +131,12 @@ class Harness:
         """As `drain`; coroutine functions run on this loop."""
         return (await self.app._arun(self._drain(until, most))).checked(check)
 
-    def advance(self, by: Duration, *, check: bool = False) -> Report:
+    def advance(self, by: Duration, *, check: bool = False, most: int = _MOST) -> Report:
         """Let so much time pass, and run what falls due on the way, each at its time."""
-        return self.drain(until=by, check=check)
+        return self.drain(until=by, check=check, most=most)
 
-    async def aadvance(self, by: Duration, *, check: bool = False) -> Report:
-        return await self.adrain(until=by, check=check)
+    async def aadvance(self, by: Duration, *, check: bool = False, most: int = _MOST) -> Report:
+        return await self.adrain(until=by, check=check, most=most)
 
     async def _drain(self, until: Duration | dt.datetime | None, most: int) -> Report:
         end = self._end(until)

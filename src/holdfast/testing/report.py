@@ -9,6 +9,7 @@ from typing import Any, Self
 from holdfast.invocation import Invocation
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL, Status
+from holdfast.triggering import EVALUATES
 
 
 class Ran:
@@ -98,7 +99,8 @@ class Report:
 def as_call(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """A call as one writes it: ``charge(1, amount=20)``."""
     parts = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
-    return f"{task.rpartition(':')[2].rpartition('.')[2]}({', '.join(parts)})"
+    name = task if task.startswith(EVALUATES) else task.rpartition(":")[2].rpartition(".")[2]
+    return f"{name}({', '.join(parts)})"
 
 
 def _short(value: object) -> str:
