@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import all_of, cron, every, from_event, from_result, on_event, on_status, trigger
+from holdfast import App, all_of, cron, every, from_event, from_result, on_event, on_status, trigger
 from holdfast.testing import testing_app
 
 MIDNIGHT = dt.datetime(2026, 11, 15, tzinfo=dt.UTC)
@@ -103,3 +103,14 @@ def test_a_builder_is_a_trigger(builder: Any) -> None:
         t.app.emit("x")
         t.drain(check=True)
         t.assert_submitted(built, 1)
+
+
+def test_a_key_whose_time_is_over_counts_no_more_although_nobody_has_tidied_up() -> None:
+    with testing_app(App("memory://", name="testing", event_retention_seconds=3600)) as t:
+        first = t.app.emit("paid", {"id": 1}, key="one")
+        t.clock.advance(3599)
+        assert t.app.emit("paid", {"id": 2}, key="one").id == first.id
+        t.clock.advance(1)
+        later = t.app.emit("paid", {"id": 3}, key="one")
+        assert (later.id != first.id, later.facts.payload) == (True, {"id": 3})
+        assert t.app.emit("paid", {"id": 4}, key="one").id == later.id

@@ -45,11 +45,20 @@ class Events:
             return event
 
     async def _first_of_its_key(self, event: EventRecord) -> EventRecord:
+        """The one that has this key; a key whose time is over counts no more, whether it was removed already or not."""
         entry = key_entry(event)
-        if await self._store.put_entry(entry):
-            return event
-        there = await self._store.entries(self._app, KEY_KIND, [entry.name])
-        return msgspec.json.decode(there[0].body, type=EventRecord) if there else event
+        for _ in range(_TRIES):
+            if await self._store.put_entry(entry):
+                return event
+            there = await self._store.entries(self._app, KEY_KIND, [entry.name])
+            if there:
+                first = msgspec.json.decode(there[0].body, type=EventRecord)
+                if first.keep_until > self._store.now():
+                    return first
+                await self._store.remove_entry(there[0])
+        raise StoreError(
+            f"the key '{event.key}' of the event '{event.name}' is used by others again and again; try again"
+        )
 
     async def tell(self, event: EventRecord) -> EventRecord:
         """Tell the triggers in its outbox, and write down what they made of it."""
@@ -88,3 +97,4 @@ class Events:
 
 
 _PAGE = 200
+_TRIES = 5
