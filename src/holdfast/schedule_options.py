@@ -95,6 +95,8 @@ def rules_of(options: RuleOptions, before: Rules) -> Rules:
             value = options[name]  # type: ignore[literal-required]
             changes[field] = None if value is None else instant(value, name)
     rules = msgspec.structs.replace(before, **changes)
+    if "catch_up_most" in options and rules.catch_up is not CatchUp.ALL:
+        raise InvalidSchedule(f"catch_up_most= is for catch_up='all'; it is '{rules.catch_up}'")
     if rules.starts_at is not None and rules.ends_at is not None and rules.ends_at < rules.starts_at:
         raise InvalidSchedule("the schedule ends before it starts")
     return rules

@@ -108,7 +108,10 @@ def moment(at: float) -> str:
 
 
 def length(seconds: float) -> str:
-    """A length of time for people: whole seconds, but milliseconds below one."""
+    """A length of time for people: in its two largest units, and in milliseconds only below a second."""
     if not math.isfinite(seconds):
         return f"{seconds:g}s"
+    for small, large in ((60, 3600), (3600, 86_400), (86_400, 86_400 * 100)):  # from an hour on minutes, and so on
+        if abs(seconds) >= large:
+            seconds = round(seconds / small) * small
     return format_duration(round(seconds) if abs(seconds) >= 1 else seconds)

@@ -159,8 +159,8 @@ class ScheduleBook:
         record, now = await self._callable(name), self._store.now()
         # With a request the time cannot be part of the id: that it is asked for again must not matter.
         id = derived_id("run now", record.uid, request, at=record.created_at) if request else self._ids.new()
-        fresh = called(record, id, self._ids.operation(), now, now, now, f"the schedule '{name}' was told to run now")
-        fresh = replace(fresh, twin=None)
+        why = f"the schedule '{name}' was told to run now"
+        fresh = replace(called(record, id, self._ids.operation(), now, now, now, why, "run"), twin=None)
         (before,) = await self._submitter.submit([fresh])
         return before or fresh
 

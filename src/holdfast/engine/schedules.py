@@ -196,7 +196,14 @@ class Scheduler:
 
 
 def called(
-    record: ScheduleRecord, id: str, operation: str, tick: float, now: float, due_at: float, why: str
+    record: ScheduleRecord,
+    id: str,
+    operation: str,
+    tick: float,
+    now: float,
+    due_at: float,
+    why: str,
+    kind: str = "tick",
 ) -> InvocationRecord:
     """The call of a schedule, as a new invocation."""
     call = record.call
@@ -214,7 +221,7 @@ def called(
         twin=f"schedule:{record.uid}" if record.rules.unique else call.twin,
         created_at=now,
         due_at=due_at,
-        origin=Origin(trigger=record.name, sources=(Source(kind="tick", id=moment(tick), name=record.name),)),
+        origin=Origin(trigger=record.name, sources=(Source(kind=kind, id=moment(tick), name=record.name),)),
     )
     return registered(expiring(fresh, call), operation=operation, at=now, why=why)
 

@@ -387,6 +387,8 @@ def told(source: Source) -> str:
     match source.kind:
         case "event":
             return f"the event '{source.name}' {source.id}"
+        case "run":
+            return f"the wish at {source.id} to run the schedule '{source.name}' now"
         case "tick":
             return f"tick {source.id} of the schedule '{source.name.removeprefix(TICKS)}'"
     return f"the end of {source.name} {source.id}" if source.name else "several happenings"

@@ -56,8 +56,7 @@ class TriggerBook:
             await self._ensure(each)
         if self._declared:
             await self._subscriptions.publish()
-            known = [record for record in await self._subscriptions.all() if record.retired_at is None]
-            for circle in cycles(known):
+            for circle in cycles(list(self._declared.values())):
                 log.warning(
                     "these triggers go in a circle: %s. Each round is one more invocation, until trigger_max_depth.",
                     " → ".join(circle),
