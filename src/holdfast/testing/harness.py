@@ -26,6 +26,7 @@ from holdfast.engine.core import Engine
 from holdfast.engine.ending import end_all
 from holdfast.engine.permit import Unlimited
 from holdfast.engine.recovery import Recovery
+from holdfast.engine.services import Duty
 from holdfast.engine.worker import Worker
 from holdfast.errors import ResultTimeout, UsageError
 from holdfast.execution.call import Call
@@ -60,6 +61,8 @@ class Harness:
         self._depth = 0
         self._swept = self.clock.now()
         self._before: dict[str, Any] = {}
+        self._duties_of: object = None
+        self._duties: tuple[Duty, ...] = ()
         self._declared: frozenset[str] = frozenset()  # the tasks whose schedules and triggers are stored
 
     # --- taking the place of the app's store
@@ -273,7 +276,9 @@ class Harness:
         if self._swept == self.clock.now():
             return False
         self._swept = self.clock.now()
-        for duty in engine._duties(self.app._definitions):
+        if self._duties_of != (engine, self._declared):
+            self._duties_of, self._duties = (engine, self._declared), engine._duties(self.app._definitions)
+        for duty in self._duties:
             while await duty.perform() is True:
                 pass
         return True
