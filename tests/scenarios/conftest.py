@@ -12,6 +12,24 @@ from tests.scenarios import workshop
 from holdfast import App
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that need a MongoDB share one, and are a group of their own beside the tests of the store itself, so that
+    two processes can share the work; the others go to whoever has time.
+    """
+    for item in items:
+        if _HERE not in item.path.parents or item.get_closest_marker("xdist_group"):
+            continue
+        params = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        if "mongodb" in params or "mongo_url" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("scenarios"))
+
+
+_HERE = Path(__file__).parent
+
+
 @pytest.fixture(params=["memory", "sqlite", "mongodb"])
 def workshop_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     """An app on each store, for the tasks of the workshop."""

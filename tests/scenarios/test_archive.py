@@ -23,7 +23,6 @@ from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
 HOUR, DAY = 3600.0, 86_400.0
 
 

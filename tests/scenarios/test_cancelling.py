@@ -17,8 +17,6 @@ from holdfast.engine.cancel import Ear
 from holdfast.lifecycle.records import CANCEL
 from holdfast.lifecycle.status import FINAL
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 There = Callable[..., Path]
 
 

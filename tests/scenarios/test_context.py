@@ -9,8 +9,6 @@ from tests.scenarios import workshop
 
 from holdfast import App, Fixed, Forever, Timetable, UsageError, context
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 
 @pytest.fixture
 def app(workshop_app: App) -> App:

@@ -18,8 +18,6 @@ from pymongo import MongoClient
 from holdfast import App, KeyTaken, UsageError
 from holdfast.errors import StoreUnavailable, TwinDiffers
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 
 @pytest.fixture(params=["memory", "sqlite", "mongodb"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:

@@ -14,8 +14,6 @@ import pytest
 from holdfast import App, Invocation, Status, UsageError
 from holdfast.testing import Harness, testing_app
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:

@@ -11,8 +11,6 @@ import pytest
 from holdfast import App, Fatal, FirstMatch, Fixed, MoveTo, Never, Only, Retries, RetryLater, TaskFailed, UsageError
 from holdfast.lifecycle.records import Terms
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 SOON = Fixed(3, 0.01)
 
 

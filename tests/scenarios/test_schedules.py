@@ -20,8 +20,6 @@ from holdfast.errors import CorruptRecord, NotEncodable
 from holdfast.lifecycle.schedules import to_entry
 from holdfast.schedules import Cron, cron, every
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 LATER = dt.datetime(2090, 1, 1, tzinfo=dt.UTC)
 
 

@@ -16,8 +16,6 @@ from tests.scenarios import workshop
 from holdfast import App, Expired, Fixed, Invocation, Only, ResultTimeout, SoftTimeout, Status, TimedOut, UsageError
 from holdfast.lifecycle.records import PLAIN, Terms
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 There = Callable[..., Path]
 
 

@@ -33,8 +33,6 @@ from holdfast import (
 )
 from holdfast.lifecycle.status import FINAL
 
-pytestmark = [pytest.mark.xdist_group("mongo")]
-
 
 @pytest.fixture(params=["memory", "sqlite", "mongodb"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
