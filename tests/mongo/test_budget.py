@@ -79,7 +79,7 @@ def idle_commands(app: App, url: str, settings: dict[str, float]) -> float:
 def test_an_idle_runner_that_performs_the_services_sends_at_most_four_commands_per_second(
     mongo_url: str, quick: dict[str, float]
 ) -> None:
-    """And one beside it, that does not, at most one more."""
+    """And one beside it, that does not, at most two more: it beats, looks for pauses, and looks for work."""
     with App(mongo_url, **quick, atomic_service_max_members=1) as first:
         first.task(name="echo")(echoed)
         with first.runner():
@@ -90,7 +90,7 @@ def test_an_idle_runner_that_performs_the_services_sends_at_most_four_commands_p
                 second.task(name="echo")(echoed)
                 with second.runner():
                     both = idle_commands(second, mongo_url, quick)
-    assert both <= 5, (alone, both)  # core tasks fall into the one measurement or the other
+    assert both <= 6, (alone, both)  # core tasks fall into the one measurement or the other
 
 
 def hints_of(app: App) -> StreamHints:
