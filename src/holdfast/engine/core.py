@@ -106,6 +106,7 @@ class Engine:
 
     async def close(self) -> None:
         await self.ends.finish()
+        await self.subscriptions.close()
         await self.submitter.close()
         self.hub.connect(None)
         await self.store.close()

@@ -8,6 +8,7 @@ that. It costs nothing where nobody listens: two lookups in memory, and one smal
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -40,7 +41,9 @@ class Ends:
         """Apply these changes, each to its record; the verdicts of `Store.apply`."""
         changes = [change for _, change in wanted]
         if any(change.path[-1] in FINAL and change.app == self._app for change in changes):
-            if not self._subscriptions.are_fresh:
+            if self._subscriptions.are_fresh:
+                self._subscriptions.renew()
+            else:
                 await self._subscriptions.freshen()
             if self._subscriptions:
                 changes = [self._addressed(record, change) for record, change in wanted]
@@ -74,6 +77,12 @@ class Ends:
             await self._teller.tell([(await self._teller.facts_of(record), record.outbox) for record in waiting])
             await self._store.delivered(self._app, [record.id for record in waiting])
             crashpoint("outbox.delivered")
+
+    async def get_ready(self, app: str) -> None:
+        """So that the first end need not wait for what triggers there are."""
+        if app == self._app:
+            with contextlib.suppress(StoreError):
+                await self._subscriptions.freshen()
 
     async def finish(self) -> None:
         """Give those that are being told a moment; the services see to the others."""

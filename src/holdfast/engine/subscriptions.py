@@ -2,7 +2,8 @@
 
 Whoever ends an invocation or emits an event has to know which triggers want to hear of it, since their names are part
 of that write. The copy is read anew before such a write if it is older than two seconds: first a single small record
-with the version of all triggers, and these only if that has changed. So a trigger counts everywhere two seconds after
+with the version of all triggers, and these only if that has changed. One who writes all the time reads it ahead, beside
+that, and does not wait. So a trigger counts everywhere two seconds after
 it is stored, a process with nothing to tell asks nothing, and one that is busy asks once in two seconds.
 
 The version is a digest of what is there, and not a number, so that a crash between the triggers and their version
@@ -11,12 +12,15 @@ leaves nothing to count on: whoever starts next, or tends to the triggers, sees 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from holdfast.engine.ending import end_all
 from holdfast.engine.outages import Seldom
-from holdfast.errors import CorruptRecord
+from holdfast.errors import CorruptRecord, StoreError
 from holdfast.lifecycle.records import Entry
 from holdfast.lifecycle.status import Status
 from holdfast.lifecycle.triggers import KIND, OnEvent, TriggerRecord, from_entry
@@ -41,6 +45,7 @@ class Subscriptions:
         self._by_end: dict[tuple[str, Status], tuple[str, ...]] = {}
         self._by_event: dict[str, tuple[str, ...]] = {}
         self._seldom = Seldom(monotonic)
+        self._renewal: asyncio.Task[None] | None = None
 
     @property
     def are_fresh(self) -> bool:
@@ -48,8 +53,25 @@ class Subscriptions:
 
     async def freshen(self) -> None:
         """Read what has changed, unless somebody did so a moment ago."""
-        if self.are_fresh:
-            return
+        if not self.are_fresh:
+            await self._look()
+
+    def renew(self) -> None:
+        """Read soon, beside whatever is done, if the copy is about to be too old: a writer of ends that never stops
+        never has to wait for it.
+        """
+        if self._monotonic() - self._read_at > FRESH_SECONDS / 2 and (self._renewal is None or self._renewal.done()):
+            self._renewal = asyncio.get_running_loop().create_task(self._renew())
+
+    async def _renew(self) -> None:
+        with contextlib.suppress(StoreError):  # then it is too old soon, and somebody waits for it
+            await self._look()
+
+    async def close(self) -> None:
+        if self._renewal is not None:
+            await end_all(self._renewal)
+
+    async def _look(self) -> None:
         began = self._monotonic()
         version = await self._stored_version()
         if version != self._version:

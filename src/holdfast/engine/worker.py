@@ -162,6 +162,7 @@ class Worker:
     async def _work(self, ready: Callable[[], None]) -> None:
         audit, ear = (asyncio.create_task(work) for work in (self._audit.run(), self._ear.run()))
         try:
+            await self._recovery.ends.get_ready(self._app)
             await self._look_for_work(ready)
             await end_all(audit)
             if not self._fenced:
