@@ -356,7 +356,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
 
 FIRST = {
     "no_sweep": 235,
-    "joins_that_forget": 57,
+    "joins_that_forget": 540,
 }  # each shows where a process dies between two writes, and most seeds have none of that
 
 
