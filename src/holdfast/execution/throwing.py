@@ -7,7 +7,10 @@ when it next runs Python code: one that sits in a system call or in C code hears
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import sys
+import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
@@ -21,8 +24,40 @@ class Stopped(BaseException):
 
 def throw_into(thread: int, error: type[BaseException] | None) -> None:
     """Raise it in that thread, soon; None takes back what was not raised yet."""
+    _set(thread, error)
+    if sys.version_info < (3, 12) and thread != threading.get_ident():
+        _lower_the_flag()
+
+
+def _set(thread: int, error: type[BaseException] | None) -> None:
     thrown = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), thrown)
+
+
+class _Nothing(BaseException):
+    """Thrown into oneself, and caught at once."""
+
+
+def _lower_the_flag() -> None:
+    """Python 3.11 has one flag for all threads, that something was thrown, and lowers it when something is raised: for
+    a thread that sits in a system call that is later, and for one that has ended never. While it is up, whoever traces
+    or profiles anything in the process spins for ever, with the interpreter's lock. To raise something here lowers it.
+    The other thread hears all the same: it looks for itself when it comes back for the lock.
+    """
+    try:
+        _set(threading.get_ident(), _Nothing)
+        _turn()
+    except _Nothing:
+        pass
+    except BaseException:  # of a signal's handler, which goes first: the nothing is still to come
+        with contextlib.suppress(_Nothing):
+            _turn()
+        raise
+
+
+def _turn() -> None:
+    for _ in range(2):  # what is thrown into a thread is raised at the latest where a loop turns
+        pass
 
 
 class Softly:
