@@ -271,6 +271,8 @@ async def _cancelled_all(
     app: App, ids: Sequence[str], reason: str, by: str, children: bool | None
 ) -> dict[str, Status]:
     reason, by = kept_text("reason", reason), kept_text("by", by)
+    if children is not None and not isinstance(children, bool):
+        raise UsageError(f"children={children!r}: expected True, False or None")
     canceller = (await app._engine()).canceller
     return {one.id: one.status for one in await canceller.cancel(ids, by=by, reason=reason, children=children)}
 

@@ -42,9 +42,9 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
         store = the.app._ready().store
         put, enrol = store.put_entry, store.enrol
 
-        async def put_entry(entry: Entry) -> bool:
+        async def put_entry(entry: Entry, over: Entry | None = None) -> bool:
             the.steps.append((entry.app, entry.kind, entry.name.partition("#")[0]))
-            return await put(entry)
+            return await put(entry, over)
 
         async def enrolled(record: Any) -> None:
             the.steps.append("enrol")

@@ -56,8 +56,8 @@ class Shaky(MemoryStore):
     async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
         return await self._lossy("insert", super().insert(records))
 
-    async def put_entry(self, entry: Entry) -> bool:
-        return await self._lossy("put_entry", super().put_entry(entry))
+    async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
+        return await self._lossy("put_entry", super().put_entry(entry, over))
 
     async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
         self._fake.advance(self.slow_seconds)
@@ -449,3 +449,22 @@ def test_a_pause_in_between_is_respected() -> None:
     house.change(pause=None, through=house.clock.now())
     house.after(10)
     assert house.ticks() == [110]
+
+
+def test_one_that_is_deleted_and_made_anew_while_it_fires_is_left_as_it_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its version is the same as that of the one before."""
+    house = House(schedule())
+    anew = to_entry(replace(schedule(), uid="another", next_at=START + 1000))
+    plain = house.store.insert
+
+    async def slow(records: Sequence[InvocationRecord]) -> Sequence[bool]:
+        (there,) = await house.store.entries("shop", "schedule")
+        assert await house.store.remove_entry(there)
+        assert await house.store.put_entry(anew)
+        return await plain(records)
+
+    monkeypatch.setattr(house.store, "insert", slow)
+    house.after(10)
+    assert asyncio.run(house.store.entries("shop", "schedule")) == [anew]

@@ -442,3 +442,8 @@ def test_what_is_submitted_while_cleaning_up_has_the_grace_that_the_settings_say
         cancellation = app.invocation(below.id).record().cancellation
         assert cancellation is not None
         assert cancellation.until - cancellation.at == pytest.approx(123)
+
+
+def test_children_are_yes_or_no(app: App) -> None:
+    with pytest.raises(UsageError, match="children='no': expected True, False or None"):
+        app.task(name="plain")(lambda: None).submit().cancel(children="no")  # type: ignore[arg-type]

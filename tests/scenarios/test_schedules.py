@@ -147,9 +147,22 @@ def test_the_async_sisters_do_the_same(app: App) -> None:
 
 def test_one_that_is_made_while_the_services_rest_is_noticed(app: App) -> None:
     with app.runner():
-        app.schedules.create("once", echo(app), at=time.time() + 0.3)
+        app.schedules.create("once", echo(app), at=time.time() + 1.5)
         until(lambda: app.schedules.get("once").progress.fired == 1, "its only tick")
         assert app.schedules.get("once").next_at is None
+
+
+def test_one_whose_time_is_over_is_refused_unless_it_is_there(app: App) -> None:
+    past = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    for options in ({"at": past}, {"every": "1h", "end": past}):
+        with pytest.raises(InvalidSchedule, match="would never be due"):
+            app.schedules.create("late", echo(app), paused=True, **options)
+    assert app.schedules.list() == []
+    with app.runner():
+        at = time.time() + 1.5
+        made = app.schedules.create("late", echo(app), at=at)
+        until(lambda: app.schedules.get("late").progress.fired == 1, "its only tick")
+    assert app.schedules.create("late", echo(app), at=at).uid == made.uid
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import typer
 
 from holdfast.app import App
 from holdfast.cli.discovery import Found, discover, find_app, none_found, only_of
@@ -57,6 +59,38 @@ def looked_at(
         if missing is not None:
             raise StoreUnavailable(f"there is no store {missing}{choice.if_missing}")
         yield app
+
+
+class Given(NamedTuple):
+    """The options that all commands have in common."""
+
+    json: bool
+    app: str | None
+    url: str | None
+    name: str | None
+
+
+def given(
+    context: typer.Context, json: bool, app: str | None, url: str | None = None, name: str | None = None
+) -> Given:
+    """Of a subcommand: ``holdfast queues --app shop:app pause NAME`` means the same as with --app at the end."""
+    before: dict[str, Any] = context.parent.params if context.parent is not None else {}
+    return Given(
+        json or bool(before.get("json")),
+        app or before.get("app"),
+        url or before.get("url"),
+        name or before.get("name"),
+    )
+
+
+@contextmanager
+def subcommand(
+    context: typer.Context, app: str | None, url: str | None, name: str | None, json: bool
+) -> Iterator[tuple[Output, App]]:
+    """What a subcommand prints to, and the app that it looks at."""
+    of = given(context, json, app, url, name)
+    with Output(json=of.json) as out, looked_at(out, of.app, of.url, of.name) as chosen:
+        yield out, chosen
 
 
 def app_for_work(out: Output, reference: str | None, task: str = "") -> App:

@@ -5,22 +5,22 @@ None of it needs code: triggers are told by what is stored of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from holdfast.app import App
 from holdfast.cli.arguments import strictly
-from holdfast.cli.choosing import looked_at
+from holdfast.cli.choosing import looked_at, subcommand
+from holdfast.cli.naming import find_event
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import Output
 from holdfast.cli.reach import event_of, time_of, with_store
 from holdfast.cli.shown import described, length, moment, value_line
 from holdfast.engine.telling import told
-from holdfast.errors import CorruptRecord, EventNotFound, NotDecodable, UsageError
-from holdfast.ids import LENGTH, is_id
+from holdfast.errors import CorruptRecord, NotDecodable, UsageError
+from holdfast.ids import is_id
 from holdfast.lifecycle.events import Caused, EventRecord
 from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import InvocationRecord, Origin
@@ -29,8 +29,6 @@ from holdfast.triggering import EVALUATES
 
 _TITLES = ("time", "name", "id", "payload", "caused")
 _LONGEST_SHOWN = 60  # of a payload in the list
-_SHORTEST = 6  # characters of an id
-_LISTED = 5
 
 EventName = Annotated[str, typer.Argument(metavar="NAME", help="The event: order.created.")]
 EventId = Annotated[str, typer.Argument(metavar="ID", help="The event, or the beginning of its id.")]
@@ -70,8 +68,8 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Tell everything about one event: its payload, who emitted it, and what each trigger made of it."""
-    with _opened(context, app, url, name, json) as (out, chosen):
-        event = event_of(chosen, _found(chosen, id))
+    with subcommand(context, app, url, name, json) as (out, chosen):
+        event = event_of(chosen, find_event(chosen, id))
         became = _became(chosen, event)
         if out.json:
             return out.document(event_facts(event, became))
@@ -109,7 +107,7 @@ def emit(
 
     With a key that was used before, that of the event of that time; no second one is stored.
     """
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         value, began = _parsed(payload), time_of(chosen)
         made = chosen.emit(event, value, key=key)
         fresh = made.at >= began
@@ -265,27 +263,6 @@ def _emitter(app: App, event: EventRecord) -> str:
     return f"{record.task} {record.id}, {record.status}" if record else f"{event.emitted_by}, not kept any more"
 
 
-def _found(app: App, text: str) -> str:
-    """The id of the event that is meant by its beginning."""
-    if is_id(text):
-        return text
-    if not is_id(text[:LENGTH].ljust(LENGTH, "0")):
-        raise EventNotFound(
-            f"there is no event '{text}'; an id has {LENGTH} characters, and its first {_SHORTEST} or more will do"
-        )
-    if len(text) < _SHORTEST:
-        raise UsageError(f"'{text}' is too short for the beginning of an id: write {_SHORTEST} characters or more")
-    found = app.events(before=f"{text}{{", limit=_LISTED + 1)  # newest first, and "{" comes after every letter
-    found = [event for event in found if event.id.startswith(text)]
-    if not found:
-        raise EventNotFound(f"the app '{app.name}' has no event whose id begins with '{text}'")
-    if len(found) > 1:
-        listed = ", ".join(f"{event.id} ({event.name})" for event in found[:_LISTED])
-        more = " and others" if len(found) > _LISTED else ""
-        raise UsageError(f"'{text}' may be {listed}{more}; write more of it")
-    return found[0].id
-
-
 def _parsed(text: str) -> Any:
     """A payload is JSON and nothing else: a text that is none would be a mistake more often than a word."""
     try:
@@ -344,18 +321,6 @@ def _trigger_facts(record: TriggerRecord) -> dict[str, Any]:
 
 
 # --- what they share
-
-
-@contextmanager
-def _opened(
-    context: typer.Context, app: str | None, url: str | None, name: str | None, json: bool
-) -> Iterator[tuple[Output, App]]:
-    """``holdfast events --app shop:app show ID`` means the same as with --app at the end."""
-    before: dict[str, Any] = context.parent.params if context.parent is not None else {}
-    json = json or bool(before.get("json"))
-    where = (app or before.get("app"), url or before.get("url"), name or before.get("name"))
-    with Output(json=json) as out, looked_at(out, *where) as chosen:
-        yield out, chosen
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"show": show, "emit": emit}

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from holdfast.app import App
-from holdfast.cli.choosing import looked_at
+from holdfast.cli.choosing import looked_at, subcommand
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import NOT_FOUND, Output
 from holdfast.cli.reach import time_of, with_store
@@ -79,7 +79,8 @@ def drain(
     json: AsJson = False,
 ) -> None:
     """Ask a runner to end: it takes no more work, and what runs may end within its drain timeout."""
-    _ask(context, id, DRAIN, {"app": app, "url": url, "name": name, "json": json})
+    with subcommand(context, app, url, name, json) as (out, chosen):
+        _ask(out, chosen, id, DRAIN)
 
 
 def stop(
@@ -91,26 +92,22 @@ def stop(
     json: AsJson = False,
 ) -> None:
     """Ask a runner to end now: what runs is ended, and goes back to the queue."""
-    _ask(context, id, STOP, {"app": app, "url": url, "name": name, "json": json})
+    with subcommand(context, app, url, name, json) as (out, chosen):
+        _ask(out, chosen, id, STOP)
 
 
-def _ask(context: typer.Context, id: str, wish: str, given: dict[str, Any]) -> None:
-    # `holdfast runners --app shop:app drain ID` means the same as with --app at the end.
-    before: dict[str, Any] = context.parent.params if context.parent is not None else {}
-    options = {option: value or before.get(option) for option, value in given.items()}
-    json = bool(options.pop("json"))
-    with Output(json=json) as out, looked_at(out, options["app"], options["url"], options["name"]) as chosen:
-        roster = with_store(chosen, lambda store: store.roster(chosen.name))
-        runner = _found(out, roster, id)
-        if not with_store(chosen, lambda store: store.ask_runner(chosen.name, runner.id, wish=wish)):
-            out.fail("RunnerNotFound", f"runner {runner.id} has just left", code=NOT_FOUND)
-        now = time_of(chosen)
-        if _state(chosen, runner, now) == "dead":
-            out.note(f"runner {runner.id} has been silent for {length(now - runner.heartbeat_at)} and may not hear it")
-        if json:
-            out.document({"id": runner.id, "asked": wish})
-        else:
-            out.line(f"runner {runner.id} is asked to {wish}; it obeys with its next heartbeat")
+def _ask(out: Output, app: App, id: str, wish: str) -> None:
+    roster = with_store(app, lambda store: store.roster(app.name))
+    runner = _found(out, roster, id)
+    if not with_store(app, lambda store: store.ask_runner(app.name, runner.id, wish=wish)):
+        out.fail("RunnerNotFound", f"runner {runner.id} has just left", code=NOT_FOUND)
+    now = time_of(app)
+    if _state(app, runner, now) == "dead":
+        out.note(f"runner {runner.id} has been silent for {length(now - runner.heartbeat_at)} and may not hear it")
+    if out.json:
+        out.document({"id": runner.id, "asked": wish})
+    else:
+        out.line(f"runner {runner.id} is asked to {wish}; it obeys with its next heartbeat")
 
 
 def _found(out: Output, roster: Sequence[RunnerRecord], id: str) -> RunnerRecord:

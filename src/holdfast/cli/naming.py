@@ -1,4 +1,4 @@
-"""Tasks and invocations by what people type: whole names and ids, and short forms that mean one thing only."""
+"""Tasks, invocations and events by what people type: whole names and ids, and short forms that mean one thing only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.app import App
-from holdfast.errors import InvocationNotFound, UnknownTask, UsageError
+from holdfast.errors import EventNotFound, HoldfastError, InvocationNotFound, UnknownTask, UsageError
 from holdfast.ids import LENGTH, is_id
 from holdfast.task import Submittable
 from holdfast.triggering import EVALUATES
@@ -55,27 +55,50 @@ _LISTED = 5
 
 
 def find_id(app: App, text: str) -> str:
-    """The id that is meant by its beginning; a whole one as it is, whether it is there or not.
+    """The id of the invocation that is meant by its beginning; a whole one as it is, whether it is there or not.
 
     Raises `InvocationNotFound`, or `UsageError` with those that begin so.
     """
     if is_id(text):
         return text
+    _refuse_no_beginning(text, "invocation", InvocationNotFound)
+    found = app.invocations(before=_after(text), limit=_LISTED + 1)
+    told = {each.id: f"{each.task}, {each.status}" for each in found}
+    return _only_one(app, told, text, "invocation", InvocationNotFound)
+
+
+def find_event(app: App, text: str) -> str:
+    """The id of the event, likewise."""
+    if is_id(text):
+        return text
+    _refuse_no_beginning(text, "event", EventNotFound)
+    found = app.events(before=_after(text), limit=_LISTED + 1)
+    return _only_one(app, {each.id: each.name for each in found}, text, "event", EventNotFound)
+
+
+def _refuse_no_beginning(text: str, what: str, missing: type[HoldfastError]) -> None:
     if not is_id(text[:LENGTH].ljust(LENGTH, "0")):
-        raise InvocationNotFound(
-            f"there is no invocation '{text}'; an id has {LENGTH} characters, and its first {_SHORTEST} or more will do"
+        raise missing(
+            f"there is no {what} '{text}'; an id has {LENGTH} characters, and its first {_SHORTEST} or more will do"
         )
     if len(text) < _SHORTEST:
         raise UsageError(f"'{text}' is too short for the beginning of an id: write {_SHORTEST} characters or more")
-    found = app.invocations(before=f"{text}{{", limit=_LISTED + 1)  # newest first, and "{" comes after every letter
-    found = [record for record in found if record.id.startswith(text)]
+
+
+def _after(text: str) -> str:
+    """Lists are newest first: what begins with the text is what comes before this, since "{" is after every letter."""
+    return f"{text}{{"
+
+
+def _only_one(app: App, told: dict[str, str], text: str, what: str, missing: type[HoldfastError]) -> str:
+    found = [id for id in told if id.startswith(text)]
     if not found:
-        raise InvocationNotFound(f"the app '{app.name}' has no invocation whose id begins with '{text}'")
+        raise missing(f"the app '{app.name}' has no {what} whose id begins with '{text}'")
     if len(found) > 1:
-        listed = ", ".join(f"{record.id} ({record.task}, {record.status})" for record in found[:_LISTED])
+        listed = ", ".join(f"{id} ({told[id]})" for id in found[:_LISTED])
         more = " and others" if len(found) > _LISTED else ""
         raise UsageError(f"'{text}' may be {listed}{more}; write more of it")
-    return found[0].id
+    return found[0]
 
 
 def _short(name: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from holdfast.app import App
-from holdfast.cli.choosing import looked_at
+from holdfast.cli.choosing import looked_at, subcommand
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import Output
 from holdfast.cli.reach import time_of
@@ -71,14 +71,13 @@ def pause(
 
     All runners know of it within seconds. What runs goes on; what is submitted waits.
     """
-    json, where = _options(context, app, url, name, json)
-    with Output(json=json) as out, looked_at(out, *where) as chosen:
+    with subcommand(context, app, url, name, json) as (out, chosen):
         known = chosen.queues.list()
         before = next((one.pause for one in known if one.name == queue), None)
         done = chosen.queues.pause(queue, reason=reason, by=by)
         if before is None and queue not in {one.name for one in known}:
             out.note(_unused(queue, [one.name for one in known]))
-        if json:
+        if out.json:
             return out.document(
                 {"queue": queue, "paused": True, "changed": before is None, "pause": _pause_facts(done)}
             )
@@ -96,24 +95,11 @@ def resume(
     json: AsJson = False,
 ) -> None:
     """End the pause of a queue."""
-    json, where = _options(context, app, url, name, json)
-    with Output(json=json) as out, looked_at(out, *where) as chosen:
+    with subcommand(context, app, url, name, json) as (out, chosen):
         ended = chosen.queues.resume(queue)
-        if json:
+        if out.json:
             return out.document({"queue": queue, "paused": False, "changed": ended})
         out.line(f"the queue '{queue}' {'is resumed' if ended else f'was not paused{_paused_ones(chosen)}'}")
-
-
-def _options(
-    context: typer.Context, app: str | None, url: str | None, name: str | None, json: bool
-) -> tuple[bool, tuple[str | None, str | None, str | None]]:
-    """`holdfast queues --app shop:app pause NAME` means the same as with --app at the end."""
-    before: dict[str, Any] = context.parent.params if context.parent is not None else {}
-    return json or bool(before.get("json")), (
-        app or before.get("app"),
-        url or before.get("url"),
-        name or before.get("name"),
-    )
 
 
 def _unused(queue: str, known: list[str]) -> str:

@@ -5,8 +5,7 @@ Only making a schedule, and giving one another call, need the code of the task; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
 import typer
@@ -14,7 +13,7 @@ import typer
 from holdfast.app import App
 from holdfast.cli.arguments import Words, words
 from holdfast.cli.arguments import arguments as arguments_of
-from holdfast.cli.choosing import app_for_work, looked_at
+from holdfast.cli.choosing import app_for_work, given, looked_at, subcommand
 from holdfast.cli.looking import call_shown
 from holdfast.cli.naming import find_task
 from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption, time_given
@@ -111,7 +110,7 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Tell everything about one schedule."""
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         record = chosen.schedules.get(schedule)
         last, now = _last(chosen, [record]).get(schedule), time_of(chosen)
         call, call_facts = call_shown(chosen, record.call.task, record.call.arguments)
@@ -163,7 +162,7 @@ def next_times(
     json: AsJson = False,
 ) -> None:
     """Tell when it is due next, on its own clock and in UTC."""
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         record = chosen.schedules.get(schedule)
         times = [time.timestamp() for time in chosen.schedules.next_times(schedule, count)]
         if out.json:
@@ -202,9 +201,9 @@ def create(
 
     Creating it again, with the same words, does nothing.
     """
-    json, app, *_ = _with_those_before(context, json, app)
+    json, app, *_ = given(context, json, app)
     with Output(json=json) as out:
-        given = words(arguments or [], kwargs, keyword or [])
+        written = words(arguments or [], kwargs, keyword or [])
         options = _options(
             {"cron": cron, "timezone": timezone, "every": every, "at": at, "overlap": overlap, "catch_up": catch_up}
             | {"catch_up_most": catch_up_most, "jitter": jitter, "start": start, "end": end, "unique": unique}
@@ -212,7 +211,7 @@ def create(
         if not options.keys() & {"cron", "every", "at"}:
             raise UsageError("say when it is due: --cron, --every or --at")
         with app_for_work(out, app, task) as chosen:
-            wanted, args, keywords = _called(chosen, task, given, queue, priority)
+            wanted, args, keywords = _called(chosen, task, written, queue, priority)
             _tell(out, chosen, chosen.schedules.create(schedule, wanted, args, keywords, paused=paused, **options))
 
 
@@ -245,7 +244,7 @@ def update(
 
     Arguments, --queue and --priority go with TASK: a new call takes the place of the old one.
     """
-    json, app, url, name = _with_those_before(context, json, app, url, name)
+    json, app, url, name = given(context, json, app, url, name)
     with Output(json=json) as out:
         options = _options(
             {"cron": cron, "timezone": timezone, "every": every, "at": at, "overlap": overlap, "catch_up": catch_up}
@@ -260,9 +259,9 @@ def update(
                 return _tell_updated(out, chosen, chosen.schedules.update(schedule, **options))
         if url or name:
             raise UsageError("another call needs the code of its task: give --app, not --url and --name")
-        given = words(arguments or [], kwargs, keyword or [])
+        written = words(arguments or [], kwargs, keyword or [])
         with app_for_work(out, app, task) as chosen:
-            wanted, args, keywords = _called(chosen, task, given, queue, priority)
+            wanted, args, keywords = _called(chosen, task, written, queue, priority)
             changed = chosen.schedules.update(schedule, task=wanted, args=args, kwargs=keywords, **options)
             _tell_updated(out, chosen, changed)
 
@@ -277,7 +276,7 @@ def pause(
     json: AsJson = False,
 ) -> None:
     """Let it rest until resume. Pausing it again keeps the first pause."""
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         _tell(out, chosen, chosen.schedules.pause(schedule, reason=reason))
 
 
@@ -290,7 +289,7 @@ def resume(
     json: AsJson = False,
 ) -> None:
     """Go on, from now. The ticks of the pause do not fire; backfill makes up for them."""
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         _tell(out, chosen, chosen.schedules.resume(schedule))
 
 
@@ -304,7 +303,7 @@ def delete(
     json: AsJson = False,
 ) -> None:
     """Forget it. Invocations that it has submitted stay."""
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         if not yes:
             out.confirm(f"Delete the schedule '{schedule}' ({_in_short(chosen, schedule)})?")
         is_declared = _is_declared(chosen, schedule)
@@ -327,7 +326,7 @@ def run_now(
     json: AsJson = False,
 ) -> None:
     """Submit its call now, beside its ticks, and print the invocation's id."""
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         invocation = chosen.schedules.run_now(schedule, request=request)
         if out.json:
             out.document({"name": schedule, "id": invocation.id})
@@ -349,7 +348,7 @@ def backfill(
     json: AsJson = False,
 ) -> None:
     """Submit its call for each tick of a time, both ends included, whether it has fired or not. Prints their ids."""
-    with _opened(context, app, url, name, json) as (out, chosen):
+    with subcommand(context, app, url, name, json) as (out, chosen):
         first, last = time_given(since, "--from"), time_given(until, "--to")
         record = chosen.schedules.get(schedule)
         after = begins_after(Rules(starts_at=first.timestamp()), float("-inf"))
@@ -372,28 +371,6 @@ def backfill(
 
 
 # --- what they share
-
-
-@contextmanager
-def _opened(
-    context: typer.Context, app: str | None, url: str | None, name: str | None, json: bool
-) -> Iterator[tuple[Output, App]]:
-    json, app, url, name = _with_those_before(context, json, app, url, name)
-    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
-        yield out, chosen
-
-
-def _with_those_before(
-    context: typer.Context, json: bool, app: str | None, url: str | None = None, name: str | None = None
-) -> tuple[bool, str | None, str | None, str | None]:
-    """``holdfast schedules --app shop:app show NAME`` means the same as with --app at the end."""
-    before: dict[str, Any] = context.parent.params if context.parent is not None else {}
-    return (
-        json or bool(before.get("json")),
-        app or before.get("app"),
-        url or before.get("url"),
-        name or before.get("name"),
-    )
 
 
 def _options(given: dict[str, Any]) -> ScheduleOptions:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.engine.schedules import called, moment
 from holdfast.engine.submit import Submitter
-from holdfast.errors import CorruptRecord, ScheduleExists, StoreError, UnknownSchedule, UsageError
+from holdfast.errors import CorruptRecord, InvalidSchedule, ScheduleExists, StoreError, UnknownSchedule, UsageError
 from holdfast.ids import Ids, derived_id
 from holdfast.lifecycle.records import SCHEDULES, Entry, Hint, InvocationRecord
 from holdfast.lifecycle.schedules import (
@@ -95,12 +95,20 @@ class ScheduleBook:
         )
 
     async def create(self, record: ScheduleRecord) -> ScheduleRecord:
-        """Store it; if one of that name is there and says the same, that is the answer. Raises `ScheduleExists`."""
+        """Store it; if one of that name is there and says the same, that is the answer. Raises `ScheduleExists`, and
+        `InvalidSchedule` if it would never be due.
+        """
+        is_over = tick_after(record.timing, record.rules, record.created_at) is None
         for _ in range(_TRIES):
-            if await self._store.put_entry(to_entry(record)):
+            if not is_over and await self._store.put_entry(to_entry(record)):
                 self._tell(record.name)
                 return record
             there = await self._store.entries(self._app, KIND, [record.name])
+            if is_over and not there:
+                raise InvalidSchedule(
+                    f"the schedule '{record.name}' ({record.timing.describe()}) would never be due: all of its time "
+                    "is past. To call the task now, submit it."
+                )
             if there:
                 found = from_entry(there[0])
                 if (found.timing, found.call, found.rules) == (record.timing, record.call, record.rules):
@@ -126,12 +134,13 @@ class ScheduleBook:
     async def change(self, name: str, decide: Callable[[ScheduleRecord, float], dict[str, Any]]) -> ScheduleRecord:
         """Write what `decide` makes of it, by field. If that is nothing, nothing is written."""
         for _ in range(_TRIES):
-            record, now = await self.get(name), self._store.now()
+            entry = await self._entry(name)
+            record, now = from_entry(entry), self._store.now()
             fields = decide(record, now)
             if all(getattr(record, field) == value for field, value in fields.items()):
                 return record
             changed = moved(record, now, **fields)
-            if await self._store.put_entry(to_entry(changed)):
+            if await self._store.put_entry(to_entry(changed), entry):
                 self._tell(name)
                 return changed
         raise _busy(name)

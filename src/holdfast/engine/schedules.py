@@ -1,7 +1,7 @@
 """Schedules: what is due is submitted, by whoever performs the services.
 
 To fire a tick is to insert its invocation, whose id follows from the schedule's uid and the tick. Then the schedule is
-moved on, by a write to the version that was read. A crash between the two leaves ticks that will be decided again, and
+moved on, by a write to what was read. A crash between the two leaves ticks that will be decided again, and
 inserting them again does nothing; two who decide at once insert the same. So no tick fires twice, and none is passed
 over unless the schedule says so.
 
@@ -106,7 +106,7 @@ class Scheduler:
         if self._seldom.is_due(entry.name):
             log.error("%s", why)
         # Put off, so that it does not stand in front of the others at every look.
-        await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=now + _PUT_OFF_SECONDS))
+        await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=now + _PUT_OFF_SECONDS), entry)
 
     async def _fire(self, entry: Entry, record: ScheduleRecord, now: float) -> None:
         decision = due(record, now)
@@ -131,7 +131,7 @@ class Scheduler:
             more = "at least " if decision.more else ""
             level = logging.INFO if record.rules.catch_up is CatchUp.NONE else logging.WARNING
             log.log(level, "schedule '%s': %s%d ticks were missed", record.name, more, decision.missed)
-        if not await self._store.put_entry(to_entry(moved(record, now, through=now, progress=progress))):
+        if not await self._store.put_entry(to_entry(moved(record, now, through=now, progress=progress)), entry):
             log.debug("schedule '%s' was changed at the same time", record.name)
         crashpoint("schedule.moved")
 

@@ -288,8 +288,9 @@ class Teller:
     async def _change(
         self, trigger: TriggerRecord, name: str, make: Callable[[Join | None, float], Join | None]
     ) -> Join | None:
-        """Read, decide, and write to the version that was read, until nobody comes in between. In one process they
-        take turns: of a thousand that come at once, all but one would read and write for nothing.
+        """Read, decide, and write over what was read, until nobody comes in between: a version alone would not tell,
+        since what was emptied and begun anew counts from 1 again. In one process they take turns: of a thousand that
+        come at once, all but one would read and write for nothing.
         """
         lock = self._turns.setdefault(name, asyncio.Lock())
         async with lock:
@@ -311,7 +312,7 @@ class Teller:
             if after.is_empty and before is not None:
                 if await self._store.remove_entry(entries[0]):
                     return after
-            elif await self._store.put_entry(entry):
+            elif await self._store.put_entry(entry, entries[0] if entries else None):
                 return replace(after, version=entry.version)
             await asyncio.sleep(turn * _PAUSE_SECONDS)
         raise StoreError(f"the trigger '{trigger.name}' is written to again and again by others")
@@ -327,7 +328,7 @@ class Teller:
             facts = Facts(source=source, at=max(each.at for each in join.firings[0]))
             await self._submitter.submit([self._evaluation(trigger, facts)])
             due_at = self._store.now() + _LATER_SECONDS
-            await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=due_at))
+            await self._store.put_entry(replace(entry, version=entry.version + 1, due_at=due_at), entry)
         elif join.firings:
             await self._fire(trigger, join)
         else:

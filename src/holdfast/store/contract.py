@@ -395,9 +395,10 @@ class Store(Protocol):
         """
         ...
 
-    async def put_entry(self, entry: Entry) -> bool:
+    async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
         """Store an entry of version 1 where there is none of its name, or one of version n + 1 where version n is.
-        False: something else is there.
+        False: something else is there. With `over`, version n has to say what that entry says: one that was removed
+        and made anew counts its versions from 1 again.
 
         Atomic: yes. Idempotent: repeated, if it is there as it was put, it is True.
         """
@@ -419,7 +420,9 @@ class Store(Protocol):
         ...
 
     async def remove_entry(self, entry: Entry) -> bool:
-        """Remove an entry if it is there in this version. False: it is not. Idempotent: the second time is False."""
+        """Remove an entry if it is there in this version and says this. False: it is not. Idempotent: the second time
+        is False.
+        """
         ...
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:

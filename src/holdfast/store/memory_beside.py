@@ -174,11 +174,12 @@ class MemoryBeside:
                 if there is not None and there.status is not ExecutionStatus.RUNNING:
                     del self._executions[app, id]
 
-    async def put_entry(self, entry: Entry) -> bool:
+    async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
         with self._lock:
             name = entry.app, entry.kind, entry.name
             there = self._entries.get(name)
-            if (there.version if there else 0) == entry.version - 1:
+            is_other = over is not None and (there is None or there.body != over.body)
+            if (there.version if there else 0) == entry.version - 1 and not is_other:
                 self._entries[name] = entry
             return self._entries.get(name) == entry
 
@@ -206,7 +207,7 @@ class MemoryBeside:
         with self._lock:
             name = entry.app, entry.kind, entry.name
             there = self._entries.get(name)
-            if there is None or there.version != entry.version:
+            if there is None or (there.version, there.body) != (entry.version, entry.body):
                 return False
             del self._entries[name]
             return True

@@ -74,7 +74,7 @@ class StoreConformance(
 
     @pytest.fixture
     def store_url(self) -> str:
-        raise NotImplementedError("a subclass of StoreConformance has to give the fixture store_url")
+        pytest.fail("a subclass of StoreConformance has to give the fixture store_url")
 
     @pytest.fixture
     def open_store(self, store_url: str) -> OpenStore:

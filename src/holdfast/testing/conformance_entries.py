@@ -66,6 +66,23 @@ class EntryConformance:
 
         stage.play(scenario)
 
+    def test_one_that_was_made_anew_is_another(self, stage: Stage) -> None:
+        """A version alone does not tell: it begins with 1 each time."""
+
+        async def scenario(store: Store) -> None:
+            old, new = entry(body=b"old"), entry(body=b"new")
+            after_old = replace(old, version=2)
+            assert not await store.put_entry(after_old, old), "it is not there"
+            await store.put_entry(new)
+            assert not await store.put_entry(after_old, old)
+            assert list(await store.entries("shop", "schedule")) == [new]
+            after_new = replace(new, version=2, body=b"newer")
+            assert await store.put_entry(after_new, new)
+            assert await store.put_entry(after_new, new), "again: it is there as it was put"
+            assert list(await store.entries("shop", "schedule")) == [after_new]
+
+        stage.play(scenario)
+
     def test_what_is_due_comes_soonest_first(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             for name, due_at in (("c", START), ("a", START + 5), ("b", START), ("never", None)):
@@ -82,6 +99,7 @@ class EntryConformance:
             first = entry()
             await store.put_entry(first)
             assert not await store.remove_entry(replace(first, version=2))
+            assert not await store.remove_entry(replace(first, body=b"made anew"))
             assert await store.remove_entry(first)
             assert not await store.remove_entry(first)
             assert await names(store) == []

@@ -261,10 +261,15 @@ class StoreMachine(RuleBasedStateMachine):
         name=st.sampled_from(["a", "b", "c"]),
         version=st.sampled_from([1, 1, 2, 3]),
         keep_until=st.none() | SHIFTS.map(lambda shift: START + RETENTION_SECONDS + shift),
+        bodies=st.tuples(st.sampled_from([b"", b"x"]), st.sampled_from([None, b"", b"x"])),
     )
-    def put_entry(self, app: str, name: str, version: int, keep_until: float | None) -> None:
-        entry = Entry(app=app, kind="event", name=name, body=b"", version=version, keep_until=keep_until)
-        self.both(lambda store: store.put_entry(entry))
+    def put_entry(
+        self, app: str, name: str, version: int, keep_until: float | None, bodies: tuple[bytes, bytes | None]
+    ) -> None:
+        body, before = bodies
+        entry = Entry(app=app, kind="event", name=name, body=body, version=version, keep_until=keep_until)
+        over = None if before is None else replace(entry, version=version - 1, body=before)
+        self.both(lambda store: store.put_entry(entry, over))
 
     @rule(app=APPS, limit=st.integers(0, 2), before=st.none() | st.sampled_from(["a", "b", "z"]))
     def latest_entries(self, app: str, limit: int, before: str | None) -> None:

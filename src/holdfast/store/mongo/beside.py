@@ -201,9 +201,9 @@ class MongoBeside(MongoBase):
 
     # --- entries
 
-    async def put_entry(self, entry: Entry) -> bool:
+    async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
         there = self._collection(schema.ENTRIES, majority=True)
-        return await self._ask("put entry", lambda again: entries.put(there, entry))
+        return await self._ask("put entry", lambda again: entries.put(there, entry, over))
 
     async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
         there = self._collection(schema.ENTRIES, majority=True)

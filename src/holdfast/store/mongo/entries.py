@@ -1,4 +1,4 @@
-"""Entries in MongoDB. The key and the version decide."""
+"""Entries in MongoDB. The key, the version and the body decide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.store.mongo.documents import Document, key_of
 Entries = AsyncCollection[Document]
 
 
-async def put(entries: Entries, entry: Entry) -> bool:
+async def put(entries: Entries, entry: Entry, over: Entry | None = None) -> bool:
     key, facts = _key(entry), _facts(entry)
     names: Document = {"app": entry.app, "kind": entry.kind, "name": entry.name}
     if entry.version == 1:
@@ -26,7 +26,8 @@ async def put(entries: Entries, entry: Entry) -> bool:
         except DuplicateKeyError:
             pass
     else:
-        result = await entries.replace_one({"_id": key, "version": entry.version - 1}, names | facts)
+        before: Document = {"_id": key, "version": entry.version - 1} | ({"body": over.body} if over else {})
+        result = await entries.replace_one(before, names | facts)
         if result.matched_count:
             return True
     found = await entries.find_one({"_id": key})
@@ -72,7 +73,8 @@ async def remove_expired(entries: Entries, app: str, at: float, limit: int) -> i
 
 
 async def remove(entries: Entries, entry: Entry) -> bool:
-    return (await entries.delete_one({"_id": _key(entry), "version": entry.version})).deleted_count > 0
+    there: Document = {"_id": _key(entry), "version": entry.version, "body": entry.body}
+    return (await entries.delete_one(there)).deleted_count > 0
 
 
 def _key(entry: Entry) -> str:

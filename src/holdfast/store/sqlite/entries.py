@@ -1,4 +1,4 @@
-"""Entries in SQLite: jobs over one transaction each. The primary key and the version decide."""
+"""Entries in SQLite: jobs over one transaction each. The primary key, the version and the body decide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLUMNS = "app, kind, name, body, version, due_at, keep_until"
 INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 UPDATE = """
 UPDATE holdfast_entries SET body = ?, version = ?, due_at = ?, keep_until = ?
-WHERE app = ? AND kind = ? AND name = ? AND version = ?
+WHERE app = ? AND kind = ? AND name = ? AND version = ? AND body = coalesce(?, body)
 """
 GET = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
 LIST = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? ORDER BY name"
@@ -28,15 +28,16 @@ SELECT app, kind, name FROM holdfast_entries
 WHERE app = ? AND keep_until IS NOT NULL AND keep_until <= ? ORDER BY keep_until LIMIT ?
 """  # holdfast_entries_kept
 DELETE = "DELETE FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
-REMOVE = "DELETE FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ? AND version = ?"
+REMOVE = f"{DELETE} AND version = ? AND body = ?"
 
 
-def put(connection: sqlite3.Connection, entry: Entry) -> bool:
+def put(connection: sqlite3.Connection, entry: Entry, over: Entry | None = None) -> bool:
     e, name = entry, (entry.app, entry.kind, entry.name)
     if e.version == 1:
         done = connection.execute(INSERT, (*name, e.body, e.version, e.due_at, e.keep_until)).rowcount
     else:
-        done = connection.execute(UPDATE, (e.body, e.version, e.due_at, e.keep_until, *name, e.version - 1)).rowcount
+        before = (e.version - 1, over.body if over else None)
+        done = connection.execute(UPDATE, (e.body, e.version, e.due_at, e.keep_until, *name, *before)).rowcount
     return done > 0 or [_entry(row) for row in connection.execute(GET, name)] == [entry]
 
 
@@ -63,7 +64,8 @@ def remove_expired(connection: sqlite3.Connection, app: str, at: float, limit: i
 
 
 def remove(connection: sqlite3.Connection, entry: Entry) -> bool:
-    return connection.execute(REMOVE, (entry.app, entry.kind, entry.name, entry.version)).rowcount > 0
+    e = entry
+    return connection.execute(REMOVE, (e.app, e.kind, e.name, e.version, e.body)).rowcount > 0
 
 
 def _entry(row: Sequence[object]) -> Entry:

@@ -367,8 +367,8 @@ class SqliteStore:
     async def retain_old(self, app: str, after: str, limit: int) -> str | None:
         return await self._write(lambda connection: archive.retain_old(connection, app, after, limit))
 
-    async def put_entry(self, entry: Entry) -> bool:
-        return await self._write(lambda connection: entries.put(connection, entry))
+    async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
+        return await self._write(lambda connection: entries.put(connection, entry, over))
 
     async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
         return await self._read(lambda connection: entries.listing(connection, app, kind, names))
