@@ -153,16 +153,16 @@ def test_one_that_is_made_while_the_services_rest_is_noticed(app: App) -> None:
 
 
 def test_one_whose_time_is_over_is_refused_unless_it_is_there(app: App) -> None:
-    past = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    past, task = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), echo(app)
     for options in ({"at": past}, {"every": "1h", "end": past}):
         with pytest.raises(InvalidSchedule, match="would never be due"):
-            app.schedules.create("late", echo(app), paused=True, **options)
+            app.schedules.create("late", task, paused=True, **options)  # type: ignore[misc]
     assert app.schedules.list() == []
     with app.runner():
         at = time.time() + 1.5
-        made = app.schedules.create("late", echo(app), at=at)
+        made = app.schedules.create("late", task, at=at)
         until(lambda: app.schedules.get("late").progress.fired == 1, "its only tick")
-    assert app.schedules.create("late", echo(app), at=at).uid == made.uid
+    assert app.schedules.create("late", task, at=at).uid == made.uid
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,8 @@ def test_one_that_cannot_be_read_here_does_not_keep_the_others_from_firing(here:
 def test_another_start_or_end_brings_no_tick_of_the_past(here: App, bound: str) -> None:
     now = time.time()
     moment = {"start": now + 3600, "end": now - 3600}[bound]
-    here.schedules.create("hourly", echo(here), every="60s", catch_up="all", **{bound: moment})  # type: ignore[misc]
+    here.schedules.create("hourly", echo(here), every="60s", catch_up="all")
+    here.schedules.update("hourly", **{bound: moment})  # type: ignore[misc]
     rewritten(here, "hourly", through=now - 86400, next_at={"start": moment, "end": None}[bound])
     changed = here.schedules.update("hourly", **{bound: None})  # type: ignore[misc]
     assert changed.next_at is not None

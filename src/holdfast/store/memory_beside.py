@@ -178,7 +178,7 @@ class MemoryBeside:
         with self._lock:
             name = entry.app, entry.kind, entry.name
             there = self._entries.get(name)
-            is_other = over is not None and (there is None or there.body != over.body)
+            is_other = over is not None and there is not None and there.body != over.body
             if (there.version if there else 0) == entry.version - 1 and not is_other:
                 self._entries[name] = entry
             return self._entries.get(name) == entry
