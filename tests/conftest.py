@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.mongod import Mongod, fresh_database, given_url
+from tests.mongod import fresh_database, given_url, quick_server
 
 # Plain asserts of the shipped suite shall explain themselves here as they do in a test module.
 pytest.register_assert_rewrite("holdfast.testing")
@@ -30,26 +28,15 @@ def replica_set() -> Iterator[str]:
     if url := given_url():
         yield url
         return
-    with tempfile.TemporaryDirectory(prefix="hf-mongo-") as folder:
-        server = Mongod(Path(folder) / "rs", replica_set="rs0")
-        server.start()
-        try:
-            server.initiate()
-            yield server.url()
-        finally:
-            server.stop()
+    with quick_server(replica_set="rs0") as server:
+        yield server.url()
 
 
 @pytest.fixture(scope="session")
 def standalone() -> Iterator[str]:
     """The URL of a server that is no replica set."""
-    with tempfile.TemporaryDirectory(prefix="hf-mongo-") as folder:
-        server = Mongod(Path(folder) / "alone")
-        server.start()
-        try:
-            yield server.url()
-        finally:
-            server.stop()
+    with quick_server() as server:
+        yield server.url()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,26 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+QUICK = ("--journalCommitInterval", "2")  # milliseconds; else a dropped database is waited for, a tenth of a second
+_ROOM = 4 * 2**30
+
+
+@contextlib.contextmanager
+def quick_server(*, replica_set: str | None = None, removes: bool = False) -> Iterator[Mongod]:
+    """A server in memory, if there is room: for tests that ask what a server answers, and not what it keeps."""
+    memory = Path("/dev/shm")
+    is_roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM
+    with tempfile.TemporaryDirectory(prefix="hf-mongo-", dir=memory if is_roomy else None) as folder:
+        server = Mongod(Path(folder) / "db", replica_set=replica_set, options=QUICK, removes=removes)
+        server.start()
+        try:
+            if replica_set:
+                server.initiate()
+            yield server
+        finally:
+            server.stop()
 
 
 class Mongod:

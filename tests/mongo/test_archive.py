@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pymongo import MongoClient
 from tests.mongo.tools import opened, play
-from tests.mongod import Mongod
+from tests.mongod import quick_server
 
 from holdfast.lifecycle.records import Entry, Terms
 from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
@@ -29,13 +27,8 @@ pytestmark = [pytest.mark.xdist_group("mongo")]
 @pytest.fixture(scope="module")
 def removing() -> Iterator[str]:
     """A server that removes what a TTL index says, every second."""
-    with tempfile.TemporaryDirectory(prefix="hf-mongo-") as folder:
-        server = Mongod(Path(folder) / "ttl", removes=True)
-        server.start()
-        try:
-            yield server.url("ttl")
-        finally:
-            server.stop()
+    with quick_server(removes=True) as server:
+        yield server.url("ttl")
 
 
 @pytest.mark.slow

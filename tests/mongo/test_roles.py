@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from pymongo import MongoClient
 from tests.mongo.tools import Events, make_store, opened, play
-from tests.mongod import Mongod
+from tests.mongod import QUICK, Mongod
 from typer.testing import CliRunner
 
 from holdfast import App
@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
     key = folder / "key"
     key.write_text("aGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8=")
     os.chmod(key, 0o600)
-    server = Mongod(folder / "db", replica_set="rs0", options=("--keyFile", str(key)))
+    server = Mongod(folder / "db", replica_set="rs0", options=("--keyFile", str(key), *QUICK))
     server.start()
     try:
         server.initiate()

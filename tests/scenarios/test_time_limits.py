@@ -14,6 +14,7 @@ import pytest
 from tests.scenarios import workshop
 
 from holdfast import App, Expired, Fixed, Invocation, Only, ResultTimeout, SoftTimeout, Status, TimedOut, UsageError
+from holdfast.engine import expiry
 from holdfast.lifecycle.records import PLAIN, Terms
 
 There = Callable[..., Path]
@@ -184,6 +185,13 @@ def test_a_soft_timeout_strikes_nobody_who_has_ended(app: App) -> None:
 # --- not started in time
 
 
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that were not there at the last look are seen sooner than after the usual five seconds."""
+    monkeypatch.setattr(expiry, "IDLE_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("watchful")
 def test_what_nobody_starts_in_time_expires_though_nobody_claims_it(app: App) -> None:
     foreign = app.task(name="double", expires="300ms", tags=["gpu"])(_double)
     with app.runner():
@@ -195,6 +203,7 @@ def test_what_nobody_starts_in_time_expires_though_nobody_claims_it(app: App) ->
     assert (record.attempt, story(invocation)) == (0, ["registered", "failed"])
 
 
+@pytest.mark.usefixtures("watchful")
 def test_what_waits_for_a_slot_expires_too(app: App, tmp_path: Path, there: There) -> None:
     task = app.task(running_concurrency="task")(workshop.obliging)
     with app.runner(concurrency=4):

@@ -306,7 +306,7 @@ class Engine:
             monotonic=self._clock.monotonic,
         )
         return (
-            Duty(name="expiry", every_seconds=5.0, perform=expiry.sweep),
+            Duty(name="expiry", every_seconds=0.0, perform=expiry.sweep),  # it knows when it has to look
             Duty(name="schedules", every_seconds=0.0, perform=scheduler.fire_due),
             Duty(name="triggers", every_seconds=1.0, perform=sweep.sweep),
             Duty(name="limits", every_seconds=1.0, perform=slots.sweep),
