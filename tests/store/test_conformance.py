@@ -23,14 +23,14 @@ class TestSqlite(StoreConformance):
         return f"sqlite:///{tmp_path}/store.db"
 
 
-@pytest.mark.xdist_group("mongo")
+@pytest.mark.xdist_group("stores")
 class TestMongo(StoreConformance):
     @pytest.fixture
     def store_url(self, mongo_url: str) -> str:
         return mongo_url
 
 
-@pytest.mark.xdist_group("mongo")
+@pytest.mark.xdist_group("stores")
 class TestMongoStandalone(StoreConformance):
     @pytest.fixture
     def store_url(self, standalone: str) -> Iterator[str]:

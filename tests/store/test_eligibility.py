@@ -160,7 +160,7 @@ class Stores:
 
 
 @pytest.fixture(
-    params=["memory", "sqlite", pytest.param("mongo", marks=pytest.mark.xdist_group("mongo"))], scope="module"
+    params=["memory", "sqlite", pytest.param("mongo", marks=pytest.mark.xdist_group("stores"))], scope="module"
 )
 def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
     folder = Path(tempfile.mkdtemp(prefix="hf-"))

@@ -80,7 +80,7 @@ def _one_database(mongo_url: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("mongo")
+@pytest.mark.xdist_group("stores")
 @pytest.mark.usefixtures("_one_database")
 class TestMongoAgreesWithMemory(oracle_test(_open_mongo)):  # type: ignore[misc]
     settings = settings(stateful_step_count=25, max_examples=25)
