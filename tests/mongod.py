@@ -43,7 +43,7 @@ def free_port() -> int:
         return port
 
 
-QUICK = ("--journalCommitInterval", "2")  # milliseconds; else a dropped database is waited for, a tenth of a second
+QUICK = ("--journalCommitInterval", "10")  # milliseconds; else a dropped database is waited for, a tenth of a second
 _ROOM = 4 * 2**30
 
 

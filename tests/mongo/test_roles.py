@@ -72,16 +72,33 @@ def url(server: Mongod, user: str, source: str = DATABASE) -> str:
     return f"mongodb://{user}:{user}@{server.address}/{DATABASE}?replicaSet=rs0&authSource={source}"
 
 
-@pytest.fixture
-def empty(server: Mongod) -> Mongod:
-    """Prepared by the admin, and without documents."""
+def prepare(server: Mongod) -> None:
     with App(url(server, "admin"), name="shop") as admin:
         admin.invocations()
+
+
+@pytest.fixture(scope="module")
+def root(server: Mongod) -> Iterator[MongoClient[dict[str, Any]]]:
+    """Prepared by the admin."""
+    prepare(server)
     with MongoClient[dict[str, Any]](url(server, "root", "admin")) as client:
-        for name in client[DATABASE].list_collection_names():
-            if name != schema.META:
-                client[DATABASE][name].delete_many({})
+        yield client
+
+
+@pytest.fixture
+def empty(server: Mongod, root: MongoClient[dict[str, Any]]) -> Mongod:
+    """Prepared, and without documents."""
+    for name in root[DATABASE].list_collection_names():
+        if name != schema.META:
+            root[DATABASE][name].delete_many({})
     return server
+
+
+@pytest.fixture
+def damaged(empty: Mongod) -> Iterator[Mongod]:
+    """For a test that takes something away of what the admin has prepared."""
+    yield empty
+    prepare(empty)
 
 
 class TestUnderTheRunnersRole(StoreConformance):
@@ -285,10 +302,10 @@ def test_a_role_reaches_nothing_else(empty: Mongod) -> None:
             client[DATABASE].orders.insert_one({})
 
 
-def test_who_may_not_make_indexes_says_what_to_do(server: Mongod) -> None:
-    with MongoClient[dict[str, Any]](url(server, "root", "admin")) as client:
+def test_who_may_not_make_indexes_says_what_to_do(damaged: Mongod) -> None:
+    with MongoClient[dict[str, Any]](url(damaged, "root", "admin")) as client:
         client[DATABASE][schema.META].delete_many({})
-    with shop(url(server, "runner")) as runner, pytest.raises((StoreReadOnly, StoreUnauthorised), match="roles"):
+    with shop(url(damaged, "runner")) as runner, pytest.raises((StoreReadOnly, StoreUnauthorised), match="roles"):
         runner.get_task("ship").submit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -151,8 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+@functools.cache
+def _command() -> Any:
+    return typer.main.get_command(_make())
+
+
 def _obey(arguments: list[str]) -> int:
-    command = typer.main.get_command(_make())
+    command = _command()
     try:
         with command.make_context("holdfast", arguments) as context:
             command.invoke(context)
