@@ -216,24 +216,23 @@ def test_a_call_that_is_not_to_wait_is_refused_and_names_the_holder(app: App, ro
 
 
 def test_a_call_that_had_begun_waits_although_it_was_not_to(app: App, room: Room) -> None:
-    stays = {"begun", "other"}
+    gates = {name: threading.Event() for name in ("begun", "other")}
 
     @app.task(name="visit", running_concurrency="task", reroute_on_concurrency_control=False)
     async def visit(name: str) -> str:
         room.entered.append(name)
-        while name in stays:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(gates[name].wait, PATIENCE)
         return name
 
     with app.runner(concurrency=4, drain_timeout=0):
         begun = visit.submit("begun")
         until(lambda: room.entered == ["begun"])
     assert begun.status is Status.REROUTED
-    stays.remove("begun")
+    gates["begun"].set()
     other = visit.options(priority=5).submit("other")
     with app.runner(concurrency=4):
         until(lambda: begun.status is Status.CONCURRENCY_CONTROLLED)
-        stays.remove("other")
+        gates["other"].set()
         assert other.result(timeout=PATIENCE) == "other"
         assert begun.result(timeout=PATIENCE) == "begun"
 
