@@ -21,7 +21,7 @@ demo: $(READY)  ## run the main job on SQLite and see what happened
 	@$(BIN)/python examples/demo.py
 
 test: check check-perf  ## everything: style, types, all tests, performance counts
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=8
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=8
 
 quick: $(READY)  ## the inner loop: everything that is fast
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture' -x
