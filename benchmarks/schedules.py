@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.recovery import until
 from holdfast import App
+from holdfast.lifecycle.records import RunnerRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 _TASKS = """
@@ -82,6 +83,12 @@ class Fleet:
             until(lambda: len(self.app.runners()) >= count)
             yield started
 
+    def whose_turn(self) -> list[RunnerRecord]:
+        """The runner that performs the services now."""
+        executions = self.app._run(self.app._ready().store.executions("schedules", "core", 20))
+        performing = {each.runner_id for each in executions if each.ended_at is None}
+        return [runner for runner in self.app.runners() if runner.id in performing]
+
     def late(self, since: float, until_: float) -> list[float]:
         """By how much each tick of that time was late. All of them are there, once."""
         found = {r.due_at: r.created_at for r in self.app.invocations(task="schedules_app:tick", limit=10_000)}
@@ -119,9 +126,8 @@ def after_a_death(fleet: Fleet) -> bool:
         fleet.app.schedules.create("often", fleet.tasks.tick, every="1s")
         time.sleep(5)
         began = time.time()
-        engine = fleet.app._ready()
-        (turn,) = [e for e in fleet.app._run(engine.store.executions("schedules", "core", 20)) if e.ended_at is None]
-        (victim,) = [runner for runner in fleet.app.runners() if runner.id == turn.runner_id]
+        until(lambda: bool(fleet.whose_turn()))  # between two turns it is nobody's
+        (victim,) = fleet.whose_turn()
         for pid in (victim.pid, *[worker.pid for worker in victim.workers]):
             os.kill(pid, signal.SIGKILL)
         time.sleep(40)
