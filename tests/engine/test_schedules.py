@@ -468,3 +468,25 @@ def test_one_that_is_deleted_and_made_anew_while_it_fires_is_left_as_it_was_made
     monkeypatch.setattr(house.store, "insert", slow)
     house.after(10)
     assert asyncio.run(house.store.entries("shop", "schedule")) == [anew]
+
+
+@pytest.mark.parametrize(("trust", "looks"), [(0, 10), (1, 10), (3, 4), (99, 2)])
+def test_where_hints_arrive_looks_are_rarer(trust: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, seen = House(), list[float]()
+    scheduler = house.scheduler()
+    monkeypatch.setattr(scheduler, "_trust", lambda: trust)
+    plain = house.store.due_entries
+
+    async def due_entries(app: str, kind: str, limit: int) -> Sequence[Entry]:
+        seen.append(house.clock.now())
+        return await plain(app, kind, limit)
+
+    monkeypatch.setattr(house.store, "due_entries", due_entries)
+    for _ in range(100):
+        house.fire(scheduler)
+        house.clock.advance(0.1)
+    assert abs(len(seen) - looks) <= 1, len(seen)
+    before = len(seen)
+    scheduler.look_soon()
+    house.fire(scheduler)
+    assert len(seen) == before + 1, "a hint is heard at once"

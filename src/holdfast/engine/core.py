@@ -294,6 +294,7 @@ class Engine:
             cancel=self._take_its_place,
             emit=self.events.emit,
             monotonic=self._clock.monotonic,
+            trust=lambda: self.hub.trust,
         )
         self.hub.on_schedules(scheduler.look_soon)
         sweep = Sweep(

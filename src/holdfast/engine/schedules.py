@@ -9,7 +9,7 @@ What a repetition finds must still be there: an invocation is kept for an hour a
 when it is half a minute old.
 
 An idle look costs nothing while the next tick is known to be later; a hint tells of a schedule that has changed, and
-every second somebody looks anyway.
+every second somebody looks anyway, or every five where hints come through a channel that can be relied upon.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from holdfast.store.contract import Store
 log = logging.getLogger("holdfast.schedules")
 
 LOOK_SECONDS = 1.0  # a schedule that was just made may be due before a hint of it arrives, if one does
+_MOST_TRUST = 5  # times as long, where hints arrive
 _AT_ONCE = 50
 _PUT_OFF_SECONDS = 10.0  # others may be able to read it, and have to be in time for a tick that must not be late
 MOST_QUEUED = 1000
@@ -60,6 +61,7 @@ class Scheduler:
         monotonic: Callable[[], float],
         emit: Emit | None = None,
         look_seconds: float = LOOK_SECONDS,
+        trust: Callable[[], int] = lambda: 1,
     ) -> None:
         self._store = store
         self._submitter = submitter
@@ -68,6 +70,7 @@ class Scheduler:
         self._cancel = cancel
         self._emit = emit
         self._look_seconds = look_seconds
+        self._trust = trust
         self._monotonic = monotonic
         self._look_at = float("-inf")  # by the monotonic clock: that of the store may be set
         self._told = False
@@ -88,7 +91,7 @@ class Scheduler:
         for entry in ready:
             await self._see_to(entry, now)
         waits = [entry.due_at - now for entry in entries[len(ready) :] if entry.due_at is not None]
-        wait = 0.0 if ready else min([self._look_seconds, *waits])
+        wait = 0.0 if ready else min([self._look_seconds * max(1, min(self._trust(), _MOST_TRUST)), *waits])
         self._look_at = float("-inf") if self._told else self._monotonic() + wait
         return len(ready) == _AT_ONCE
 
