@@ -24,7 +24,7 @@ test: check check-perf  ## everything: style, types, all tests, performance coun
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=8
 
 quick: $(READY)  ## the inner loop: everything that is fast
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture' -x
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture and not faults' -x
 
 faults: $(READY)  ## every crash point in every role on both stores, the zombies, MongoDB of every kind (5 minutes)
 	$(BIN)/python -m pytest tests/faults tests/store/test_conformance.py -m '' -n 2 --dist loadgroup --durations=8

@@ -224,9 +224,10 @@ def test_a_quick_bench_prints_every_figure(stores: str, capsys: pytest.CaptureFi
     assert found["machine"]["fsync_p50_us"] > 0
     assert found["stores"].keys() | found["skipped"].keys() == set(stores.split(",")) <= TARGETS.keys()
     on_mongo = {name for each in measure.MEASUREMENTS if each.only_for for name in each.figures}
+    of_processes = {name for each in measure.MEASUREMENTS if each.needs is not Ability.NONE for name in each.figures}
     for store, names in found["stores"].items():
-        wanted = measure.UNITS.keys() - (set() if store == "mongo" else on_mongo)
-        assert names.keys() == wanted or (store == "memory" and "drain 2×10, functions" not in names)
+        without = {"memory": on_mongo | of_processes, "sqlite": on_mongo, "mongo": set()}[store]
+        assert names.keys() == measure.UNITS.keys() - without
     medians = [(name, figure["median"]) for store in found["stores"].values() for name, figure in store.items()]
     assert all(median > 0 for name, median in medians if name != "idle runner, commands")  # it may be that idle
 
