@@ -157,8 +157,9 @@ class Fleet:
         concurrency: int = 4,
         drain: float = 30.0,
         triggers: Sequence[TriggerRecord] = (),
+        make_line: Callable[[MemoryStore], Line] = Line,
     ) -> Member:
-        line = Line(self.store)
+        line = make_line(self.store)
         engine = self.engine(cast(Store, line))
 
         def make() -> Runner:
