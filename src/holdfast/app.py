@@ -53,6 +53,7 @@ from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
 from holdfast.task import AsyncTask, Submittable, Task
 from holdfast.triggering import declarations, evaluators, refuse_doubles, trigger_records
+from holdfast.wakeup import fallback
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,6 +76,7 @@ class App(Archived, Emitting):
         given = settings | {key: value for key, value in (("url", url), ("name", name)) if value is not None}
         self.settings = Settings.load(given, environ=os.environ, folder=Path.cwd())
         crashpoints.arm(os.environ.get(crashpoints.VARIABLE))
+        fallback.switch(os.environ.get(fallback.VARIABLE))
         self.url = absolute_url(self.settings.url or default_url(Path.cwd()), Path.cwd())
         self.name = valid_name("app", self.settings.name or DEFAULT_NAME)
         self._tasks: dict[str, Submittable[..., Any]] = {}

@@ -157,6 +157,7 @@ class Fleet:
         concurrency: int = 4,
         drain: float = 30.0,
         triggers: Sequence[TriggerRecord] = (),
+        queues: Sequence[str] | None = None,
         make_line: Callable[[MemoryStore], Line] = Line,
     ) -> Member:
         line = make_line(self.store)
@@ -168,6 +169,7 @@ class Fleet:
                 self.codec,
                 version="test",
                 concurrency=concurrency,
+                queues=queues,
                 duties=self.duties,
                 drain_timeout_seconds=drain,
                 make_places=lambda place, deliver: InlinePlaces(deliver),

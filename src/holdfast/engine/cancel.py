@@ -23,6 +23,7 @@ from holdfast.lifecycle.records import CANCEL, FINAL, Cancellation, Hint, Invoca
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter, Store
+from holdfast.wakeup.fallback import look_after
 from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.engine")
@@ -142,7 +143,7 @@ class Ear:
         unsubscribe = self._hub.on_cancel(self._hinted)
         try:
             while True:
-                await self._bell.wait(self._every)
+                await self._bell.wait(look_after(self._every))
                 if self._holds(None):
                     await self._look()
         finally:

@@ -7,6 +7,8 @@ happens, and ever more seldom while nothing does, down to once per polling inter
 
 from __future__ import annotations
 
+from holdfast.wakeup.fallback import look_after
+
 QUICKEST_SECONDS = 0.02
 _SLOWER = 1.3
 
@@ -23,6 +25,6 @@ class Pace:
     def pause(self, *, trust: int) -> float:
         """Seconds until the next look, if hints can be relied on for `trust` polling intervals."""
         if trust:
-            return self._interval * trust
+            return look_after(self._interval * trust)
         pause, self._pause = self._pause, min(self._pause * _SLOWER, self._interval)
-        return pause
+        return look_after(pause)

@@ -14,6 +14,7 @@ from holdfast.engine.outages import repeated
 from holdfast.engine.permit import Permit
 from holdfast.errors import StoreError
 from holdfast.store.contract import Store
+from holdfast.wakeup.fallback import look_after
 from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.runner")
@@ -42,7 +43,7 @@ class PauseWatch:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(self._every):
+                    async with asyncio.timeout(look_after(self._every)):
                         await self._told.wait()
                 except TimeoutError:
                     pass

@@ -32,6 +32,7 @@ from holdfast.lifecycle.records import Entry, InvocationRecord, Origin, Source, 
 from holdfast.lifecycle.schedules import KIND, Call, CatchUp, Overlap, ScheduleRecord, from_entry, moved, to_entry
 from holdfast.lifecycle.status import FINAL
 from holdfast.store.contract import Store
+from holdfast.wakeup.fallback import look_after
 
 log = logging.getLogger("holdfast.schedules")
 
@@ -91,7 +92,8 @@ class Scheduler:
         for entry in ready:
             await self._see_to(entry, now)
         waits = [entry.due_at - now for entry in entries[len(ready) :] if entry.due_at is not None]
-        wait = 0.0 if ready else min([self._look_seconds * max(1, min(self._trust(), _MOST_TRUST)), *waits])
+        unasked = look_after(self._look_seconds * max(1, min(self._trust(), _MOST_TRUST)))
+        wait = 0.0 if ready else min([unasked, *waits])
         self._look_at = float("-inf") if self._told else self._monotonic() + wait
         return len(ready) == _AT_ONCE
 

@@ -42,6 +42,7 @@ from holdfast.lifecycle.slots import (
     surplus,
 )
 from holdfast.store.contract import Store
+from holdfast.wakeup.fallback import look_after
 
 log = logging.getLogger("holdfast.services")
 
@@ -151,7 +152,7 @@ class Services:
         if claim.window is not None:
             return await self._execute(claim, active)
         later = next_change_at(self._runner_id, active, now, self._settings) - now
-        return min(later, max(_STALE_ROSTER_SECONDS, self._settings.check_interval_seconds))
+        return min(later, look_after(max(_STALE_ROSTER_SECONDS, self._settings.check_interval_seconds)))
 
     async def _execute(self, claim: AtomicServiceClaim, active: list[Member]) -> float:
         assert claim.window is not None
