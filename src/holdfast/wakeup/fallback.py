@@ -1,7 +1,7 @@
 """Fallback looks: a process that waits for a hint also looks by itself now and then, since a hint may be lost.
 
 They hide a hint that is never sent: everything still happens, a little later. So tests can switch them off, by
-``HOLDFAST_FALLBACK_LOOKS=off`` in the environment or `switch`, and see that the hint alone is enough. Production never
+``HOLDFAST_TEST_FALLBACK_LOOKS=off`` in the environment or `switch`, and see that the hint alone is enough. Production never
 does.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast.errors import ConfigurationError
 
-VARIABLE = "HOLDFAST_FALLBACK_LOOKS"
+VARIABLE = "HOLDFAST_TEST_FALLBACK_LOOKS"
 _NEVER_SECONDS = 1e6
 
 _are_on = True
