@@ -1,8 +1,7 @@
 """Fallback looks: a process that waits for a hint also looks by itself now and then, since a hint may be lost.
 
-They hide a hint that is never sent: everything still happens, a little later. So tests can switch them off, by
-``HOLDFAST_TEST_FALLBACK_LOOKS=off`` in the environment or `switch`, and see that the hint alone is enough. Production never
-does.
+They hide a hint that is never sent: everything still happens, a little later. So tests switch them off, with
+``HOLDFAST_TEST_FALLBACK_LOOKS=off`` in the environment or with `switch`, and see that the hint alone is enough.
 """
 
 from __future__ import annotations
