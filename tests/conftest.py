@@ -1,8 +1,12 @@
-"""Hypothesis profiles: `ci` is the default; HYPOTHESIS_PROFILE=thorough looks longer."""
+"""Hypothesis profiles: `ci` is the default; HYPOTHESIS_PROFILE=thorough looks longer.
+
+HOLDFAST_TEST_ORDER=7 runs the tests in an order of its own for each number: none may rely on another one.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterator
 
@@ -20,6 +24,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # Where the tests are started in the background, Ctrl-C is ignored, by them and by the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if seed := os.environ.get("HOLDFAST_TEST_ORDER"):
+        random.Random(seed).shuffle(items)
 
 
 @pytest.fixture(scope="session")

@@ -204,8 +204,13 @@ def _filter(
 
 
 def _told_before(app: App, where: ArchiveFilter) -> ArchiveFilter:
-    """The filter without what ends from now on: nobody was told of that. One that says nothing stays so."""
-    return {"until": time_of(app), **where} if where else where
+    """Return the filter without what ends from now on: its user was not told of that. An empty one stays empty."""
+    if not where:
+        return where
+    now, until = time_of(app), where.get("until")
+    if until is None or (until.timestamp() if isinstance(until, dt.datetime) else until) > now:
+        until = now
+    return {**where, "until": until}
 
 
 def _past(app: App, text: str, option: str) -> float | dt.datetime:
