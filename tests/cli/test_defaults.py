@@ -106,7 +106,7 @@ def test_a_submit_is_as_its_task_declares(post: Path, holdfast: Command) -> None
     assert (plain["queue"], plain["priority"], plain["key"]) == ("mail", 7, None)
     assert plain["due_at"] == plain["created_at"]
     assert "It expires in" in holdfast("why", plain["id"]).out
-    other = submitted(holdfast, "letter", "--queue", "slow", "--priority", "1", "--key", "k", "--delay", "1h")
+    other = submitted(holdfast, "letter", "--queue", "slow", "--priority", "1", "--key", "k", "--delay", "10m")
     assert (other["queue"], other["priority"], other["key"]) == ("slow", 1, "k")
     assert other["due_at"] > other["created_at"]
 

@@ -12,7 +12,7 @@ from holdfast.execution.places import InlinePlaces
 from holdfast.lifecycle.records import Serves
 
 
-async def last(seconds: float) -> None:
+async def last(seconds: float, load: str = "") -> None:
     await asyncio.sleep(seconds)
 
 

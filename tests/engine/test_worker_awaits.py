@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from holdfast.engine import audit
 from holdfast.engine.concurrency import Concurrency, RunningConcurrency
 from holdfast.engine.definition import TaskDefinition
 from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import PAUSES, READY, Hint, InvocationRecord, Terms
+from holdfast.lifecycle.records import CANCEL, PAUSES, READY, Hint, InvocationRecord, Terms
 from holdfast.lifecycle.retries import Fixed, dump_policy
 from holdfast.lifecycle.status import FINAL, OWNED, Status
 from holdfast.store.contract import Ability
@@ -169,7 +170,8 @@ class Workshop:
     async def cancel(self) -> None:
         waiting = [name for name in self.ids if name.endswith(("2", "y"))]
         self.cancelled.update(waiting)
-        await self.member.engine.canceller.cancel([self.ids[name] for name in waiting], by="a test")
+        await self.client.canceller.cancel([self.ids[name] for name in waiting], by="a test")
+        self.member.engine.hub.send(Hint(CANCEL, ()))
 
     async def submit_more(self) -> None:
         await self.submit(late=self.make("quick", "late"))
@@ -282,21 +284,26 @@ def audit_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(audit, name, 0.005 if what in OFTEN else 1e6)
 
 
-@pytest.mark.parametrize("what", GOES_ON)
-def test_what_happens_at_any_await_of_a_worker_loses_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    audit_for(what, monkeypatch)
+def check_every_await(*happenings: str, most: int = MOST) -> None:
+    """Let these things happen, one after the other, at every await."""
 
     async def scene(stage: Stage) -> None:
         shop = Workshop(stage)
+
+        async def happen() -> None:
+            for each in happenings:
+                await GOES_ON[each](shop)()
+
         try:
             await shop.member.start()
-            stage.begin(GOES_ON[what](shop))
+            stage.begin(happen)
             await shop.submit_all()
             await asyncio.sleep(1.5)
-            if what == "a pause" and shop.mails_when_paused is not None:
+            await stage.intruded()
+            if shop.mails_when_paused is not None and happenings == ("a pause",):
                 await asyncio.sleep(2.0)
                 assert shop.mails - shop.mails_when_paused <= PLACES, "more than a claim under way brought was begun"
-                await shop.resume_mail()
+            await shop.resume_mail()
             await shop.all_ended()
             stage.end()
             await shop.check()
@@ -306,7 +313,20 @@ def test_what_happens_at_any_await_of_a_worker_loses_nothing(what: str, monkeypa
         finally:
             await shop.fleet.stop()
 
-    assert sum(1 for _ in every_await(scene, WATCHED, most=MOST)) > 15
+    assert sum(1 for _ in every_await(scene, WATCHED, most=most)) > 10
+
+
+@pytest.mark.parametrize("what", GOES_ON)
+def test_what_happens_at_any_await_of_a_worker_loses_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit_for(what, monkeypatch)
+    check_every_await(what)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("one", "other"), [pair for pair in permutations(GOES_ON, 2) if "a hint" not in pair])
+def test_two_things_at_once_lose_nothing_either(one: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit_for(one, monkeypatch)
+    check_every_await(one, other, most=2)
 
 
 @pytest.mark.parametrize("what", ["a stop", "a stop in a hurry", "a death that is none"])

@@ -49,6 +49,7 @@ class Stage:
         self._modules = tuple(modules)
         self._most = most
         self._intrusion: Intrusion | None = None
+        self._done = asyncio.Event()
         self._times: Counter[tuple[str, ...]] = Counter()
 
     def begin(self, intrusion: Intrusion) -> None:
@@ -85,6 +86,12 @@ class Stage:
             await intrusion()
         except Exception as error:
             self.error = error
+        self._done.set()
+
+    async def intruded(self) -> None:
+        """Wait for the intrusion to end, if it has begun."""
+        if self.has_intruded:
+            await self._done.wait()
 
 
 def _chain(coroutine: Any) -> tuple[str, ...]:
