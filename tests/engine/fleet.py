@@ -13,13 +13,15 @@ from msgspec.structs import replace
 
 from holdfast.codec import Codec
 from holdfast.engine.core import Duties, Engine
+from holdfast.engine.crew import Crew
 from holdfast.engine.definition import Place, TaskDefinition
+from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import Runner, RunnerSettings
 from holdfast.engine.worker import Account
 from holdfast.errors import StoreUnavailable
 from holdfast.execution.places import InlinePlaces
 from holdfast.ids import Ids
-from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, registered
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.lifecycle.triggers import TriggerRecord
 from holdfast.schedules import cron
@@ -159,6 +161,7 @@ class Fleet:
         triggers: Sequence[TriggerRecord] = (),
         queues: Sequence[str] | None = None,
         make_line: Callable[[MemoryStore], Line] = Line,
+        make_crew: Callable[[RunnerRecord, Recovery], Crew] | None = None,
     ) -> Member:
         line = make_line(self.store)
         engine = self.engine(cast(Store, line))
@@ -173,6 +176,7 @@ class Fleet:
                 duties=self.duties,
                 drain_timeout_seconds=drain,
                 make_places=lambda place, deliver: InlinePlaces(deliver),
+                make_crew=make_crew,
                 triggers=triggers,
             )
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.fleet import APP, DUTIES, LATENCY, Fleet, Member, add, definition, virtually
+from tests.engine.fleet import APP, DUTIES, Fleet, Member, add, definition, virtually
+from tests.support.wire import Wire
 
 from holdfast.engine.concurrency import Concurrency, RunningConcurrency
-from holdfast.engine.core import Engine
 from holdfast.engine.services import SERVICE
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.limits import Limit
@@ -47,52 +47,16 @@ from holdfast.wakeup.hub import Hub
 BOUND_SECONDS = 3.0
 
 
-class Wire:
-    """Carries hints between hubs."""
-
-    trust = 1
-
-    def __init__(self) -> None:
-        self._ears: list[tuple[Wire.End, str, Callable[[Hint], None]]] = []
-
-    def end(self) -> Wire.End:
-        return Wire.End(self)
-
-    class End:
-        def __init__(self, wire: Wire) -> None:
-            self._wire = wire
-            self.trust = wire.trust
-
-        def send(self, hints: Sequence[Hint]) -> None:
-            loop = asyncio.get_running_loop()
-            for hint in hints:
-                for end, kind, receive in self._wire._ears:
-                    if end is not self and kind == hint.kind:
-                        loop.call_later(LATENCY, receive, hint)
-
-        def listen(self, kind: str, receive: Callable[[Hint], None]) -> None:
-            self._wire._ears.append((self, kind, receive))
-
-        async def close(self) -> None:
-            pass
-
-
 class Cast:
     """A fleet whose hubs are on one wire, and a client beside it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.wire = Wire()
-        make = fleet.engine
-        fleet.engine = lambda store: self._connected(make(store))  # type: ignore[method-assign]
+        Wire(fleet)
         self.client, self.other = fleet.engine(fleet.store), fleet.engine(fleet.store)
         self.acting = False
         self.gate = asyncio.Event()
         self.began: list[str] = []
-
-    def _connected(self, engine: Engine) -> Engine:
-        engine.hub.connect(self.wire.end())
-        return engine
 
     async def runner(self, *functions: Any, **options: Any) -> Member:
         member = self.fleet.member(*functions, **options)

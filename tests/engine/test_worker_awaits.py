@@ -12,13 +12,14 @@ import pytest
 from msgspec.structs import replace
 from tests.engine.fleet import APP, DUTIES, LATENCY, PLAIN, Fleet, Line, Member, definition
 from tests.support.awaits import Stage, every_await
+from tests.support.wire import Wire
 
 from holdfast.codec import Limits, Payload
 from holdfast.engine import audit
 from holdfast.engine.concurrency import Concurrency, RunningConcurrency
 from holdfast.engine.definition import TaskDefinition
 from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import CANCEL, PAUSES, READY, Hint, InvocationRecord, Terms
+from holdfast.lifecycle.records import PAUSES, READY, Hint, InvocationRecord, Terms
 from holdfast.lifecycle.retries import Fixed, dump_policy
 from holdfast.lifecycle.status import FINAL, OWNED, Status
 from holdfast.store.contract import Ability
@@ -56,9 +57,12 @@ class EarlyMemory(MemoryStore):
 class Workshop:
     """A fleet of one runner, and what its tasks did."""
 
+    places = PLACES
+
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.fleet = Fleet(stage.clock, EarlyMemory(stage.clock))
+        Wire(self.fleet)
         self.calls: Counter[str] = Counter()
         self.running: set[str] = set()
         self.most_at_once = 0
@@ -135,7 +139,6 @@ class Workshop:
         records = [record for record, _ in made.values()]
         await self.client.submitter.submit(records, [payload for _, large in made.values() for payload in large])
         self.ids |= {name: record.id for name, (record, _) in made.items()}
-        self.member.engine.hub.send(Hint(READY, tuple({record.lane for record in records}), len(records)))
 
     async def submit_all(self) -> None:
         again = Terms(retries=dump_policy(Fixed(3, 0.01)))
@@ -154,13 +157,13 @@ class Workshop:
     async def pause_mail(self) -> None:
         pause = QueuePause(app=APP, name=MAIL, at=self.stage.clock.now(), by="a test", reason="", operation="p")
         await self.fleet.store.pause_queue(pause)
-        self.member.engine.hub.send(Hint(PAUSES, (MAIL,)))
+        self.client.hub.send(Hint(PAUSES, (MAIL,)))
         await asyncio.sleep(0.01)  # it is heard of
         self.mails_when_paused = self.mails
 
     async def resume_mail(self) -> None:
         await self.fleet.store.resume_queue(APP, MAIL, "r")
-        self.member.engine.hub.send(Hint(PAUSES, (MAIL,)))
+        self.client.hub.send(Hint(PAUSES, (MAIL,)))
 
     async def blink(self) -> None:
         """A pause that is over before everybody has heard of it."""
@@ -171,13 +174,12 @@ class Workshop:
         waiting = [name for name in self.ids if name.endswith(("2", "y"))]
         self.cancelled.update(waiting)
         await self.client.canceller.cancel([self.ids[name] for name in waiting], by="a test")
-        self.member.engine.hub.send(Hint(CANCEL, ()))
 
     async def submit_more(self) -> None:
         await self.submit(late=self.make("quick", "late"))
 
     async def hint(self) -> None:
-        self.member.engine.hub.send(Hint(READY, ()))
+        self.client.hub.send(Hint(READY, ()))
 
     async def cut(self) -> None:
         """The store is away for a second."""
@@ -238,7 +240,7 @@ class Workshop:
                 assert recoveries or not _RECOVERIES.intersection(story), (name, story)
                 again = recoveries or interrupted
                 assert again or self.calls[name] == 1 + (name == "flaky"), (name, story)
-        assert self.most_at_once <= PLACES
+        assert self.most_at_once <= self.places
         assert recoveries or not self.begun_wrongly
 
     async def every_place_is_free(self) -> None:

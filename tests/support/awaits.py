@@ -118,9 +118,10 @@ class _Watched(Coroutine[Any, Any, Any]):
     def send(self, value: Any) -> Any:
         point, self._point = self._point, None
         if (intrusion := self._stage.intrusion_at(point)) is not None:
-            task = self._loop.create_task(self._stage.perform(intrusion))
-            task._asyncio_future_blocking = True  # what `await task` would say to the loop
-            return task
+            over = self._loop.create_future()  # not the task itself: whoever cancels us must not cancel that
+            self._loop.create_task(self._stage.perform(intrusion)).add_done_callback(lambda _: _settle(over))
+            over._asyncio_future_blocking = True  # what `await over` would say to the loop
+            return over
         suspended = self._coroutine.send(value)
         self._point = self._stage.stood_at(self._coroutine)
         return suspended
@@ -135,6 +136,11 @@ class _Watched(Coroutine[Any, Any, Any]):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._coroutine.__await__()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 Scene = Callable[[Stage], Coroutine[Any, Any, None]]
