@@ -80,6 +80,8 @@ class StoreLog:
                 log.error(message, facts["why"], extra={"invocation": facts["id"]})
             case "refused":
                 log.error("a record stays as it is: %s", facts["why"], extra={"invocation": facts["id"]})
+            case "risk":
+                log.warning("the store is open to others: %s", facts["why"])
             case "unreadable":
                 log.error("a record cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})
             case "retry":

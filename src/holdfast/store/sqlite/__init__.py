@@ -25,7 +25,7 @@ def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[st
         oldest = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"Holdfast needs SQLite {oldest} or newer; this Python has {sqlite3.sqlite_version}.")
     return SqliteStore(
-        path_of(url),
+        named_by(url),
         clock=clock,
         observe=observe,
         synchronous=options.get("synchronous", "full"),
@@ -35,6 +35,11 @@ def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[st
 
 def path_of(url: str) -> Path:
     """The file of a URL, absolute and with its links resolved, so that every process finds the same locks beside it."""
+    return named_by(url).resolve()
+
+
+def named_by(url: str) -> Path:
+    """The path in a URL, absolute, as the user wrote it."""
     rest = url.removeprefix("sqlite://")
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(
@@ -51,4 +56,4 @@ def path_of(url: str) -> Path:
         raise ConfigurationError(
             "sqlite:///:memory: would be a file named ':memory:'; for a store in memory use memory://"
         )
-    return Path(path).expanduser().resolve()
+    return Path(path).expanduser().absolute()

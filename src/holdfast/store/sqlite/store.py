@@ -8,12 +8,9 @@ with whatever else gathered while the previous one was flushed; an idle claim wr
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
 import os
 import sqlite3
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -39,8 +36,20 @@ from holdfast.lifecycle.records import (
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Backup, Ended, Filter, Finding, Observe
-from holdfast.store.sqlite import archive, entries, executions, jobs, listing, payloads, queries, queues, schema
+from holdfast.store.sqlite import (
+    archive,
+    entries,
+    executions,
+    jobs,
+    listing,
+    payloads,
+    queries,
+    queues,
+    schema,
+    surroundings,
+)
 from holdfast.store.sqlite.backup import back_up
+from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
@@ -50,7 +59,6 @@ from holdfast.store.sqlite.turn import Turn
 
 T = TypeVar("T")
 
-_LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limit
 _KNOWN = frozenset(status.value for status in Status)
 
 
@@ -63,7 +71,8 @@ class SqliteStore:
     def __init__(
         self, path: Path, *, clock: Clock, observe: Observe, synchronous: str, busy_timeout_seconds: float
     ) -> None:
-        self.path = path
+        self._named = path.absolute()  # perhaps by a link
+        self.path = path = path.resolve()
         self._clock = clock
         self._observe = observe
         self._synchronous = synchronous
@@ -72,7 +81,7 @@ class SqliteStore:
         self._reader: ConnectionThread | None = None
         self._turn: Turn | None = None
         self._presence = -1
-        self._file = (0, 0)  # device and inode
+        self._files = DatabaseFiles(path, self._named, busy_timeout_seconds)
         self._hints: SocketHints | None = None
 
     def now(self) -> float:
@@ -84,14 +93,14 @@ class SqliteStore:
         if self._writer is not None:
             return
         schema.refuse_network_file_system(self.path)
-        schema.create_file(self.path)
-        there = os.stat(self.path)
-        self._file = (there.st_dev, there.st_ino)
-        folder = side_folder(self.path)
+        surroundings.refuse_planted_link(self._named)
+        surroundings.create_file(self.path)
+        for risk in surroundings.risks(self.path):
+            self._observe("risk", {"why": risk})
+        self._files.begin()
+        folder = surroundings.side_folder(self.path)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if folder.stat().st_uid not in (os.geteuid(), self.path.stat().st_uid):
-                raise PermissionError(errno.EPERM, "it belongs to another user")
+            surroundings.make_side_folder(folder, self.path)
             self._turn = Turn(folder)
         except OSError as error:
             raise StoreUnavailable(
@@ -104,8 +113,9 @@ class SqliteStore:
         except BaseException:
             await self.close()
             raise
-        self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe)
-        self._reader = ConnectionThread("holdfast-sqlite-read", self._connect)
+        self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe, self._files)
+        self._reader = ConnectionThread("holdfast-sqlite-read", self._connect, self._files)
+        self._files.share([self._writer, self._reader], self._turn)
         try:
             if not await self._read(schema.is_current):  # to look needs no lock, which somebody may hold for long
                 await self._write(schema.prepare)
@@ -115,7 +125,14 @@ class SqliteStore:
         self._hints = SocketHints(folder)
 
     def _connect(self) -> sqlite3.Connection:
-        return schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)
+        self._files.before_connecting()
+        connection = schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)
+        try:
+            self._files.connected()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _be_present(self, folder: Path) -> bool:
         """Hold a shared lock for as long as the store is open. True if nobody else did."""
@@ -143,6 +160,7 @@ class SqliteStore:
         for thread in (reader, writer):
             if thread is not None:
                 thread.stop()
+        self._files.forget()
         if turn is not None:
             turn.close()
         if self._presence >= 0:
@@ -159,20 +177,8 @@ class SqliteStore:
             raise StoreUnavailable(f"the store {self.path} is not open")
         return await _do(self._reader, job)
 
-    def _refuse_replaced_file(self) -> None:
-        """A file that was deleted or replaced still works for those who have it open, and for nobody else."""
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != self._file:
-            raise StoreUnavailable(
-                f"{self.path} was removed or replaced while this process (pid {os.getpid()}) has it open. "
-                "Restart what uses it; work that was stored in the old file is lost with it."
-            )
-
     def joined(self, session: object) -> SqliteTransaction:
-        return joined(session, self.path, self._clock)
+        return joined(session, self.path, self._clock, self._files)
 
     def hints(self) -> SocketHints | None:
         return self._hints
@@ -288,7 +294,6 @@ class SqliteStore:
         ticks: bool = True,
         draining: bool = False,
     ) -> RunnerRecord | None:
-        self._refuse_replaced_file()
         facts = {
             "heartbeat_at": self.now(),
             "workers": tuple(workers),
@@ -440,18 +445,6 @@ async def _do(thread: ConnectionThread, job: Callable[[sqlite3.Connection], T]) 
 
 
 # --- the file's surroundings
-
-
-def side_folder(path: Path) -> Path:
-    """Where the locks and sockets of a store lie:
-
-    beside the file, or in the temporary folder if that path is too long for a socket.
-    """
-    beside = path.with_name(path.name + "-holdfast")
-    if len(str(beside)) <= _LONGEST_FOLDER:
-        return beside
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:20]
-    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}-{digest}"
 
 
 def _was_left_open(path: Path) -> bool:
