@@ -17,6 +17,7 @@ from holdfast.masking import mask_url
 from holdfast.store.contract import Observe
 from holdfast.store.sqlite.schema import OLDEST_SQLITE
 from holdfast.store.sqlite.store import SqliteStore
+from holdfast.store.sqlite.surroundings import resolved
 
 
 def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> SqliteStore:
@@ -35,7 +36,7 @@ def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[st
 
 def path_of(url: str) -> Path:
     """The file of a URL, absolute and with its links resolved, so that every process finds the same locks beside it."""
-    return named_by(url).resolve()
+    return resolved(named_by(url))
 
 
 def named_by(url: str) -> Path:

@@ -55,7 +55,7 @@ from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
 from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
 from holdfast.store.sqlite.transaction import SqliteTransaction, joined
-from holdfast.store.sqlite.turn import Turn
+from holdfast.store.sqlite.turn import Turn, open_lock
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class SqliteStore:
         self, path: Path, *, clock: Clock, observe: Observe, synchronous: str, busy_timeout_seconds: float
     ) -> None:
         self._named = path.absolute()  # perhaps by a link
-        self.path = path = path.resolve()
+        self.path = path = surroundings.resolved(path)
         self._clock = clock
         self._observe = observe
         self._synchronous = synchronous
@@ -93,7 +93,7 @@ class SqliteStore:
         if self._writer is not None:
             return
         schema.refuse_network_file_system(self.path)
-        surroundings.refuse_planted_link(self._named)
+        surroundings.refuse_planted_link(self._named, self.path)
         surroundings.create_file(self.path)
         for risk in surroundings.risks(self.path):
             self._observe("risk", {"why": risk})
@@ -102,12 +102,14 @@ class SqliteStore:
         try:
             surroundings.make_side_folder(folder, self.path)
             self._turn = Turn(folder)
+            alone = self._be_present(folder)
         except OSError as error:
+            await self.close()
             raise StoreUnavailable(
-                f"{folder}, where processes take turns, cannot be used: {error.strerror}."
+                f"{folder}, where processes take turns, cannot be used: {error.strerror} ({error.filename})."
             ) from error
         try:
-            if self._be_present(folder) and _was_left_open(self.path):
+            if alone and _was_left_open(self.path):
                 # By a connection that cannot write: another one would write the log back, and empty it, on its way out.
                 await self._look(_quick_check)
         except BaseException:
@@ -136,7 +138,7 @@ class SqliteStore:
 
     def _be_present(self, folder: Path) -> bool:
         """Hold a shared lock for as long as the store is open. True if nobody else did."""
-        self._presence = os.open(folder / "presence.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._presence = open_lock(folder / "presence.lock")
         try:
             fcntl.flock(self._presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
             alone = True

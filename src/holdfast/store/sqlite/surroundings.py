@@ -21,6 +21,14 @@ _LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limi
 _MOST_LINKS = 40
 
 
+def resolved(named: Path) -> Path:
+    """The file itself, so that every process finds the same locks beside it."""
+    try:
+        return named.resolve()
+    except (OSError, RuntimeError) as error:  # before Python 3.13 a RuntimeError
+        raise StoreUnavailable(f"the symbolic links of {named} lead in a circle; there is no file.") from error
+
+
 def create_file(path: Path) -> None:
     """Make the file for this user alone (mode 0600; the files that SQLite puts beside it inherit that).
 
@@ -53,7 +61,10 @@ def _make(path: Path) -> None:
 
 
 def _refuse_unfit(path: Path) -> None:
-    there = os.stat(path)
+    try:
+        there = os.stat(path)
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be used: {error.strerror}.") from error
     if stat.S_ISDIR(there.st_mode):
         raise StoreUnavailable(f"{path} is a folder; a SQLite store is a file.")
     if not stat.S_ISREG(there.st_mode):
@@ -88,13 +99,13 @@ def risks(path: Path) -> Iterator[str]:
         )
 
 
-def refuse_planted_link(named: Path) -> None:
-    """Refuse a store behind a symbolic link if others can put another file into its place.
+def refuse_planted_link(named: Path, path: Path) -> None:
+    """Refuse the store `path`, if it is `named` by a symbolic link and others can put another file into its place.
 
     That is: the file lies in a folder that everybody may write, or somebody else made the link in such a folder.
     """
     links = list(_links_of(named))
-    folder = named.resolve().parent
+    folder = path.parent
     if links and folder.is_dir() and _is_open_to_all(folder):
         raise UnsafeStore(
             f"{named} leads by the symbolic link {links[-1]} into {folder}, where every user of this host may write "
