@@ -254,6 +254,19 @@ def test_nobody_deletes_the_log_of_a_process_that_lost_its_locks(program: Progra
     assert not log.exists(), "the last one out writes the log back and deletes it"
 
 
+def test_nobody_changes_the_journal_mode_of_a_process_that_lost_its_locks(program: Program, path: Path) -> None:
+    program.do("app, task = opened(path)")
+    ids = program.submit()
+    change = "sqlite3.connect(path, timeout=0).execute('PRAGMA journal_mode=DELETE').fetchone()"
+    program.do("open(path, 'rb').read()")
+    command = [sys.executable, "-c", f"import sqlite3, sys; path = sys.argv[1]; {change}", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert "database is locked" in done.stderr
+    with pytest.raises(Failed, match="database is locked"):
+        program.do(change)
+    assert_found(path, ids + program.submit())
+
+
 WITHOUT_A_HOLD = "from holdfast.store.sqlite import files; files._CAN_HOLD = False"  # as on macOS
 
 
@@ -365,6 +378,18 @@ def test_a_connection_of_the_user_that_keeps_a_deleted_log_is_said(program: Prog
     program.do("theirs.close()")
     ids = program.submit()
     assert_found(path, ids)
+
+
+def test_a_connection_of_the_user_that_keeps_a_deleted_index_is_said(program: Program, path: Path) -> None:
+    """A new connection would read the log by it."""
+    program.do("app, task = opened(path)")
+    ids = program.submit()
+    program.do("theirs = sqlite3.connect(path); theirs.execute('SELECT * FROM sqlite_master').fetchall()")
+    path.with_name("shop.db-shm").unlink()
+    with pytest.raises(Failed, match=r"StoreUnavailable.*other connections of this process.*[Cc]lose them"):
+        program.submit()
+    program.do("theirs.close()")
+    assert_found(path, ids + program.submit())
 
 
 def test_a_submit_in_a_transaction_on_a_replaced_file_raises(program: Program, path: Path) -> None:

@@ -71,10 +71,27 @@ def test_a_file_that_the_world_may_write_is_refused(path: Path, mode: int) -> No
     os.chmod(path, mode)
     with pytest.raises(StoreError, match=rf"written by every user of this host \(mode {mode:04o}\).*chmod 600 {path}"):
         use(path)
-    (finding,) = asyncio.run(found(path))
-    assert "can write it" in finding.advice
     os.chmod(path, 0o600)
     use(path)
+
+
+def test_a_check_tells_that_the_world_may_write_the_file_and_its_log(path: Path) -> None:
+    use(path)
+    os.chmod(path, 0o666)
+    (finding,) = asyncio.run(found(path))  # leaves a log behind, with the file's mode
+    assert "can write it" in finding.advice
+    with pytest.raises(StoreError, match=rf"chmod 600 {path} {path}-wal {path}-shm"):
+        use(path)
+
+
+@pytest.mark.parametrize("name", ["-wal", "-shm"])
+def test_a_log_that_the_world_may_write_is_refused(path: Path, name: str) -> None:
+    with App(f"sqlite:///{path}") as app:
+        assert app.invocations() == []
+        beside = Path(f"{path}{name}")
+        os.chmod(beside, 0o666)
+        with pytest.raises(StoreError, match=rf"{beside} can be written by every user of this host"):
+            use(path)
 
 
 def test_an_empty_file_that_the_world_may_write_is_refused_and_not_touched(path: Path) -> None:

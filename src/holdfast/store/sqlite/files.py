@@ -83,15 +83,15 @@ class DatabaseFiles:
         self._named = str(named)  # by which the user knows it; a link may name another file tomorrow
         self._log, self._index = f"{path}-wal", f"{path}-shm"
         self._patience = patience_seconds
-        self._database: Identity | None = None
+        self._database: Identity | None = None  # as of the first connection
         self._seen: tuple[int, ...] | None = None  # devices and inodes of the three
         self._changed_at = (0, 0)  # time and size of the database when all was well
         self._holders: list[Holder] = []
         self._turn: AbstractContextManager[None] | None = None
 
-    def begin(self) -> None:
-        """Remember which file the path names, before the first connection."""
-        self._database = _identity(self._named)
+    def begin(self, holders: list[Holder], turn: AbstractContextManager[None]) -> None:
+        """Name those who have connections, and what keeps two processes from closing theirs at the same moment."""
+        self._holders, self._turn, self._database = holders, turn, None
         with _registering:
             _watched.add(self)
 
@@ -99,17 +99,16 @@ class DatabaseFiles:
         with _registering:
             _watched.discard(self)
 
-    def share(self, holders: list[Holder], turn: AbstractContextManager[None]) -> None:
-        """Name those who have connections, and what keeps two processes from closing theirs at the same moment."""
-        self._holders, self._turn = holders, turn
-
     # --- connections come and go
 
     def before_connecting(self) -> None:
         """Wait while processes use an index whose log was deleted, until the last of them has written it back.
 
-        To connect now would be to read the new, empty log by the old one's index.
+        To connect now would be to read the new, empty log by the old one's index. Raises `StoreUnavailable` if it
+        takes too long, or if a connection of the user in this process is what has the old index.
         """
+        if _has_deleted(self._index) and _identity_or_none(self._named) in _open_files().values():
+            raise self._kept_by_others()
         deadline = time.monotonic() + self._patience
         while self._is_headless():
             if time.monotonic() > deadline:
@@ -132,21 +131,17 @@ class DatabaseFiles:
 
     def connected(self) -> None:
         """Remember the files behind a connection that was just opened and has read once; hold on to them."""
-        if self._database_changed():
-            raise FilesChanged(database=True)
-        assert self._database is not None
-        try:
-            log, index = _identity(self._log), _identity(self._index)
-        except FileNotFoundError:
-            raise self._kept_by_others() from None
+        database, log, index = map(_identity_or_none, (self._named, self._log, self._index))
         open_here = set(_open_files().values())
-        if open_here and not {log, index} <= open_here:
+        if database is None or (open_here and database not in open_here) or database != (self._database or database):
+            raise FilesChanged(database=True)
+        if log is None or index is None or (open_here and not {log, index} <= open_here):
             raise self._kept_by_others()
-        seen = (*self._database, *log, *index)
+        seen = (*database, *log, *index)
         if self._seen is not None and self._seen != seen:
             raise FilesChanged(database=False)
-        self._seen = seen
-        _hold(self._database, self._patience)
+        self._database, self._seen = database, seen
+        _hold(database, self._patience)
         self.verify()
 
     def _kept_by_others(self) -> StoreUnavailable:
@@ -182,10 +177,7 @@ class DatabaseFiles:
             raise self._gone()
 
     def _database_changed(self) -> bool:
-        try:
-            return _identity(self._named) != self._database
-        except FileNotFoundError:
-            return True
+        return _identity_or_none(self._named) != self._database
 
     def _gone(self) -> StoreUnavailable:
         return StoreUnavailable(
@@ -231,9 +223,8 @@ class DatabaseFiles:
 
         Raises `StoreUnavailable` if it is the database itself that is gone.
         """
-        if change.database:
+        if change.database or self._database is None:
             raise self._gone() from change
-        assert self._database is not None
         with _renewing, ExitStack() as stack:
             sisters = _sisters(self._database)
             for holder in (holder for files in sisters for holder in files._holders):
@@ -292,11 +283,15 @@ def _hold(database: Identity, patience_seconds: float) -> None:
         return
     deadline = time.monotonic() + patience_seconds
     with _holding:
-        while not _lock(database, fcntl.F_RDLCK):
-            if time.monotonic() > deadline:
+        while True:
+            try:
+                if _lock(database, fcntl.F_RDLCK):
+                    _held.add(database)
                 return
-            time.sleep(_LOOK_SECONDS)  # somebody is just closing the file
-        _held.add(database)
+            except (BlockingIOError, PermissionError):  # somebody is just closing the file
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_LOOK_SECONDS)
 
 
 def _release(database: Identity, *, unlock: bool) -> None:
@@ -308,7 +303,7 @@ def _release(database: Identity, *, unlock: bool) -> None:
 
 
 def _lock(database: Identity, kind: int) -> bool:
-    """Whether it was done, for every descriptor."""
+    """Whether the file system has such locks. Raises `BlockingIOError` or `PermissionError` if another one is there."""
     start, length = _SHARED_BYTES
     wish = struct.pack("hhqqi0q", kind, os.SEEK_SET, start, length, 0)
     for descriptor, identity in _open_files().items():
@@ -316,6 +311,8 @@ def _lock(database: Identity, kind: int) -> bool:
             try:
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wish)
             except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise
                 if error.errno != errno.EBADF:  # closed meanwhile
                     return False
     return True
@@ -336,8 +333,11 @@ if hasattr(os, "register_at_fork"):
 # --- what the system tells
 
 
-def _identity(path: str) -> Identity:
-    found = os.stat(path)
+def _identity_or_none(path: str) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
     return found.st_dev, found.st_ino
 
 
@@ -347,14 +347,29 @@ def _open_files() -> dict[int, Identity]:
 
 
 def _each_open_file() -> Iterator[tuple[int, Identity]]:
+    for descriptor in _descriptors():
+        with contextlib.suppress(OSError):
+            found = os.fstat(descriptor)
+            yield descriptor, (found.st_dev, found.st_ino)
+
+
+def _descriptors() -> list[int]:
     try:
-        names = os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
-    except OSError:
-        return
-    for name in names:
-        with contextlib.suppress(OSError, ValueError):
-            found = os.fstat(int(name))
-            yield int(name), (found.st_dev, found.st_ino)
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]
+    except (OSError, ValueError):
+        return []
+
+
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+def _has_deleted(path: str) -> bool:
+    """Whether this process has a file open that had this path and was deleted. False if the system does not tell."""
+    for descriptor in _descriptors():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{_DESCRIPTORS}/{descriptor}") == f"{path} (deleted)":
+                return True
+    return False
 
 
 def _pids_of(path: str) -> list[int]:

@@ -97,7 +97,6 @@ class SqliteStore:
         surroundings.create_file(self.path)
         for risk in surroundings.risks(self.path):
             self._observe("risk", {"why": risk})
-        self._files.begin()
         folder = surroundings.side_folder(self.path)
         try:
             surroundings.make_side_folder(folder, self.path)
@@ -117,7 +116,7 @@ class SqliteStore:
             raise
         self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe, self._files)
         self._reader = ConnectionThread("holdfast-sqlite-read", self._connect, self._files)
-        self._files.share([self._writer, self._reader], self._turn)
+        self._files.begin([self._writer, self._reader], self._turn)
         try:
             if not await self._read(schema.is_current):  # to look needs no lock, which somebody may hold for long
                 await self._write(schema.prepare)

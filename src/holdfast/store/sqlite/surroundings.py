@@ -73,11 +73,21 @@ def _refuse_unfit(path: Path) -> None:
         if os.statvfs(path).f_flag & os.ST_RDONLY:
             raise StoreReadOnly(f"{path} cannot be opened for writing: {os.strerror(errno.EROFS)}.")
         raise StoreReadOnly(f"{path} cannot be written by this user ({os.strerror(errno.EACCES)}).")
-    if there.st_mode & stat.S_IWOTH:
+    modes = {f"{path}{name}": _mode(f"{path}{name}") for name in ("", "-wal", "-shm")}
+    exposed = {name: mode for name, mode in modes.items() if mode & stat.S_IWOTH}
+    if exposed:
+        name, mode = next(iter(exposed.items()))
         raise UnsafeStore(
-            f"{path} can be written by every user of this host (mode {stat.S_IMODE(there.st_mode):04o}), and runners "
-            f"execute what they find in it. Look whether all in it is yours, then: chmod 600 {path}"
+            f"{name} can be written by every user of this host (mode {mode:04o}), and runners execute what they find "
+            f"in it. Look whether all in it is yours, then: chmod 600 {' '.join(exposed)}"
         )
+
+
+def _mode(path: str) -> int:
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return 0
 
 
 def _may_write(path: Path) -> bool:
