@@ -3,87 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cli.processes import eventually
-
-REPL = """
-import json, logging, os, shutil, sqlite3, sys, threading, time
-from pathlib import Path
-from holdfast import App
-
-logging.basicConfig(level="WARNING", stream=sys.stderr)
-def double(x): return 2 * x
-def opened(path):
-    app = App(f"sqlite:///{path}", name="shop", runner_heartbeat_seconds=0.1)
-    return app, app.task(name="double")(double)
-for line in sys.stdin:
-    answer = None
-    try:
-        exec(json.loads(line), globals())
-    except Exception as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
-    else:
-        print(json.dumps({"answer": answer}), flush=True)
-"""
-
-LOOK = """
-import json, sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], timeout=10)
-print(json.dumps(connection.execute("SELECT id, status FROM holdfast_invocations").fetchall()))
-connection.close()  # the last one writes the log back and deletes it
-"""
-
-
-class Failed(Exception):
-    """The program's code raised."""
-
-
-class Program:
-    """A program of its own that executes what it is sent."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", REPL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-
-    def do(self, code: str) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(code) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the program ended: {self.log.read_text()}"
-        said = json.loads(line)
-        if "error" in said:
-            raise Failed(f"{said['error']}: {said['text']}")
-        return said["answer"]
-
-    def submit(self, count: int = 5, task: str = "task") -> list[str]:
-        return list(self.do(f"answer = [{task}.submit(n).id for n in range({count})]"))
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-@contextlib.contextmanager
-def a_program(folder: Path, name: str) -> Iterator[Program]:
-    program = Program(folder / f"{name}.log")
-    try:
-        yield program
-    finally:
-        program.end()
+from tests.scenarios.programs import Failed, Program, a_program, assert_found, look
 
 
 @pytest.fixture(scope="module")
@@ -118,20 +47,6 @@ def runner(neighbour: Program, path: Path) -> Iterator[Program]:
     yield neighbour
     with contextlib.suppress(Failed):
         neighbour.do("app.close()")
-
-
-def look(path: Path) -> dict[str, str]:
-    """What a process of its own finds, which closes the file behind itself."""
-    command = [sys.executable, "-c", LOOK, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
-
-
-def assert_found(path: Path, ids: list[str]) -> None:
-    found = look(path)
-    missing = [id for id in ids if id not in found]
-    assert not missing, f"{len(missing)} of {len(ids)} acknowledged ids are not in the store"
 
 
 # --- what the user's own code does in the same process
@@ -216,32 +131,28 @@ def test_what_is_acknowledged_is_found_while_commands_and_runners_come_and_go(
     program.do("first.close(); engine.dispose()")
 
 
-HAMMERING = """
-def hammer():
-    while not over.is_set():
-        open(path, "rb").read(100)
-        time.sleep(0.0005)
-over = threading.Event()
-thread = threading.Thread(target=hammer)
-thread.start()
+LOCKS = """
+import fcntl, struct, sys
+for path, start, length in ((sys.argv[1], 0x40000002, 510), (sys.argv[1] + "-shm", 128, 1)):
+    with open(path, "r+b") as file:
+        wish = struct.pack("hhqqi0q", fcntl.F_WRLCK, 0, start, length, 0)
+        print("locked" if fcntl.fcntl(file, fcntl.F_GETLK, wish)[:2] != struct.pack("h", fcntl.F_UNLCK) else "free")
 """
 
 
-@pytest.mark.faults
-def test_what_is_acknowledged_is_found_while_all_of_that_happens_at_once(
-    program: Program, neighbour: Program, path: Path
-) -> None:
-    program.do("app, task = opened(path); task.submit(0)")
-    program.do(HAMMERING)
-    ids: list[str] = []
-    try:
-        for _ in range(12):
-            looker = subprocess.Popen([sys.executable, "-c", LOOK, str(path)], stdout=subprocess.DEVNULL)
-            ids += program.submit(100)
-            assert looker.wait(timeout=30) == 0
-            assert_found(path, ids)
-    finally:
-        program.do("over.set(); thread.join()")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has locks that belong to an open file")
+def test_open_and_close_does_not_give_up_the_database_and_its_index(program: Program, path: Path) -> None:
+    def locks() -> list[str]:
+        command = [sys.executable, "-c", LOCKS, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+
+    program.do("theirs = sqlite3.connect(path); app, task = opened(path); task.submit(0)")
+    program.do("open(path, 'rb').read(); open(path + '-shm', 'rb').read()")
+    assert locks() == ["locked", "locked"]
+    program.do("theirs.execute('SELECT * FROM sqlite_master').fetchall(); app.close()")
+    program.do("open(path, 'rb').read()")
+    assert locks()[0] == "free", "what is the user's own is left to the user"
+    program.do("theirs.close()")
 
 
 def test_nobody_deletes_the_log_of_a_process_that_lost_its_locks(program: Program, path: Path) -> None:
@@ -252,6 +163,25 @@ def test_nobody_deletes_the_log_of_a_process_that_lost_its_locks(program: Progra
     assert log.stat().st_ino == before
     program.do("app.close()")
     assert not log.exists(), "the last one out writes the log back and deletes it"
+
+
+FORKING = """
+child = os.fork()
+if child == 0:
+    task.submit(1)
+    app.close()
+    os._exit(0)
+os.waitpid(child, 0)
+open(path, 'rb').read()
+"""
+
+
+def test_a_forked_child_does_not_give_up_what_its_parent_holds(program: Program, path: Path) -> None:
+    program.do("app, task = opened(path); task.submit(0)")
+    program.do(FORKING)
+    before = path.with_name("shop.db-wal").stat().st_ino
+    assert len(look(path)) == 2
+    assert path.with_name("shop.db-wal").stat().st_ino == before
 
 
 def test_nobody_changes_the_journal_mode_of_a_process_that_lost_its_locks(program: Program, path: Path) -> None:

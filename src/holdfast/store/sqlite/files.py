@@ -16,7 +16,8 @@ gone, every call is refused until the store is closed.
 The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and tells
 that by POSIX locks; but a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it, also
 that of ``open("shop.db").read()``. So SQLite's own descriptors get a second lock on the same bytes, which belongs to
-the open file (Linux: `F_OFD_SETLK`) and is not lost that way. Where there is none, `verify` alone has to do.
+the open file (Linux: `F_OFD_SETLK`) and is not lost that way. The same holds for the index, which SQLite empties when
+it thinks that it is the first. Where there are no such locks, `verify` alone has to do.
 
 Nothing here opens a descriptor: to close it again would lose those very locks. `fstat` on the descriptors that are
 open anyway tells which files SQLite has.
@@ -45,7 +46,9 @@ from holdfast.errors import StoreUnavailable
 
 Identity = tuple[int, int]  # device and inode
 
-_SHARED_BYTES = (0x40000002, 510)  # SQLite's file format, "the lock-byte page": who reads has a read lock on these
+# SQLite's file formats have: who uses a database has a read lock on these bytes of it, and on this one of the index.
+_SHARED_BYTES = (0x40000002, 510)  # nobody deletes the log, or changes the journal mode
+_DEADMAN_BYTE = (128, 1)  # nobody takes the index for what a crash has left, and empties it
 _LOOK_SECONDS = 0.01
 
 
@@ -141,7 +144,7 @@ class DatabaseFiles:
         if self._seen is not None and self._seen != seen:
             raise FilesChanged(database=False)
         self._database, self._seen = database, seen
-        _hold(database, self._patience)
+        _hold(database, index, self._patience)
         self.verify()
 
     def _kept_by_others(self) -> StoreUnavailable:
@@ -269,13 +272,13 @@ def close(connection: sqlite3.Connection, log: Log) -> None:
 # --- the hold
 
 _CAN_HOLD = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
-_inherited: set[Identity] = set()  # from the parent of a forked child, with which it shares the open files
+_inherited: set[int] = set()  # descriptors of a forked child's parent: to unlock them here is to unlock them there
 _held: set[Identity] = set()
 _holding = threading.Lock()
 
 
-def _hold(database: Identity, patience_seconds: float) -> None:
-    """Lock all descriptors that SQLite has of the database.
+def _hold(database: Identity, index: Identity, patience_seconds: float) -> None:
+    """Lock all descriptors that SQLite has of the database and of the index.
 
     All, because nothing tells ours from the user's: SQLite even hands descriptors from one connection to another.
     """
@@ -285,10 +288,10 @@ def _hold(database: Identity, patience_seconds: float) -> None:
     with _holding:
         while True:
             try:
-                if _lock(database, fcntl.F_RDLCK):
+                if _lock(database, _SHARED_BYTES, fcntl.F_RDLCK) and _lock(index, _DEADMAN_BYTE, fcntl.F_RDLCK):
                     _held.add(database)
                 return
-            except (BlockingIOError, PermissionError):  # somebody is just closing the file
+            except (BlockingIOError, PermissionError):  # somebody is just closing or opening the database
                 if time.monotonic() > deadline:
                     return
                 time.sleep(_LOOK_SECONDS)
@@ -298,16 +301,15 @@ def _release(database: Identity, *, unlock: bool) -> None:
     """Without `unlock` the hold ends with the descriptors, so SQLite cannot write the log back when it closes them."""
     with _holding:
         _held.discard(database)
-        if unlock and _CAN_HOLD and database not in _inherited:  # to unlock that would be to unlock it for the parent
-            _lock(database, fcntl.F_UNLCK)
+        if unlock and _CAN_HOLD:
+            _lock(database, _SHARED_BYTES, fcntl.F_UNLCK)
 
 
-def _lock(database: Identity, kind: int) -> bool:
+def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
     """Whether the file system has such locks. Raises `BlockingIOError` or `PermissionError` if another one is there."""
-    start, length = _SHARED_BYTES
-    wish = struct.pack("hhqqi0q", kind, os.SEEK_SET, start, length, 0)
+    wish = struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0)
     for descriptor, identity in _open_files().items():
-        if identity == database:
+        if identity == file and descriptor not in _inherited:
             try:
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wish)
             except OSError as error:
@@ -321,7 +323,7 @@ def _lock(database: Identity, kind: int) -> bool:
 def _begin_anew_in_child() -> None:
     global _holding, _registering, _renewing
     _holding, _registering, _renewing = threading.Lock(), threading.Lock(), threading.Lock()
-    _inherited.update(_held)
+    _inherited.update(descriptor for descriptor, identity in _open_files().items() if identity in _held)
     _held.clear()
     _watched.clear()
 
