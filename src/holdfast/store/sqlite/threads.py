@@ -7,6 +7,8 @@ cost of a flush is divided by the load and nobody waits for a group to fill.
 A job may not spoil its neighbours. If any job of a group raises, the group is rolled back and its jobs run one by
 one, each in its own transaction; a job therefore must have no effect outside the connection. When a commit fails, the
 same happens, and each caller learns what became of its own write.
+
+Nothing is answered unless the path still names the files that the connection has open (see `files`).
 """
 
 from __future__ import annotations
