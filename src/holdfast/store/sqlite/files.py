@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.errors import StoreUnavailable
+from holdfast.store.contract import Observe, ignore
 
 Identity = tuple[int, int]  # device and inode
 
@@ -81,11 +82,12 @@ class Holder(Protocol):
 class DatabaseFiles:
     """The files of one store."""
 
-    def __init__(self, path: Path, named: Path, patience_seconds: float) -> None:
+    def __init__(self, path: Path, named: Path, patience_seconds: float, observe: Observe = ignore) -> None:
         self.path = path
         self._named = str(named)  # by which the user knows it; a link may name another file tomorrow
         self._log, self._index = f"{path}-wal", f"{path}-shm"
         self._patience = patience_seconds
+        self._observe = observe
         self._database: Identity | None = None  # as of the first connection
         self._seen: tuple[int, ...] | None = None  # devices and inodes of the three
         self._changed_at = (0, 0)  # time and size of the database when all was well
@@ -238,11 +240,23 @@ class DatabaseFiles:
             if self._turn is not None:
                 stack.enter_context(self._turn)  # two that close at once would each take the other for a reader
             log = self._worth()
+            self._tell(log)
             _release(self._database, unlock=log is not Log.STALE)
             for files in sisters:
                 files._seen = None
                 for holder in files._holders:
                     holder.let_go(log)
+
+    def _tell(self, log: Log) -> None:
+        seen, there = self._seen, _identity_or_none(self._log)
+        if log is Log.NEWEST:
+            why = f"{self._log} was deleted while this process has it open; it is written back, and begun anew"
+        elif seen is not None and there == seen[2:4]:
+            why = f"{self._index} was deleted while this process has it open; it is made anew from the log"
+        else:
+            why = f"{self._log} was replaced while this process has it open; what was only in the old one is lost"
+            return self._observe("log_lost", {"why": why})
+        self._observe("log_renewed", {"why": why})
 
 
 _watched: weakref.WeakSet[DatabaseFiles] = weakref.WeakSet()

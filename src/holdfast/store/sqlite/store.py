@@ -81,7 +81,8 @@ class SqliteStore:
         self._reader: ConnectionThread | None = None
         self._turn: Turn | None = None
         self._presence = -1
-        self._files = DatabaseFiles(path, self._named, busy_timeout_seconds)
+        self._files = DatabaseFiles(path, self._named, busy_timeout_seconds, observe)
+        self._prepared = False
         self._hints: SocketHints | None = None
 
     def now(self) -> float:
@@ -123,6 +124,7 @@ class SqliteStore:
         except BaseException:
             await self.close()
             raise
+        self._prepared = True
         self._hints = SocketHints(folder)
 
     def _connect(self) -> sqlite3.Connection:
@@ -130,6 +132,11 @@ class SqliteStore:
         connection = schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)
         try:
             self._files.connected()
+            if self._prepared and not schema.is_current(connection):
+                raise StoreUnavailable(
+                    f"the tables of {self.path} are gone: they were in a log that was deleted or replaced. "
+                    "Restore a backup; or restart this process, and it makes new ones."
+                )
         except BaseException:
             connection.close()
             raise
@@ -162,6 +169,7 @@ class SqliteStore:
             if thread is not None:
                 thread.stop()
         self._files.forget()
+        self._prepared = False
         if turn is not None:
             turn.close()
         if self._presence >= 0:
