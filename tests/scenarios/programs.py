@@ -17,8 +17,8 @@ from holdfast import App
 
 logging.basicConfig(level="WARNING", stream=sys.stderr)
 def double(x): return 2 * x
-def opened(path):
-    app = App(f"sqlite:///{path}", name="shop", runner_heartbeat_seconds=0.1)
+def opened(path, **settings):
+    app = App(f"sqlite:///{path}", name="shop", runner_heartbeat_seconds=0.1, **settings)
     return app, app.task(name="double")(double)
 for line in sys.stdin:
     answer = None
@@ -51,6 +51,10 @@ class Program:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", REPL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def do(self, code: str) -> Any:
         assert self._process.stdin is not None

@@ -297,6 +297,17 @@ def test_processes_get_over_the_loss_of_their_log_together(
     assert_found(path, ids)
 
 
+def test_a_process_that_keeps_a_deleted_log_is_named(program: Program, neighbour: Program, path: Path) -> None:
+    program.do("app, task = opened(path, sqlite_busy_timeout_seconds=0.3)")
+    ids = program.submit()
+    neighbour.do(f"theirs = sqlite3.connect({str(path)!r}); theirs.execute('SELECT * FROM sqlite_master').fetchall()")
+    path.with_name("shop.db-wal").unlink()
+    with pytest.raises(Failed, match=rf"shop\.db-wal was deleted while other processes.*\(pids: {neighbour.pid}\)"):
+        program.submit()
+    neighbour.do("theirs.close()")
+    assert_found(path, ids + program.submit())
+
+
 def test_a_connection_of_the_user_that_keeps_a_deleted_log_is_said(program: Program, path: Path) -> None:
     program.do("theirs = sqlite3.connect(path); theirs.execute('PRAGMA journal_mode=WAL')")
     program.do("theirs.execute('CREATE TABLE own (n)'); theirs.commit(); app, task = opened(path)")
@@ -322,10 +333,13 @@ def test_a_connection_of_the_user_that_keeps_a_deleted_index_is_said(program: Pr
     assert_found(path, ids + program.submit())
 
 
-def test_a_submit_in_a_transaction_on_a_replaced_file_raises(program: Program, path: Path) -> None:
+@pytest.mark.parametrize("harm", [delete, replace])
+def test_a_submit_in_a_transaction_on_a_file_that_is_gone_raises(
+    program: Program, path: Path, harm: Callable[[Path], None]
+) -> None:
     program.do("app, task = opened(path); task.submit(0); theirs = sqlite3.connect(path)")
     program.do("task.options(session=theirs).submit(1); theirs.commit()")
-    replace(path)
+    harm(path)
     with pytest.raises(Failed, match=r"StoreUnavailable.*was removed or replaced"):
         program.do("task.options(session=theirs).submit(2)")
     program.do("theirs.close()")

@@ -62,6 +62,7 @@ def test_a_commit_into_a_log_that_was_deleted_meanwhile_is_not_acknowledged(stag
         assert not [finding for finding in await store.check(deep=True) if not finding.ok]
 
     play(stage, scenario)
+    assert [event for event, _ in stage.reports if event != "commit"] == ["log_renewed"]
 
 
 def test_a_commit_into_a_database_that_was_deleted_meanwhile_is_not_acknowledged(stage: Stage, path: Path) -> None:
@@ -75,6 +76,24 @@ def test_a_commit_into_a_database_that_was_deleted_meanwhile_is_not_acknowledged
     assert not path.exists()
 
 
+def test_an_error_of_sqlite_after_the_log_was_deleted_is_not_the_end(stage: Stage, path: Path) -> None:
+    """To SQLite it looks like a damaged disk."""
+    turns: list[int] = []
+
+    def job(connection: sqlite3.Connection) -> bool:
+        turns.append(1)
+        if len(turns) == 1:
+            log_of(path).unlink()
+            raise sqlite3.OperationalError("disk I/O error")
+        return jobs.insert(connection, invocation("a"))
+
+    async def scenario(store: SqliteStore) -> None:
+        assert await store._write(job) is True
+        assert ids_of(await store.get("shop", ["a"])) == ["a"]
+
+    play(stage, scenario)
+
+
 def test_nobody_of_a_group_is_acknowledged_if_one_of_them_was_and_then_the_log_was_deleted(
     stage: Stage, path: Path
 ) -> None:
@@ -86,9 +105,9 @@ def test_nobody_of_a_group_is_acknowledged_if_one_of_them_was_and_then_the_log_w
         assert gate.wait(30)
 
     def failing(connection: sqlite3.Connection) -> None:
-        if deleted:
-            log_of(path).unlink()
         deleted.append("at its second turn")
+        if len(deleted) == 2:
+            log_of(path).unlink()
         raise ZeroDivisionError
 
     async def scenario(store: SqliteStore) -> None:
@@ -116,6 +135,41 @@ def test_a_read_is_not_believed_if_the_file_was_replaced(stage: Stage, path: Pat
             await store.get("shop", ["a"])
         os.rename(path.with_name("away.db"), path)
         assert ids_of(await store.get("shop", ["a"])) == ["a"], "it is back"
+
+    play(stage, scenario)
+
+
+def test_an_index_that_others_go_on_without_is_given_up(stage: Stage, path: Path) -> None:
+    """By an index of its own each would write over what the other wrote to the log."""
+
+    async def scenario(store: SqliteStore) -> None:
+        await store.insert([invocation("before")])
+        path.with_name(path.name + "-shm").unlink()
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", OTHER, str(path))
+        assert await process.wait() == 0
+        assert list(await store.insert([invocation("after")])) == [True]
+        assert ids_of(await store.get("shop", ["before", "after"])) == ["before", "after"]
+        assert await store._read(lambda c: c.execute("SELECT count(*) FROM theirs").fetchone()) == (50,)
+        assert not [finding for finding in await store.check(deep=True) if not finding.ok]
+
+    play(stage, scenario)
+    assert [event for event, _ in stage.reports if event != "commit"] == ["log_renewed"]
+
+
+def test_a_connection_of_the_user_with_an_old_index_is_not_read_by(stage: Stage, path: Path) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await store.insert([invocation("a", arguments=b"x" * 50_000)])
+        theirs = sqlite3.connect(path)
+        assert theirs.execute("SELECT count(*) FROM holdfast_invocations").fetchone() == (1,)
+        for name in ("-wal", "-shm"):
+            path.with_name(path.name + name).unlink()
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", OTHER, str(path))
+        assert await process.wait() == 0
+        before = log_of(path).stat().st_size
+        with pytest.raises(StoreUnavailable, match=r"other connections of this process"):
+            await store.insert([invocation("b")])
+        assert log_of(path).stat().st_size == before
+        theirs.close()
 
     play(stage, scenario)
 
@@ -149,3 +203,4 @@ def test_a_log_that_others_go_on_without_is_not_written_back(stage: Stage, path:
         assert not [finding for finding in await store.check(deep=True) if not finding.ok]
 
     play(stage, scenario)
+    assert [event for event, _ in stage.reports if event != "commit"] == ["log_lost"]
