@@ -67,7 +67,8 @@ class Log(Enum):
 
     NAMED = "the path names it"
     NEWEST = "the path names none; nobody has connected since, so it has the newest that there is"
-    STALE = "others go on without it"
+    STALE = "others go on without it; the hold keeps SQLite from writing it back"
+    ADRIFT = "others go on without it, and there is no hold"
 
 
 class Holder(Protocol):
@@ -202,7 +203,7 @@ class DatabaseFiles:
         self.forget()
         log = self._worth()
         if self._database is not None and not _sisters(self._database):
-            _release(self._database, unlock=log is not Log.STALE)
+            _release(self._database, unlock=log in (Log.NAMED, Log.NEWEST))
         self._seen = None
         return log
 
@@ -214,12 +215,16 @@ class DatabaseFiles:
                 return Log.NAMED  # SQLite sees by itself that the database was moved, and leaves everything alone
         else:
             return Log.NAMED
-        if os.path.exists(self._log):
-            return Log.STALE
-        there = os.stat(self._named)
+        is_held = self._database in _held
+        try:
+            there = os.stat(self._named)
+        except OSError:
+            return Log.NAMED  # gone meanwhile
         # Whoever connects makes a log, and cannot delete it while we hold the database. Without a hold he could.
         untouched = (there.st_mtime_ns, there.st_size) == self._changed_at
-        return Log.NEWEST if self._database in _held or untouched else Log.STALE
+        if not os.path.exists(self._log) and (is_held or untouched):
+            return Log.NEWEST
+        return Log.STALE if is_held else Log.ADRIFT
 
     # --- what to do about a change
 
@@ -241,7 +246,7 @@ class DatabaseFiles:
                 stack.enter_context(self._turn)  # two that close at once would each take the other for a reader
             log = self._worth()
             self._tell(log)
-            _release(self._database, unlock=log is not Log.STALE)
+            _release(self._database, unlock=log in (Log.NAMED, Log.NEWEST))
             for files in sisters:
                 files._seen = None
                 for holder in files._holders:
@@ -275,7 +280,7 @@ def close(connection: sqlite3.Connection, log: Log) -> None:
     if log is Log.NEWEST:
         with contextlib.suppress(sqlite3.Error):  # also while other processes have it open
             connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
-    if log is Log.STALE and not _CAN_HOLD:  # otherwise the hold, which was not unlocked, keeps SQLite from it
+    if log is Log.ADRIFT:
         if not hasattr(connection, "setconfig"):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # never closed, not even when the process ends
             return
@@ -320,18 +325,19 @@ def _release(database: Identity, *, unlock: bool) -> None:
 
 
 def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
-    """Whether the file system has such locks. Raises `BlockingIOError` or `PermissionError` if another one is there."""
-    wish = struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0)
+    """Whether it was done. Raises `BlockingIOError` or `PermissionError` if another lock is in the way."""
+    wish, done = struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0), False
     for descriptor, identity in _open_files().items():
         if identity == file and descriptor not in _inherited:
             try:
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wish)
+                done = True
             except OSError as error:
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     raise
                 if error.errno != errno.EBADF:  # closed meanwhile
-                    return False
-    return True
+                    return False  # a file system without such locks
+    return done
 
 
 def _begin_anew_in_child() -> None:
