@@ -81,7 +81,7 @@ class StoreLog:
             case "refused":
                 log.error("a record stays as it is: %s", facts["why"], extra={"invocation": facts["id"]})
             case "log_lost":
-                log.error("work was lost: %s", facts["why"])
+                log.error("work may be lost: %s", facts["why"])
             case "log_renewed":
                 log.warning("the store's files were renewed: %s", facts["why"])
             case "risk":

@@ -259,7 +259,10 @@ class DatabaseFiles:
         elif seen is not None and there == seen[2:4]:
             why = f"{self._index} was deleted while this process has it open; it is made anew from the log"
         else:
-            why = f"{self._log} was replaced while this process has it open; what was only in the old one is lost"
+            why = (
+                f"{self._log} was replaced while this process has it open; what was only in the old one is lost, "
+                "unless another process has written it back (see the warnings of the others)"
+            )
             return self._observe("log_lost", {"why": why})
         self._observe("log_renewed", {"why": why})
 
