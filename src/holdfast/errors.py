@@ -31,6 +31,7 @@
     │   │   └── StoreUnauthorised               this user, its password or its roles are not accepted
     │   ├── StoreFull
     │   ├── UnsupportedFileSystem               a SQLite file on a network file system
+    │   ├── UnsafeStore                         other users of the host can write the SQLite file, or replace it
     │   ├── SchemaMismatch                      the store was written by another version, or is foreign
     │   ├── CorruptRecord                       one stored record cannot be read; the others can
     │   └── PayloadLost                         a large value is not in the store any more, or is damaged
@@ -185,6 +186,10 @@ class StoreFull(StoreError):
 
 class UnsupportedFileSystem(StoreError):
     """The file lies on a file system whose locks cannot be trusted."""
+
+
+class UnsafeStore(StoreError):
+    """Other users of the host can write to the store's file, or put another one into its place."""
 
 
 class SchemaMismatch(StoreError):

@@ -21,6 +21,7 @@ from holdfast.errors import (
     StoreError,
     StoreReadOnly,
     StoreUnavailable,
+    UnsafeStore,
     UnsupportedFileSystem,
 )
 from holdfast.lifecycle import changes
@@ -29,8 +30,9 @@ from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.store.contract import Store, ignore
 from holdfast.store.sqlite import path_of, schema
 from holdfast.store.sqlite.rows import COLUMNS, to_row
-from holdfast.store.sqlite.schema import SCHEMA_VERSION, create_file, file_system_of, refuse_network_file_system
-from holdfast.store.sqlite.store import SqliteStore, side_folder
+from holdfast.store.sqlite.schema import SCHEMA_VERSION, file_system_of, refuse_network_file_system
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.store.sqlite.surroundings import create_file, side_folder
 from holdfast.testing.samples import START, Stage, ids_of, invocation, the, wish
 
 Meddle = Callable[..., list[Any]]
@@ -203,13 +205,13 @@ def test_a_file_on_a_read_only_medium_is_said(path: Path, monkeypatch: pytest.Mo
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
+        patch.setattr(os, "mknod", refuse)
         with pytest.raises(StoreReadOnly, match="Read-only file system"):
             create_file(path)
 
 
 def test_a_folder_that_may_not_be_written_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
     with pytest.raises(StoreReadOnly, match="keeps its log beside the file"):
         create_file(path)
 
@@ -341,7 +343,7 @@ def test_a_folder_of_somebody_else_is_not_used(folder: Path) -> None:
     deep.parent.mkdir()
     side_folder(deep).mkdir()
     os.chown(side_folder(deep), 65534, 65534)
-    with pytest.raises(StoreUnavailable, match="belongs to another user"):
+    with pytest.raises(UnsafeStore, match="belongs to another user"):
         open_and_close(deep)
 
 

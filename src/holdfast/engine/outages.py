@@ -80,6 +80,12 @@ class StoreLog:
                 log.error(message, facts["why"], extra={"invocation": facts["id"]})
             case "refused":
                 log.error("a record stays as it is: %s", facts["why"], extra={"invocation": facts["id"]})
+            case "log_lost":
+                log.error("work may be lost: %s", facts["why"])
+            case "log_renewed":
+                log.warning("the store's files were renewed: %s", facts["why"])
+            case "risk":
+                log.warning("the store is open to others: %s", facts["why"])
             case "unreadable":
                 log.error("a record cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})
             case "retry":

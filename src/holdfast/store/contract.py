@@ -116,7 +116,7 @@ class Store(Protocol):
         """Connect, and create what is missing.
 
         Atomic: the schema is there whole or not at all. Idempotent: yes. Raises: `SchemaMismatch` if something else
-        or something newer is there, `StoreReadOnly`, `UnsupportedFileSystem`, `StoreUnavailable`.
+        or something newer is there, `StoreReadOnly`, `UnsupportedFileSystem`, `UnsafeStore`, `StoreUnavailable`.
         """
         ...
 

@@ -17,6 +17,7 @@ from holdfast.masking import mask_url
 from holdfast.store.contract import Observe
 from holdfast.store.sqlite.schema import OLDEST_SQLITE
 from holdfast.store.sqlite.store import SqliteStore
+from holdfast.store.sqlite.surroundings import resolved
 
 
 def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> SqliteStore:
@@ -25,7 +26,7 @@ def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[st
         oldest = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"Holdfast needs SQLite {oldest} or newer; this Python has {sqlite3.sqlite_version}.")
     return SqliteStore(
-        path_of(url),
+        named_by(url),
         clock=clock,
         observe=observe,
         synchronous=options.get("synchronous", "full"),
@@ -35,6 +36,11 @@ def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[st
 
 def path_of(url: str) -> Path:
     """The file of a URL, absolute and with its links resolved, so that every process finds the same locks beside it."""
+    return resolved(named_by(url))
+
+
+def named_by(url: str) -> Path:
+    """The path in a URL, absolute, as the user wrote it."""
     rest = url.removeprefix("sqlite://")
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(
@@ -51,4 +57,4 @@ def path_of(url: str) -> Path:
         raise ConfigurationError(
             "sqlite:///:memory: would be a file named ':memory:'; for a store in memory use memory://"
         )
-    return Path(path).expanduser().resolve()
+    return Path(path).expanduser().absolute()

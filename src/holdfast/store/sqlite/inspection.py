@@ -33,7 +33,7 @@ def connect_to_look(path: Path, busy_timeout_seconds: float) -> sqlite3.Connecti
 
 def inspect(connection: sqlite3.Connection, path: Path, synchronous: str, *, deep: bool) -> list[Finding]:
     version = _version(connection)
-    surroundings = [_file_mode(path), _durability(synchronous)]
+    surroundings = [_file_mode(path), *_names(path), _durability(synchronous)]
     if not version.ok:
         return [version, *surroundings]  # the tables are others than those that are known here, or not there
     return [
@@ -99,12 +99,20 @@ def _index_definitions(connection: sqlite3.Connection) -> dict[str, str]:
 def _file_mode(path: Path) -> Finding:
     mode = stat.S_IMODE(os.stat(path).st_mode)
     private = not mode & 0o077
+    what = "write it, and runners execute what they find" if mode & 0o022 else "read it"
     return Finding(
         subject="file mode",
         ok=private,
         detail=f"{path} is {mode:04o}",
-        advice="" if private else f"other users of this host can read it: chmod 600 {path}",
+        advice="" if private else f"other users of this host can {what}: chmod 600 {path}",
     )
+
+
+def _names(path: Path) -> Iterator[Finding]:
+    count = os.stat(path).st_nlink
+    if count > 1:
+        advice = "a process that opens it by another name has another log, and the two destroy it; remove the others"
+        yield Finding(subject="hard links", ok=False, detail=f"{path} has {count} names", advice=advice)
 
 
 def _durability(synchronous: str) -> Finding:

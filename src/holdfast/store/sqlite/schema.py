@@ -9,14 +9,13 @@ A migration is a list of statements that leads from one version to the next; all
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
 import subprocess
 import time
 from pathlib import Path
 
-from holdfast.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable, UnsupportedFileSystem
+from holdfast.errors import SchemaMismatch, StoreUnavailable, UnsupportedFileSystem
 from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
 
 SCHEMA_VERSION = 3
@@ -289,7 +288,10 @@ def _use_wal(connection: sqlite3.Connection, patience_seconds: float) -> None:
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode != "wal":
+                raise StoreUnavailable(f"SQLite keeps the journal mode {mode} of the file; a store needs WAL.")
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()  # opens the log and its index
             return
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() >= deadline:
@@ -304,7 +306,7 @@ def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sql
     )
     try:
         _use_wal(connection, busy_timeout_seconds)
-    except sqlite3.Error:
+    except BaseException:
         connection.close()
         raise
     connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -314,7 +316,7 @@ def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sql
     return connection
 
 
-# --- the file and its surroundings
+# --- the file system
 
 NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -344,25 +346,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "fuse.mfs",
     ]
 )
-
-
-def create_file(path: Path) -> None:
-    """Make the file for us alone (mode 0600; the files that SQLite puts beside it inherit that), or see that it can
-    be written.
-    """
-    if not path.parent.is_dir():
-        raise StoreUnavailable(f"the folder {path.parent} of the store {path.name} does not exist. Create it first.")
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except IsADirectoryError:
-        raise StoreUnavailable(f"{path} is a folder; a SQLite store is a file.") from None
-    except PermissionError as error:
-        raise StoreReadOnly(f"{path} cannot be written by this user ({error.strerror}).") from error
-    except OSError as error:
-        kind = StoreReadOnly if error.errno == 30 else StoreUnavailable
-        raise kind(f"{path} cannot be opened for writing: {error.strerror}.") from error
-    if not os.access(path.parent, os.W_OK):
-        raise StoreReadOnly(f"the folder {path.parent} cannot be written, and SQLite keeps its log beside the file.")
 
 
 def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:

@@ -8,12 +8,9 @@ with whatever else gathered while the previous one was flushed; an idle claim wr
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
 import os
 import sqlite3
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -39,18 +36,29 @@ from holdfast.lifecycle.records import (
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Backup, Ended, Filter, Finding, Observe
-from holdfast.store.sqlite import archive, entries, executions, jobs, listing, payloads, queries, queues, schema
+from holdfast.store.sqlite import (
+    archive,
+    entries,
+    executions,
+    jobs,
+    listing,
+    payloads,
+    queries,
+    queues,
+    schema,
+    surroundings,
+)
 from holdfast.store.sqlite.backup import back_up
+from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
 from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
 from holdfast.store.sqlite.transaction import SqliteTransaction, joined
-from holdfast.store.sqlite.turn import Turn
+from holdfast.store.sqlite.turn import Turn, open_lock
 
 T = TypeVar("T")
 
-_LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limit
 _KNOWN = frozenset(status.value for status in Status)
 
 
@@ -63,7 +71,8 @@ class SqliteStore:
     def __init__(
         self, path: Path, *, clock: Clock, observe: Observe, synchronous: str, busy_timeout_seconds: float
     ) -> None:
-        self.path = path
+        self._named = path.absolute()  # perhaps by a link
+        self.path = path = surroundings.resolved(path)
         self._clock = clock
         self._observe = observe
         self._synchronous = synchronous
@@ -72,7 +81,8 @@ class SqliteStore:
         self._reader: ConnectionThread | None = None
         self._turn: Turn | None = None
         self._presence = -1
-        self._file = (0, 0)  # device and inode
+        self._files = DatabaseFiles(path, self._named, busy_timeout_seconds, observe)
+        self._prepared = False
         self._hints: SocketHints | None = None
 
     def now(self) -> float:
@@ -84,42 +94,57 @@ class SqliteStore:
         if self._writer is not None:
             return
         schema.refuse_network_file_system(self.path)
-        schema.create_file(self.path)
-        there = os.stat(self.path)
-        self._file = (there.st_dev, there.st_ino)
-        folder = side_folder(self.path)
+        surroundings.refuse_planted_link(self._named, self.path)
+        surroundings.create_file(self.path)
+        for risk in surroundings.risks(self.path):
+            self._observe("risk", {"why": risk})
+        folder = surroundings.side_folder(self.path)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if folder.stat().st_uid not in (os.geteuid(), self.path.stat().st_uid):
-                raise PermissionError(errno.EPERM, "it belongs to another user")
+            surroundings.make_side_folder(folder, self.path)
             self._turn = Turn(folder)
+            alone = self._be_present(folder)
         except OSError as error:
+            await self.close()
             raise StoreUnavailable(
-                f"{folder}, where processes take turns, cannot be used: {error.strerror}."
+                f"{folder}, where processes take turns, cannot be used: {error.strerror} ({error.filename})."
             ) from error
         try:
-            if self._be_present(folder) and _was_left_open(self.path):
+            if alone and _was_left_open(self.path):
                 # By a connection that cannot write: another one would write the log back, and empty it, on its way out.
                 await self._look(_quick_check)
         except BaseException:
             await self.close()
             raise
-        self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe)
-        self._reader = ConnectionThread("holdfast-sqlite-read", self._connect)
+        self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe, self._files)
+        self._reader = ConnectionThread("holdfast-sqlite-read", self._connect, self._files)
+        self._files.begin([self._writer, self._reader], self._turn)
         try:
             if not await self._read(schema.is_current):  # to look needs no lock, which somebody may hold for long
                 await self._write(schema.prepare)
         except BaseException:
             await self.close()
             raise
+        self._prepared = True
         self._hints = SocketHints(folder)
 
     def _connect(self) -> sqlite3.Connection:
-        return schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)
+        self._files.before_connecting()
+        connection = schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)
+        try:
+            self._files.connected()
+            if self._prepared and not schema.is_current(connection):
+                raise StoreUnavailable(
+                    f"the tables of {self.path} are gone: they were in a log that was deleted or replaced. "
+                    "Restore a backup; or restart this process, and it makes new ones."
+                )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _be_present(self, folder: Path) -> bool:
         """Hold a shared lock for as long as the store is open. True if nobody else did."""
-        self._presence = os.open(folder / "presence.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._presence = open_lock(folder / "presence.lock")
         try:
             fcntl.flock(self._presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
             alone = True
@@ -143,6 +168,8 @@ class SqliteStore:
         for thread in (reader, writer):
             if thread is not None:
                 thread.stop()
+        self._files.forget()
+        self._prepared = False
         if turn is not None:
             turn.close()
         if self._presence >= 0:
@@ -159,20 +186,8 @@ class SqliteStore:
             raise StoreUnavailable(f"the store {self.path} is not open")
         return await _do(self._reader, job)
 
-    def _refuse_replaced_file(self) -> None:
-        """A file that was deleted or replaced still works for those who have it open, and for nobody else."""
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != self._file:
-            raise StoreUnavailable(
-                f"{self.path} was removed or replaced while this process (pid {os.getpid()}) has it open. "
-                "Restart what uses it; work that was stored in the old file is lost with it."
-            )
-
     def joined(self, session: object) -> SqliteTransaction:
-        return joined(session, self.path, self._clock)
+        return joined(session, self.path, self._clock, self._files)
 
     def hints(self) -> SocketHints | None:
         return self._hints
@@ -288,7 +303,6 @@ class SqliteStore:
         ticks: bool = True,
         draining: bool = False,
     ) -> RunnerRecord | None:
-        self._refuse_replaced_file()
         facts = {
             "heartbeat_at": self.now(),
             "workers": tuple(workers),
@@ -440,18 +454,6 @@ async def _do(thread: ConnectionThread, job: Callable[[sqlite3.Connection], T]) 
 
 
 # --- the file's surroundings
-
-
-def side_folder(path: Path) -> Path:
-    """Where the locks and sockets of a store lie:
-
-    beside the file, or in the temporary folder if that path is too long for a socket.
-    """
-    beside = path.with_name(path.name + "-holdfast")
-    if len(str(beside)) <= _LONGEST_FOLDER:
-        return beside
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:20]
-    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}-{digest}"
 
 
 def _was_left_open(path: Path) -> bool:

@@ -7,6 +7,8 @@ cost of a flush is divided by the load and nobody waits for a group to fill.
 A job may not spoil its neighbours. If any job of a group raises, the group is rolled back and its jobs run one by
 one, each in its own transaction; a job therefore must have no effect outside the connection. When a commit fails, the
 same happens, and each caller learns what became of its own write.
+
+Nothing is answered unless the path still names the files that the connection has open (see `files`).
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.errors import HoldfastError, SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.store.contract import Observe
+from holdfast.store.sqlite.files import DatabaseFiles, FilesChanged, Log, close
 from holdfast.store.sqlite.turn import Turn
 
 T = TypeVar("T")
 _LARGEST_GROUP = 1000
+_TRIES = 3
 
 
 class _Job(Generic[T]):
@@ -40,10 +44,19 @@ class _Job(Generic[T]):
 
 
 class ConnectionThread:
-    """A thread that owns a connection. `do` runs a job there and waits for it."""
+    """A thread that owns a connection. `do` runs a job there and waits for it.
 
-    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
+    With `files`, nothing is answered unless the path names the files that the connection has open.
+    """
+
+    def __init__(
+        self, name: str, connect: Callable[[], sqlite3.Connection], files: DatabaseFiles | None = None
+    ) -> None:
         self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self._files = files
+        self._verify = _trust if files is None else files.verify
+        self.using = threading.Lock()  # the connection; `let_go` comes from another thread
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -59,20 +72,45 @@ class ConnectionThread:
         self._thread.join()
 
     def _main(self) -> None:
-        connection: sqlite3.Connection | None = None
         ending = False
         while not ending:
             group, ending = self._gather()
+            if group:
+                self._serve(group)
+                _deliver(group)
+        with self.using:
+            self._end()
+
+    def _serve(self, group: list[_Job[Any]]) -> None:
+        for _ in range(_TRIES):
             try:
-                connection = connection or self._connect()
-            except BaseException as error:
-                for job in group:
-                    job.error = _translated(error)
-            else:
-                self._run(connection, group)
-            _deliver(group)
+                with self.using:
+                    if self._connection is None:
+                        self._connection = self._connect()
+                    self._run(self._connection, group)
+                return
+            except FilesChanged as change:
+                try:
+                    self._renew(change)
+                except BaseException as error:
+                    return _fail(group, error)
+            except BaseException as error:  # no connection
+                return _fail(group, error)
+        _fail(group, StoreUnavailable("the files of the store are deleted or replaced again and again"))
+
+    def _renew(self, change: FilesChanged) -> None:
+        assert self._files is not None
+        self._files.renew(change)
+        if change.written:
+            raise self._files.uncertain() from change
+
+    def let_go(self, log: Log) -> None:
+        connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            close(connection, log)
+
+    def _end(self) -> None:
+        self.let_go(Log.NAMED)
 
     def _gather(self) -> tuple[list[_Job[Any]], bool]:
         group: list[_Job[Any]] = []
@@ -89,10 +127,21 @@ class ConnectionThread:
 
     def _run(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         for job in group:
+            job.error = None
             try:
                 job.value = job.run(connection)
             except BaseException as error:
                 job.error = _translated(error)
+        self._verify()
+
+
+def _trust(*, written: bool = False) -> None:
+    """For a connection whose files nobody watches."""
+
+
+def _fail(group: list[_Job[Any]], error: BaseException) -> None:
+    for job in group:
+        job.error = _translated(error)
 
 
 class _Forks:
@@ -139,26 +188,46 @@ if hasattr(os, "register_at_fork"):
 class WriterThread(ConnectionThread):
     """The only thread of this process that writes; every group is one transaction."""
 
-    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection], turn: Turn, observe: Observe) -> None:
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], sqlite3.Connection],
+        turn: Turn,
+        observe: Observe,
+        files: DatabaseFiles | None = None,
+    ) -> None:
         self._turn = turn
         self._observe = observe
-        super().__init__(name, connect)
+        self._committing = False
+        super().__init__(name, connect, files)
 
     def _run(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
-        if not group:
-            return
+        self._committing = False
         try:
-            written = self._transaction(connection, group)
+            rows = self._transaction(connection, group)
+        except FilesChanged:
+            raise
         except BaseException as error:
+            self._verify(written=self._committing)  # a log that was deleted looks like a damaged disk
             translated = self._with_pid(_translated(error))
             if len(group) > 1 and not isinstance(translated, StoreUnavailable):
-                for job in group:
-                    self._run(connection, [job])
-                return
+                return self._one_by_one(connection, group)
             for job in group:  # no lock: to wait for it once more for each job would take minutes
                 job.error = translated
         else:
-            self._observe("commit", {"jobs": len(group), "rows": written})
+            self._verify(written=True)
+            self._observe("commit", {"jobs": len(group), "rows": rows})
+
+    def _one_by_one(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
+        for number, job in enumerate(group):
+            try:
+                self._run(connection, [job])
+            except FilesChanged as change:
+                change.written = change.written or number > 0
+                raise
+
+    def _end(self) -> None:
+        self.let_go(Log.NAMED if self._files is None else self._files.closing())
 
     def _with_pid(self, error: BaseException) -> BaseException:
         if isinstance(error, StoreUnavailable) and "write lock" in str(error):
@@ -171,8 +240,11 @@ class WriterThread(ConnectionThread):
             self._turn.sign()
             before = connection.total_changes
             try:
+                self._verify()
                 for job in group:
+                    job.error = None
                     job.value = job.run(connection)
+                self._committing = True
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:

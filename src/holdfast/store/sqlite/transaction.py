@@ -17,6 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.records import InvocationRecord, StoredPayload
 from holdfast.store.sqlite import jobs, payloads, queries
+from holdfast.store.sqlite.files import DatabaseFiles
 
 
 class SqliteTransaction:
@@ -25,9 +26,10 @@ class SqliteTransaction:
     carries_payloads = True
     is_async = False
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+    def __init__(self, connection: sqlite3.Connection, clock: Clock, files: DatabaseFiles) -> None:
         self._connection = connection
         self._clock = clock
+        self._files = files
 
     @property
     def is_over(self) -> bool:
@@ -39,6 +41,7 @@ class SqliteTransaction:
     def insert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
+        self._files.refuse_changed()
         with _plainly(self._connection) as connection:
             if not connection.in_transaction:
                 connection.execute("BEGIN IMMEDIATE")  # as Python itself would before an INSERT
@@ -74,18 +77,19 @@ class SqliteTransaction:
         return self.insert(records, stored)
 
 
-def joined(connection: object, path: Path, clock: Clock) -> SqliteTransaction:
+def joined(connection: object, path: Path, clock: Clock, files: DatabaseFiles) -> SqliteTransaction:
     """Raises `UsageError` unless it is a connection to that file, in a transaction or about to begin one."""
     if not isinstance(connection, sqlite3.Connection):
         raise UsageError(f"session= takes a sqlite3.Connection to {path}, not {type(connection).__name__}")
     with _plainly(connection):
         (file,) = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
+    files.refuse_changed()
     if not file or not os.path.samefile(file, path):
         raise UsageError(f"the connection is to {file or 'a database in memory'}; this app works on {path}")
     begins = connection.isolation_level is not None or getattr(connection, "autocommit", None) is False
     if not connection.in_transaction and not begins:
         raise UsageError("the connection is in no transaction and begins none by itself; execute BEGIN first")
-    return SqliteTransaction(connection, clock)
+    return SqliteTransaction(connection, clock, files)
 
 
 @contextlib.contextmanager

@@ -32,13 +32,22 @@ PATIENCE_SECONDS = 2.0  # many commits fit into it, even on a slow disk
 UNFAIR_SECONDS = 10.0
 
 
+def open_lock(path: Path) -> int:
+    """Open a file to lock, for this user alone. Not through a link, which somebody may have planted."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
 class Turn:
     """One writer's place in the line. Used as a context manager around each write transaction."""
 
     def __init__(self, folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._patience = patience_seconds
-        self._next = os.open(folder / "next.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._turn = os.open(folder / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._next = open_lock(folder / "next.lock")
+        try:
+            self._turn = open_lock(folder / "turn.lock")
+        except OSError:
+            os.close(self._next)
+            raise
         self._ours = False
         self._unfair_until = 0.0
         _TURNS.add(self)

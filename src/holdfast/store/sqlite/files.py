@@ -1,0 +1,411 @@
+"""The files that a process has open, and whether they still are those that the path names.
+
+A database in WAL mode is three files: `shop.db`, its log `shop.db-wal` and the log's index `shop.db-shm`. Each can be
+deleted or replaced while a process has it open. Its writes then succeed, and no other process ever sees them. Hence
+the rule: **no write is acknowledged, and no read is believed, unless the path names the three files that the
+connection has open** (device and inode: three calls of `stat`). `docs/decisions/0008` has the whole argument.
+
+Two parts keep the rule:
+
+`DatabaseFiles.verify` compares. It is asked inside each write transaction before the first statement, and once more
+after the commit. If the log is gone, `renew` closes every connection that this process's stores have to the database
+and lets them connect anew. A transaction in which nothing was written is then repeated; after a commit the caller gets
+`StoreUnavailable`, which says nothing about the write, and repeats it by its operation id. If the database itself is
+gone, every call is refused until the store is closed.
+
+The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and tells
+that by POSIX locks; but a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it, also
+that of ``open("shop.db").read()``. So SQLite's own descriptors get a second lock on the same bytes, which belongs to
+the open file (Linux: `F_OFD_SETLK`) and is not lost that way. The same holds for the index, which SQLite empties when
+it thinks that it is the first. Where there are no such locks, `verify` alone has to do.
+
+Nothing here opens a descriptor: to close it again would lose those very locks. `fstat` on the descriptors that are
+open anyway tells which files SQLite has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import sqlite3
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.errors import StoreUnavailable
+from holdfast.store.contract import Observe, ignore
+
+Identity = tuple[int, int]  # device and inode
+
+# SQLite's file formats have: who uses a database has a read lock on these bytes of it, and on this one of the index.
+_SHARED_BYTES = (0x40000002, 510)  # nobody deletes the log, or changes the journal mode
+_DEADMAN_BYTE = (128, 1)  # nobody takes the index for what a crash has left, and empties it
+_LOOK_SECONDS = 0.01
+
+
+class FilesChanged(Exception):
+    """The path does not name the files any more that a connection has open. Never leaves the store."""
+
+    def __init__(self, *, database: bool, written: bool = False) -> None:
+        super().__init__("the database is another one" if database else "the log is another one")
+        self.database = database
+        self.written = written  # something may have been committed, nobody knows to which file
+
+
+class Log(Enum):
+    """What the log that the connections have open is worth."""
+
+    NAMED = "the path names it"
+    NEWEST = "the path names none; nobody has connected since, so it has the newest that there is"
+    STALE = "others go on without it; the hold keeps SQLite from writing it back"
+    ADRIFT = "others go on without it, and there is no hold"
+
+
+class Holder(Protocol):
+    """What has a connection to the database: a thread of a store."""
+
+    using: threading.Lock
+
+    def let_go(self, log: Log) -> None:
+        """Close the connection. The caller has `using`."""
+
+
+class DatabaseFiles:
+    """The files of one store."""
+
+    def __init__(self, path: Path, named: Path, patience_seconds: float, observe: Observe = ignore) -> None:
+        self.path = path
+        self._named = str(named)  # by which the user knows it; a link may name another file tomorrow
+        self._log, self._index = f"{path}-wal", f"{path}-shm"
+        self._patience = patience_seconds
+        self._observe = observe
+        self._database: Identity | None = None  # as of the first connection
+        self._seen: tuple[int, ...] | None = None  # devices and inodes of the three
+        self._changed_at = (0, 0)  # time and size of the database when all was well
+        self._holders: list[Holder] = []
+        self._turn: AbstractContextManager[None] | None = None
+
+    def begin(self, holders: list[Holder], turn: AbstractContextManager[None]) -> None:
+        """Name those who have connections, and what keeps two processes from closing theirs at the same moment."""
+        self._holders, self._turn, self._database = holders, turn, None
+        with _registering:
+            _watched.add(self)
+
+    def forget(self) -> None:
+        with _registering:
+            _watched.discard(self)
+
+    # --- connections come and go
+
+    def before_connecting(self) -> None:
+        """Wait while processes use an index whose log was deleted, until the last of them has written it back.
+
+        To connect now would be to read the new, empty log by the old one's index. Raises `StoreUnavailable` if it
+        takes too long, or if a connection of the user in this process is what has the old index.
+        """
+        if _has_deleted(self._index) and _identity_or_none(self._named) in _open_files().values():
+            raise self._kept_by_others()
+        deadline = time.monotonic() + self._patience
+        while self._is_headless():
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"{self._log} was deleted while other processes have {self.path} open (pids: "
+                    f"{', '.join(map(str, _pids_of(self._index))) or 'unknown'}). "
+                    "What they wrote last is in the deleted log. Stop them in an orderly way, then try again."
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _is_headless(self) -> bool:
+        """An index that is in use, and no log. SQLite makes the log before the index, and deletes it after that."""
+        looks = (os.path.exists(self._log), os.path.exists(self._index), os.path.exists(self._log))
+        if looks != (False, True, False):
+            return False
+        pids = _pids_of(self._index)
+        if pids == [os.getpid()]:
+            raise self._kept_by_others()
+        return bool(pids)
+
+    def connected(self) -> None:
+        """Remember the files behind a connection that was just opened and has read once; hold on to them."""
+        database, log, index = map(_identity_or_none, (self._named, self._log, self._index))
+        open_here = set(_open_files().values())
+        if database is None or (open_here and database not in open_here) or database != (self._database or database):
+            raise FilesChanged(database=True)
+        if log is None or index is None or (open_here and not {log, index} <= open_here):
+            raise self._kept_by_others()
+        seen = (*database, *log, *index)
+        if self._seen is not None and self._seen != seen:
+            raise FilesChanged(database=False)
+        self._database, self._seen = database, seen
+        _hold(database, index, self._patience)
+        self.verify()
+
+    def _kept_by_others(self) -> StoreUnavailable:
+        """SQLite has one index per process and database, so a new connection gets the deleted one of the others."""
+        return StoreUnavailable(
+            f"{self._log} or {self._index} was deleted, and other connections of this process (pid {os.getpid()}) to "
+            f"{self.path} still use it. Close them, or restart this process; what they write is lost."
+        )
+
+    def verify(self, *, written: bool = False) -> None:
+        """Raise `FilesChanged` unless the path names what was there when the connections were opened.
+
+        `written`: something may have been committed since it was asked last.
+        """
+        if self._seen is None:
+            return
+        try:
+            database, log, index = os.stat(self._named), os.stat(self._log), os.stat(self._index)
+        except FileNotFoundError:
+            raise FilesChanged(database=self._database_changed(), written=written) from None
+        found = (database.st_dev, database.st_ino, log.st_dev, log.st_ino, index.st_dev, index.st_ino)
+        if found != self._seen:
+            raise FilesChanged(database=found[:2] != self._seen[:2], written=written)
+        self._changed_at = (database.st_mtime_ns, database.st_size)
+
+    def refuse_changed(self) -> None:
+        """As `verify`, for those who have a connection of their own."""
+        try:
+            self.verify()
+        except FilesChanged as change:
+            raise self._gone() if change.database else self.uncertain() from change
+        if self._seen is None and self._database_changed():
+            raise self._gone()
+
+    def _database_changed(self) -> bool:
+        return _identity_or_none(self._named) != self._database
+
+    def _gone(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._named} was removed or replaced while this process (pid {os.getpid()}) has it open. "
+            "Nothing is written to the old file any more. Restart what uses it; work that is only in the old file is "
+            "lost with it."
+        )
+
+    def uncertain(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._log} or {self._index} was deleted or replaced while this process (pid {os.getpid()}) wrote to "
+            "it, so it is not known what became of this write. Ask for it, or repeat it with the same key."
+        )
+
+    def closing(self) -> Log:
+        """Let go, before the last connection is closed."""
+        self.forget()
+        log = self._worth()
+        if self._database is not None and not _sisters(self._database):
+            _release(self._database, unlock=log in (Log.NAMED, Log.NEWEST))
+        self._seen = None
+        return log
+
+    def _worth(self) -> Log:
+        try:
+            self.verify()
+        except FilesChanged as change:
+            if change.database:
+                return Log.NAMED  # SQLite sees by itself that the database was moved, and leaves everything alone
+        else:
+            return Log.NAMED
+        is_held = self._database in _held
+        try:
+            there = os.stat(self._named)
+        except OSError:
+            return Log.NAMED  # gone meanwhile
+        # Whoever connects makes a log, and cannot delete it while we hold the database. Without a hold he could.
+        untouched = (there.st_mtime_ns, there.st_size) == self._changed_at
+        if not os.path.exists(self._log) and (is_held or untouched):
+            return Log.NEWEST
+        return Log.STALE if is_held else Log.ADRIFT
+
+    # --- what to do about a change
+
+    def renew(self, change: FilesChanged) -> None:
+        """Close all connections that stores of this process have to the database, so that they connect anew.
+
+        Raises `StoreUnavailable` if it is the database itself that is gone.
+        """
+        if change.database or self._database is None:
+            raise self._gone() from change
+        with _renewing, ExitStack() as stack:
+            sisters = _sisters(self._database)
+            for holder in (holder for files in sisters for holder in files._holders):
+                stack.enter_context(holder.using)
+            with contextlib.suppress(FilesChanged):
+                self.verify()
+                return  # another thread was faster
+            if self._turn is not None:
+                stack.enter_context(self._turn)  # two that close at once would each take the other for a reader
+            log = self._worth()
+            self._tell(log)
+            _release(self._database, unlock=log in (Log.NAMED, Log.NEWEST))
+            for files in sisters:
+                files._seen = None
+                for holder in files._holders:
+                    holder.let_go(log)
+
+    def _tell(self, log: Log) -> None:
+        seen, there = self._seen, _identity_or_none(self._log)
+        if log is Log.NEWEST:
+            why = f"{self._log} was deleted while this process has it open; it is written back, and begun anew"
+        elif seen is not None and there == seen[2:4]:
+            why = f"{self._index} was deleted while this process has it open; it is made anew from the log"
+        else:
+            why = (
+                f"{self._log} was replaced while this process has it open; what was only in the old one is lost, "
+                "unless another process has written it back (see the warnings of the others)"
+            )
+            return self._observe("log_lost", {"why": why})
+        self._observe("log_renewed", {"why": why})
+
+
+_watched: weakref.WeakSet[DatabaseFiles] = weakref.WeakSet()
+_registering = threading.Lock()
+_renewing = threading.Lock()
+
+
+def _sisters(database: Identity) -> list[DatabaseFiles]:
+    """The stores of this process that have that database open, always in the same order."""
+    with _registering:
+        return sorted((files for files in _watched if files._database == database), key=id)
+
+
+def close(connection: sqlite3.Connection, log: Log) -> None:
+    """Close a connection, and write its log back, or leave the database alone, as the log is worth."""
+    if log is Log.NEWEST:
+        with contextlib.suppress(sqlite3.Error):  # also while other processes have it open
+            connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+    if log is Log.ADRIFT:
+        if not hasattr(connection, "setconfig"):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # never closed, not even when the process ends
+            return
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE)  # type: ignore[attr-defined]
+    connection.close()
+
+
+# --- the hold
+
+_CAN_HOLD = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
+_inherited: set[int] = set()  # descriptors of a forked child's parent: to unlock them here is to unlock them there
+_held: set[Identity] = set()
+_holding = threading.Lock()
+
+
+def _hold(database: Identity, index: Identity, patience_seconds: float) -> None:
+    """Lock all descriptors that SQLite has of the database and of the index.
+
+    All, because nothing tells ours from the user's: SQLite even hands descriptors from one connection to another.
+    """
+    if not _CAN_HOLD:
+        return
+    deadline = time.monotonic() + patience_seconds
+    with _holding:
+        while True:
+            try:
+                if _lock(database, _SHARED_BYTES, fcntl.F_RDLCK) and _lock(index, _DEADMAN_BYTE, fcntl.F_RDLCK):
+                    _held.add(database)
+                return
+            except (BlockingIOError, PermissionError):  # somebody is just closing or opening the database
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_LOOK_SECONDS)
+
+
+def _release(database: Identity, *, unlock: bool) -> None:
+    """Without `unlock` the hold ends with the descriptors, so SQLite cannot write the log back when it closes them."""
+    with _holding:
+        _held.discard(database)
+        if unlock and _CAN_HOLD:
+            _lock(database, _SHARED_BYTES, fcntl.F_UNLCK)
+
+
+def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
+    """Whether it was done. Raises `BlockingIOError` or `PermissionError` if another lock is in the way."""
+    wish, done = struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0), False
+    for descriptor, identity in _open_files().items():
+        if identity == file and descriptor not in _inherited:
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wish)
+                done = True
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise
+                if error.errno != errno.EBADF:  # closed meanwhile
+                    return False  # a file system without such locks
+    return done
+
+
+def _begin_anew_in_child() -> None:
+    global _holding, _registering, _renewing
+    _holding, _registering, _renewing = threading.Lock(), threading.Lock(), threading.Lock()
+    _inherited.update(descriptor for descriptor, identity in _open_files().items() if identity in _held)
+    _held.clear()
+    _watched.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew_in_child)
+
+
+# --- what the system tells
+
+
+def _identity_or_none(path: str) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _open_files() -> dict[int, Identity]:
+    """The descriptors of this process. Empty where the system does not tell."""
+    return dict(_each_open_file())
+
+
+def _each_open_file() -> Iterator[tuple[int, Identity]]:
+    for descriptor in _descriptors():
+        with contextlib.suppress(OSError):
+            found = os.fstat(descriptor)
+            yield descriptor, (found.st_dev, found.st_ino)
+
+
+def _descriptors() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]
+    except (OSError, ValueError):
+        return []
+
+
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+def _has_deleted(path: str) -> bool:
+    """Whether this process has a file open that had this path and was deleted. False if the system does not tell."""
+    for descriptor in _descriptors():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{_DESCRIPTORS}/{descriptor}") == f"{path} (deleted)":
+                return True
+    return False
+
+
+def _pids_of(path: str) -> list[int]:
+    """The processes that have a POSIX lock on a file, as SQLite has on an index that it uses.
+
+    From a list of the kernel, because to ask about a lock takes a descriptor.
+    """
+    try:
+        inode = os.stat(path).st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    found = (line.split() for line in lines if f":{inode} " in line and "POSIX" in line)
+    return sorted({int(fields[4]) for fields in found if fields[1] == "POSIX"})

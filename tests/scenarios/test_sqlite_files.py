@@ -1,0 +1,358 @@
+"""An acknowledged id is found by another process, whatever the user's code or hands do to the files of the store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.processes import eventually
+from tests.scenarios.programs import Failed, Program, a_program, assert_found, look
+
+
+@pytest.fixture(scope="module")
+def submitter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    with a_program(tmp_path_factory.mktemp("programs"), "submitter") as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def neighbour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    with a_program(tmp_path_factory.mktemp("programs"), "other") as program:
+        yield program
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shop.db"
+
+
+@pytest.fixture
+def program(submitter: Program, path: Path) -> Iterator[Program]:
+    """A program that has the store of this test, and nothing else, open; one for all tests, since it starts slowly."""
+    submitter.do(f"app = None; path = {str(path)!r}")
+    yield submitter
+    submitter.do("app and app.close()")
+
+
+@pytest.fixture
+def runner(neighbour: Program, path: Path) -> Iterator[Program]:
+    """A second program, in which a runner works on the same store."""
+    neighbour.do(f"app, task = opened({str(path)!r}); runner = app.runner(); runner.start()")
+    yield neighbour
+    with contextlib.suppress(Failed):
+        neighbour.do("app.close()")
+
+
+# --- what the user's own code does in the same process
+
+USERS_CODE = {
+    "a connection of the user that came first": (
+        "theirs = sqlite3.connect(path); theirs.execute('PRAGMA journal_mode=WAL');"
+        "theirs.execute('CREATE TABLE own (n)'); theirs.commit(); app, task = opened(path)",
+        "theirs.execute('SELECT * FROM own').fetchall()",
+        "theirs.close()",
+    ),
+    "two apps": (
+        "app, task = opened(path); task.submit(0); second, other = opened(path)",
+        "other.submit(0)",
+        "second.close()",
+    ),
+    "open and close": (
+        "app, task = opened(path); task.submit(0)",
+        "open(path, 'rb').read(); open(path + '-wal', 'rb').read(); open(path + '-shm', 'rb').read()",
+        "",
+    ),
+    "a copy": ("app, task = opened(path); task.submit(0)", "shutil.copy(path, path + '.copy')", ""),
+    "a second SQLite library": (
+        "app, task = opened(path); task.submit(0); import pysqlite3",
+        "second = pysqlite3.connect(path); second.execute('SELECT * FROM sqlite_master').fetchall(); second.close()",
+        "",
+    ),
+    "a pool of SQLAlchemy": (
+        "import sqlalchemy as sa; engine = sa.create_engine('sqlite:///' + path);"
+        "first = engine.connect(); first.execute(sa.text('PRAGMA journal_mode=WAL'));"
+        "first.execute(sa.text('CREATE TABLE own (n)')); first.commit();"
+        "app, task = opened(path)",
+        "exec('with engine.begin() as c: c.execute(sa.text(\"INSERT INTO own VALUES (1)\"))')",
+        "first.close(); engine.dispose()",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", USERS_CODE.values(), ids=[name.replace(" ", "-") for name in USERS_CODE])
+def test_what_is_acknowledged_is_found_beside_the_users_own_code(
+    program: Program, path: Path, code: tuple[str, str, str]
+) -> None:
+    for library in ("pysqlite3", "sqlalchemy"):
+        if library in code[0]:
+            pytest.importorskip(library)
+    first, between, last = code
+    program.do(first)
+    ids = program.submit()
+    for _ in range(2):
+        program.do(between)
+        assert_found(path, ids)
+        ids += program.submit()
+        assert_found(path, ids)
+    program.do(last)
+    assert_found(path, ids)
+    ids += program.submit()
+    program.do("app.close()")
+    assert_found(path, ids)
+
+
+def test_what_is_acknowledged_is_found_while_commands_and_runners_come_and_go(
+    program: Program, neighbour: Program, path: Path
+) -> None:
+    """As in a web application: a pool that stays, runners that are restarted, and `holdfast ps` now and then."""
+    pytest.importorskip("sqlalchemy")
+    program.do(USERS_CODE["a pool of SQLAlchemy"][0])
+    ids = program.submit()
+    for _ in range(2):
+        neighbour.do(f"app, task = opened({str(path)!r}); runner = app.runner(); runner.start()")
+        ids += program.submit()
+        program.do(USERS_CODE["a pool of SQLAlchemy"][1])
+        neighbour.do("app.close()")
+        ids += program.submit()
+        assert_found(path, ids)
+        program.do("app.close(); app, task = opened(path)")
+        assert_found(path, ids)
+        ids += program.submit()
+    command = [sys.executable, "-m", "holdfast.cli", "ps", "--url", f"sqlite:///{path}", "--name", "shop"]
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    ids += program.submit()
+    assert_found(path, ids)
+    program.do("first.close(); engine.dispose()")
+
+
+LOCKS = """
+import fcntl, struct, sys
+for path, start, length in ((sys.argv[1], 0x40000002, 510), (sys.argv[1] + "-shm", 128, 1)):
+    with open(path, "r+b") as file:
+        wish = struct.pack("hhqqi0q", fcntl.F_WRLCK, 0, start, length, 0)
+        print("locked" if fcntl.fcntl(file, fcntl.F_GETLK, wish)[:2] != struct.pack("h", fcntl.F_UNLCK) else "free")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has locks that belong to an open file")
+def test_open_and_close_does_not_give_up_the_database_and_its_index(program: Program, path: Path) -> None:
+    def locks() -> list[str]:
+        command = [sys.executable, "-c", LOCKS, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+
+    program.do("theirs = sqlite3.connect(path); app, task = opened(path); task.submit(0)")
+    program.do("open(path, 'rb').read(); open(path + '-shm', 'rb').read()")
+    assert locks() == ["locked", "locked"]
+    program.do("theirs.execute('SELECT * FROM sqlite_master').fetchall(); app.close()")
+    program.do("open(path, 'rb').read()")
+    assert locks()[0] == "free", "what is the user's own is left to the user"
+    program.do("theirs.close()")
+
+
+def test_nobody_deletes_the_log_of_a_process_that_lost_its_locks(program: Program, path: Path) -> None:
+    program.do("app, task = opened(path); task.submit(0); open(path, 'rb').read()")
+    log = path.with_name("shop.db-wal")
+    before = log.stat().st_ino
+    look(path)
+    assert log.stat().st_ino == before
+    program.do("app.close()")
+    assert not log.exists(), "the last one out writes the log back and deletes it"
+
+
+FORKING = """
+child = os.fork()
+if child == 0:
+    task.submit(1)
+    app.close()
+    os._exit(0)
+os.waitpid(child, 0)
+open(path, 'rb').read()
+"""
+
+
+def test_a_forked_child_does_not_give_up_what_its_parent_holds(program: Program, path: Path) -> None:
+    program.do("app, task = opened(path); task.submit(0)")
+    program.do(FORKING)
+    before = path.with_name("shop.db-wal").stat().st_ino
+    assert len(look(path)) == 2
+    assert path.with_name("shop.db-wal").stat().st_ino == before
+
+
+def test_nobody_changes_the_journal_mode_of_a_process_that_lost_its_locks(program: Program, path: Path) -> None:
+    program.do("app, task = opened(path)")
+    ids = program.submit()
+    change = "sqlite3.connect(path, timeout=0).execute('PRAGMA journal_mode=DELETE').fetchone()"
+    program.do("open(path, 'rb').read()")
+    command = [sys.executable, "-c", f"import sqlite3, sys; path = sys.argv[1]; {change}", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert "database is locked" in done.stderr
+    with pytest.raises(Failed, match="database is locked"):
+        program.do(change)
+    assert_found(path, ids + program.submit())
+
+
+WITHOUT_A_HOLD = "from holdfast.store.sqlite import files; files._CAN_HOLD = False"  # as on macOS
+
+
+@pytest.mark.parametrize(
+    "between", ["open(path, 'rb').read()", USERS_CODE["a second SQLite library"][1]], ids=["open", "library"]
+)
+def test_where_the_log_cannot_be_held_its_loss_is_noticed(tmp_path: Path, path: Path, between: str) -> None:
+    pytest.importorskip("pysqlite3")
+    with a_program(tmp_path, "program") as program:
+        program.do(f"{WITHOUT_A_HOLD}; path = {str(path)!r}; import pysqlite3; app, task = opened(path)")
+        ids = program.submit()
+        program.do(between)
+        assert_found(path, ids)
+        assert not path.with_name("shop.db-wal").exists(), "it was to be deleted here"
+        with contextlib.suppress(Failed):
+            ids += program.submit()
+        assert_found(path, ids)
+        with contextlib.suppress(Failed):
+            program.do("app.close()")
+    assert_found(path, ids)
+
+
+# --- what hands do to the files
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    """As a restore does it: with a copy of the store as it once was, and nothing beside it."""
+    copy = path.with_name("backup.db")
+    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    for name in ("shop.db-wal", "shop.db-shm"):
+        path.with_name(name).unlink()
+    os.replace(copy, path)
+
+
+def move_away(path: Path) -> None:
+    path.rename(path.with_name("elsewhere.db"))
+
+
+@pytest.mark.parametrize("harm", [delete, replace, move_away])
+def test_a_submit_to_a_file_that_is_gone_raises(program: Program, path: Path, harm: Callable[[Path], None]) -> None:
+    program.do("app, task = opened(path)")
+    program.submit()
+    program.do("open(path, 'rb').read()")
+    harm(path)
+    for _ in range(2):
+        with pytest.raises(Failed, match=r"StoreUnavailable.*shop\.db was removed or replaced.*Restart"):
+            program.submit(1)
+    with pytest.raises(Failed, match=r"StoreUnavailable.*was removed or replaced"):
+        program.do("answer = len(app.invocations())")
+    assert not path.exists() or len(look(path)) == 5
+    program.do("app.close()")
+    assert not path.exists() or len(look(path)) == 5, "the old file's log was written to the new file"
+    program.do("app, task = opened(path)")
+    assert_found(path, program.submit())
+
+
+@pytest.mark.parametrize("harm", [delete, replace])
+def test_a_runner_whose_file_is_gone_says_so_and_acknowledges_nothing(
+    runner: Program, path: Path, harm: Callable[[Path], None]
+) -> None:
+    runner.do("assert task.submit(4).result(timeout=30) == 8")
+    harm(path)
+    eventually(lambda: "was removed or replaced" in runner.log.read_text(), "the runner's complaint")
+    with pytest.raises(Failed, match=r"StoreUnavailable.*was removed or replaced"):
+        runner.submit(1)
+
+
+@pytest.mark.parametrize("names", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids="+".join)
+def test_the_only_process_gets_over_the_loss_of_its_log(program: Program, path: Path, names: list[str]) -> None:
+    """It still has the log open: what is in it is written back, and a new one is begun."""
+    program.do("app, task = opened(path)")
+    ids = program.submit()
+    for _ in range(2):
+        for name in names:
+            path.with_name(path.name + name).unlink()
+        ids += program.submit()
+        assert_found(path, ids)
+    assert program.do("answer = len(app.invocations())") == 15
+
+
+@pytest.mark.parametrize("names", [["-wal"], ["-wal", "-shm"]], ids="+".join)
+def test_processes_get_over_the_loss_of_their_log_together(
+    program: Program, runner: Program, path: Path, names: list[str]
+) -> None:
+    program.do("app, task = opened(path)")
+    ids = program.submit()
+    for name in names:
+        path.with_name(path.name + name).unlink()
+    ids += program.submit()
+    assert_found(path, ids)
+    program.do(f"calls = [app.invocation(id) for id in {ids!r}]")
+    assert program.do("answer = [call.result(timeout=60) for call in calls]") == [0, 2, 4, 6, 8] * 2
+    assert_found(path, ids)
+
+
+def test_a_process_that_keeps_a_deleted_log_is_named(program: Program, neighbour: Program, path: Path) -> None:
+    program.do("app, task = opened(path, sqlite_busy_timeout_seconds=0.3)")
+    ids = program.submit()
+    neighbour.do(f"theirs = sqlite3.connect({str(path)!r}); theirs.execute('SELECT * FROM sqlite_master').fetchall()")
+    path.with_name("shop.db-wal").unlink()
+    with pytest.raises(Failed, match=rf"shop\.db-wal was deleted while other processes.*\(pids: {neighbour.pid}\)"):
+        program.submit()
+    neighbour.do("theirs.close()")
+    assert_found(path, ids + program.submit())
+
+
+def test_a_connection_of_the_user_that_keeps_a_deleted_log_is_said(program: Program, path: Path) -> None:
+    program.do("theirs = sqlite3.connect(path); theirs.execute('PRAGMA journal_mode=WAL')")
+    program.do("theirs.execute('CREATE TABLE own (n)'); theirs.commit(); app, task = opened(path)")
+    ids = program.submit()
+    for name in ("-wal", "-shm"):
+        path.with_name(path.name + name).unlink()
+    with pytest.raises(Failed, match=r"StoreUnavailable.*other connections of this process.*[Cc]lose them"):
+        program.submit()
+    program.do("theirs.close()")
+    ids = program.submit()
+    assert_found(path, ids)
+
+
+def test_a_connection_of_the_user_that_keeps_a_deleted_index_is_said(program: Program, path: Path) -> None:
+    """A new connection would read the log by it."""
+    program.do("app, task = opened(path)")
+    ids = program.submit()
+    program.do("theirs = sqlite3.connect(path); theirs.execute('SELECT * FROM sqlite_master').fetchall()")
+    path.with_name("shop.db-shm").unlink()
+    with pytest.raises(Failed, match=r"StoreUnavailable.*other connections of this process.*[Cc]lose them"):
+        program.submit()
+    program.do("theirs.close()")
+    assert_found(path, ids + program.submit())
+
+
+@pytest.mark.parametrize("harm", [delete, replace])
+def test_a_submit_in_a_transaction_on_a_file_that_is_gone_raises(
+    program: Program, path: Path, harm: Callable[[Path], None]
+) -> None:
+    program.do("app, task = opened(path); task.submit(0); theirs = sqlite3.connect(path)")
+    program.do("task.options(session=theirs).submit(1); theirs.commit()")
+    harm(path)
+    with pytest.raises(Failed, match=r"StoreUnavailable.*was removed or replaced"):
+        program.do("task.options(session=theirs).submit(2)")
+    program.do("theirs.close()")
+
+
+def test_a_link_that_names_another_file_now_is_a_replaced_file(program: Program, path: Path) -> None:
+    for name in ("one.db", "two.db"):
+        program.do(f"app, task = opened({str(path.with_name(name))!r}); task.submit(0); app.close()")
+    path.symlink_to("one.db")
+    program.do("app, task = opened(path)")
+    ids = program.submit()
+    assert_found(path, ids)
+    path.unlink()
+    path.symlink_to("two.db")
+    with pytest.raises(Failed, match=r"StoreUnavailable.*was removed or replaced"):
+        program.submit(1)
