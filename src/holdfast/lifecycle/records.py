@@ -22,7 +22,11 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One edge that an invocation walked. `operation` recognises a retried write whose reply was lost."""
+    """One edge that an invocation walked. `operation` recognises a retried write whose reply was lost.
+
+    `owner` is who owned the invocation then, `by` who made it walk, where that was not its owner: the runner that
+    performed a recovery.
+    """
 
     version: int = msgspec.field(name="v")
     status: Status = msgspec.field(name="s")
@@ -31,6 +35,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     owner: str | None = msgspec.field(name="o", default=None)
     epoch: int = msgspec.field(name="e", default=0)
     why: str = msgspec.field(name="w", default="")
+    by: str | None = msgspec.field(name="b", default=None)
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -145,17 +145,26 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
         Status.CANCELLING,
         lambda r: changes.killed(r, operation="op", at=START + 1, why="stop", error=ERROR),
     ),
-    "recovered": (Status.RUNNING, lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead")),
-    "recovered, reserved": (Status.PENDING, lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead")),
+    "recovered": (
+        Status.RUNNING,
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
+    ),
+    "recovered, reserved": (
+        Status.PENDING,
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
+    ),
     "recovered, once too often": (
         Status.RUNNING,
-        lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead", error=ERROR),
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead", error=ERROR),
     ),
     "recovered, being cancelled": (
         Status.CANCELLING,
-        lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead"),
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
     ),
-    "rescued": (Status.KILLED, lambda r: changes.rescued(r, operation="op", at=START + 1, why="left behind")),
+    "rescued": (
+        Status.KILLED,
+        lambda r: changes.rescued(r, by="runner", operation="op", at=START + 1, why="left behind"),
+    ),
     "blocked": (Status.REGISTERED, lambda r: claims.blocked(r, operation="op", at=START + 1, why="no slot")),
     "refused": (Status.REGISTERED, lambda r: claims.refused(r, operation="op", at=START + 1, why="no slot")),
     "released": (Status.CONCURRENCY_CONTROLLED, lambda r: claims.released(r, operation="op", at=START + 1)),

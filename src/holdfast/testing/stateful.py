@@ -56,6 +56,7 @@ KEYS = st.sampled_from(["k1", "k2"])
 MOST = 2  # that any claim here allows under one key
 LIMITS = st.fixed_dictionaries({name: st.builds(Limit, st.integers(1, MOST), st.booleans()) for name in _TASKS})
 AMENDABLE = (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED, Status.REROUTED)
+ACTORS = st.sampled_from(["r1/w1", "r1/w2", "r1", "r2", "r", "a stranger/w1"])  # workers, supervisors and others
 SHIFTS = st.sampled_from([-5.0, -0.5, 0.0, 0.0, 0.5, 5.0])
 
 
@@ -184,9 +185,18 @@ class StoreMachine(RuleBasedStateMachine):
             later = invocation("later", operation=operation, arguments=data.draw(st.binary(max_size=3)))
             return amended(record, later, due_at=self.clock.now() + data.draw(SHIFTS))
         if data.draw(st.booleans()):
-            _, build = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
-            return replace(build(replace(record, epoch=epoch)), operation=operation, at=self.clock.now())
+            return self._named(data, replace(record, epoch=epoch), operation)
         return self._unnamed(data, record, epoch, operation)
+
+    def _named(self, data: st.DataObject, record: InvocationRecord, operation: str) -> Change | None:
+        """A named change, by the actor that it has or by somebody else; None where nobody may make it."""
+        _, build = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
+        try:
+            change = build(record)
+            actor = data.draw(st.just(change.actor) | ACTORS)
+            return replace(change, operation=operation, at=self.clock.now(), actor=actor)
+        except LifecycleError:
+            return None
 
     def _unnamed(self, data: st.DataObject, record: InvocationRecord, epoch: int, operation: str) -> Change | None:
         """Any walk that the table allows, so that a store is ready for the changes to come."""
@@ -218,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
                 epoch=data.draw(st.sampled_from([epoch, None])),
                 operation=operation,
                 at=self.clock.now(),
-                actor=record.owner or "r3/w1",
+                actor=data.draw(st.just(record.owner or "r3/w1") | ACTORS),
                 why=data.draw(st.sampled_from(["", "because"])),
                 retain_until=kept_until(record, path[-1], self.clock.now()) if path else UNSET,
                 **optional,

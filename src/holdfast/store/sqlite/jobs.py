@@ -29,7 +29,7 @@ from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_
 from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
 from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Release, allot, slot_range
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.status import Status, acts_for
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
@@ -325,7 +325,11 @@ def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], 
     _, _, status, owner, epoch, _, _, seen, *_ = head
     if seen:
         return APPLIED_AGAIN
-    if status in change.sources and (change.epoch is None or epoch == change.epoch):
+    if (
+        status in change.sources
+        and (change.epoch is None or epoch == change.epoch)
+        and (owner == change.actor or not change.needs_owner or acts_for(change.actor, owner))
+    ):
         return APPLIED
     rowid, *row = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
     try:
