@@ -216,6 +216,8 @@ class App(Archived, Emitting):
 
     def invocation(self, id: str) -> Invocation[Any]:
         """A handle to a stored invocation. It is not looked up before you ask it something."""
+        if not isinstance(id, str):
+            raise UsageError(f"invocation({id!r:.80}): expected an id, which is a text")
         return Invocation(self, id)
 
     def invocations(

@@ -9,6 +9,7 @@ from holdfast.declaring import valid_key
 from holdfast.engine.core import Engine
 from holdfast.errors import NotEncodable, UsageError
 from holdfast.execution.context import here, origin_in, parent_in
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.records import Origin
 from holdfast.lifecycle.triggers import DATA
@@ -62,7 +63,7 @@ class Emitting:
             payload=data,
             at=now,
             keep_until=now + self.settings.event_retention_seconds,
-            emitted_by=(parent_in(self.name) if running else None) or "",
+            emitted_by=(parent_in(self.name) if running else None) or InvocationId(""),
             key="" if key is None else valid_key("key", key),
             depth=origin.depth,
             path=origin.path,

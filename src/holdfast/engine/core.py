@@ -316,7 +316,7 @@ class Engine:
         )
 
     async def _take_its_place(self, record: InvocationRecord, why: str) -> None:
-        await self.canceller.cancel(record.id, by="its schedule", reason=why)
+        await self.canceller.cancel([record.id], by="its schedule", reason=why)
 
     async def _collect(self) -> bool:
         return (await self.depot.collect()).more

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.codec import ErrorRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.crashes import taken_from
 from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
 from holdfast.lifecycle.legality import check, needs_owner
@@ -33,7 +34,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     app: str
-    id: str
+    id: InvocationId
     path: tuple[Status, ...]
     sources: frozenset[Status]
     epoch: int | None

@@ -15,6 +15,7 @@ from msgspec import UnsetType
 
 from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.errors import UsageError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.status import Status
 
 DRAIN, STOP = "drain", "stop"
@@ -104,7 +105,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a task, as stored."""
 
-    id: str
+    id: InvocationId
     app: str
     task: str
     arguments: bytes
@@ -123,7 +124,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     result: bytes | None = None
     error: ErrorRecord | None = None
-    parent_id: str | None = None
+    parent_id: InvocationId | None = None
     at_most_once: bool = False  # a crashed attempt is its last
     limit_key: str | None = None  # those with the same key share a limit of how many run at once
     slot: str | None = None  # the place under that limit that it holds
@@ -134,7 +135,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     terms: Terms = PLAIN
     errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
     retain_until: float | None = None  # it has ended, and is kept until then
-    rerun_of: str | None = None  # the ended invocation that it repeats
+    rerun_of: InvocationId | None = None  # the ended invocation that it repeats
     origin: Origin | None = None  # what triggered it
     outbox: tuple[str, ...] = ()  # triggers that are yet to be told of its end; until then it is kept
     history: tuple[HistoryEntry, ...] = ()

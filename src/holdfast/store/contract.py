@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release
@@ -198,7 +199,7 @@ class Store(Protocol):
         """
         ...
 
-    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+    async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         """The invocations with these ids, in that order; None where there is none.
 
         What is answered is durable. Raises: `CorruptRecord`.
@@ -357,7 +358,7 @@ class Store(Protocol):
         """
         ...
 
-    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         """Everybody has been told of the ends of these: their outboxes are empty from now on.
 
         Atomic: each by itself. Idempotent: yes.
@@ -378,7 +379,7 @@ class Store(Protocol):
         """
         ...
 
-    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+    async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         """Remove those of these that have ended and have no outbox; how many there were. Idempotent: yes."""
         ...
 

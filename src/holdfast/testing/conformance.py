@@ -47,6 +47,7 @@ from holdfast.testing.samples import (
     OpenStore,
     Stage,
     claim_until_empty,
+    ids,
     ids_of,
     in_status,
     invocation,
@@ -100,7 +101,7 @@ class StoreConformance(
 
         async def scenario(store: Store) -> None:
             assert list(await store.insert(records)) == [True, True]
-            assert list(await store.get("shop", ["a", "b"])) == records
+            assert list(await store.get("shop", ids("a", "b"))) == records
 
         stage.play(scenario)
 

@@ -31,7 +31,7 @@ from holdfast.engine.worker import Worker
 from holdfast.errors import ResultTimeout, UsageError
 from holdfast.execution.call import Call
 from holdfast.execution.hooks import Ends
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle.records import InvocationRecord, Serves
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.task import Submittable
@@ -162,7 +162,7 @@ class Harness:
             raise UsageError(f"until={until!r} is over: the clock of this test says {_told(now)}")
         return moment
 
-    async def _perform(self, ids: Sequence[str], timeout: float | None) -> None:
+    async def _perform(self, ids: Sequence[InvocationId], timeout: float | None) -> None:
         """Somebody waits for these: run what is due until they have ended, and let time pass as if one waited."""
         name = self.app.name
 

@@ -9,6 +9,7 @@ from holdfast.clock import Clock
 from holdfast.engine.core import Engine
 from holdfast.engine.events import Events
 from holdfast.engine.watch import Watcher
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.records import InvocationRecord
@@ -47,7 +48,7 @@ class StageStore(MemoryStore):
             return min((time for time in times if time > self.now()), default=None)
 
 
-Perform = Callable[[Sequence[str], float | None], Awaitable[None]]
+Perform = Callable[[Sequence[InvocationId], float | None], Awaitable[None]]
 
 
 class EagerWatcher(Watcher):
@@ -58,7 +59,7 @@ class EagerWatcher(Watcher):
         self._perform = perform
 
     async def ends(
-        self, ids: Sequence[str], timeout: float | None, *, fresh: bool = False
+        self, ids: Sequence[InvocationId], timeout: float | None, *, fresh: bool = False
     ) -> dict[str, InvocationRecord]:
         await super().ends(ids, 0.0)  # whether they are there at all
         await self._perform(ids, timeout)

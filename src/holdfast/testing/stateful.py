@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import APPLIED, Applied, Change, kept_until
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
@@ -45,7 +46,7 @@ from holdfast.testing.samples import BY_NAME, CANCELLATION, ERROR, START, invoca
 T = TypeVar("T")
 
 APPS = st.sampled_from(["shop", "other"])
-IDS = st.sampled_from([f"i{n}" for n in range(8)])
+IDS = st.sampled_from([InvocationId(f"i{n}") for n in range(8)])
 _TASKS = ["mail:send", "mail:drop"]
 TASKS = st.sampled_from(_TASKS)
 QUEUES = st.sampled_from(["default", "fast"])
@@ -138,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.seen += records
 
     @rule(app=APPS, id=IDS, key=KEYS)
-    def free_key(self, app: str, id: str, key: str) -> None:
+    def free_key(self, app: str, id: InvocationId, key: str) -> None:
         self.both(lambda store: store.free_key(app, id, key))
 
     @rule(records=st.lists(new_invocations(), max_size=3))
@@ -256,11 +257,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.seen += self.both(lambda store: store.release_waiters(app, wishes, operation=operation, at=at))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=3))
-    def delivered(self, app: str, ids: list[str]) -> None:
+    def delivered(self, app: str, ids: list[InvocationId]) -> None:
         self.both(lambda store: store.delivered(app, ids))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=3), seconds=SHIFTS, limit=st.integers(0, 2))
-    def remove(self, app: str, ids: list[str], seconds: float, limit: int) -> None:
+    def remove(self, app: str, ids: list[InvocationId], seconds: float, limit: int) -> None:
         self.both(lambda store: store.remove_ended(app, ids))
         at = self.clock.now() + seconds
         self.both(lambda store: store.remove_final(app, at, limit))
@@ -286,7 +287,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.both(lambda store: store.latest_entries(app, "event", limit, before))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=4))
-    def get(self, app: str, ids: list[str]) -> None:
+    def get(self, app: str, ids: list[InvocationId]) -> None:
         self.both(lambda store: store.get(app, ids))
 
     @rule(app=APPS, where=FILTERS, limit=st.integers(0, 5))

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from holdfast.codec import MARK
 from holdfast.errors import CorruptRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -95,7 +96,7 @@ def claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> 
     got = _claimed_before(connection, claim, set_aside) if claim.again else []
     heads = [] if claim.ids else _heads(connection, claim)
     held = Held(lambda key: holders(connection, claim.app, key))
-    turned, refused, cut = 0, list[str](), False
+    turned, refused, cut = 0, list[InvocationId](), False
     while len(got) < claim.limit and turned < MOST_BLOCKED and not cut:
         wanted = claim.limit - len(got)
         window = max(wanted, _WINDOW) if claim.limits else wanted
@@ -436,7 +437,7 @@ def alter_runner(connection: sqlite3.Connection, app: str, id: str, facts: Mappi
 # --- reading
 
 
-def rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> list[Sequence[object]]:
+def rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[InvocationId]) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = []
     for part in _parts(ids, _IDS_PER_QUERY):
         rows += connection.execute(queries.GET.format(places=", ".join("?" * len(part))), (app, *part)).fetchall()

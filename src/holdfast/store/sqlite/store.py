@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release, slot_range
@@ -226,7 +227,7 @@ class SqliteStore:
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         return await self._write(lambda connection: jobs.apply(connection, changes, self._set_aside))
 
-    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+    async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         rows = await self._read(lambda connection: jobs.rows_by_id(connection, app, ids))
         found = {row[queries.ID_COLUMN]: from_row(row) for row in rows}
         return [found.get(id) for id in ids]
@@ -355,10 +356,10 @@ class SqliteStore:
             wanted = (app, before, limit, self._set_aside)
             return await self._write(lambda connection: archive.readable_outboxes(connection, *wanted))
 
-    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         await self._write(lambda connection: archive.delivered(connection, app, ids))
 
-    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+    async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         return await self._write(lambda connection: archive.remove_ended(connection, app, ids))
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
