@@ -1,4 +1,4 @@
-"""A lone id is refused where many are expected. Checked by mypy (strict, which complains of an ignore that is needless).
+"""A lone id is refused where many are expected. Checked by mypy: strict, it complains of an ignore that is needless.
 
 A text is a sequence of texts: what takes ``Sequence[str]`` takes a lone id for its letters. ``overlap="cancel"`` never
 cancelled anything because of that.

@@ -154,6 +154,10 @@ class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
     def conditions(self) -> tuple[Condition, ...]:
         return tuple(each for clause in self.clauses for member in clause for each in member)
 
+    def wants(self, event: str) -> bool:
+        """Whether it is to hear of events of this name."""
+        return any(isinstance(each, OnEvent) and each.name == event for each in self.conditions)
+
     def __str__(self) -> str:
         clauses = [
             " and ".join(_either([str(condition) for condition in member], len(clause) > 1) for member in clause)

@@ -113,8 +113,9 @@ class Store(Protocol):
         """The store's time, seconds since the epoch: what due times are compared with."""
         ...
 
-    async def open(self) -> None:
-        """Connect, and create what is missing.
+    async def open(self, beside: object = None) -> None:
+        """Connect, and create what is missing. `beside` is the session of a user whose own transaction may be open. The
+        locks of that are not waited for: a store that cannot be made beside it raises `StoreUnavailable` at once.
 
         Atomic: the schema is there whole or not at all. Idempotent: yes. Raises: `SchemaMismatch` if something else
         or something newer is there, `StoreReadOnly`, `UnsupportedFileSystem`, `StoreUnavailable`.
@@ -469,6 +470,16 @@ class Transaction(Protocol):
     async def ainsert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]: ...
+
+    def put_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]:
+        """Insert new entries, all of one app. What has the name of one is answered and stays, unless the time for which
+        it is kept is over: then it is replaced.
+
+        Atomic: with the transaction.
+        """
+        ...
+
+    async def aput_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]: ...
 
 
 class StoreOpener(Protocol):

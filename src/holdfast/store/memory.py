@@ -57,7 +57,7 @@ class MemoryStore(MemoryBeside):
         self._waiting: dict[tuple[str, str], list[_Place]] = {}  # by app and limit key
         self._slots: dict[tuple[str, str], dict[str, InvocationId]] = {}  # by app and limit key: slot, holder
 
-    async def open(self) -> None:
+    async def open(self, beside: object = None) -> None:
         pass
 
     async def close(self) -> None:

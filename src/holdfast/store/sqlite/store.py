@@ -54,6 +54,8 @@ T = TypeVar("T")
 _LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limit
 _KNOWN = frozenset(status.value for status in Status)
 
+_BESIDE_SECONDS = 0.2  # another process may be about to make the store
+
 
 class SqliteStore:
     """See `holdfast.store.contract.Store`."""
@@ -81,11 +83,13 @@ class SqliteStore:
 
     # --- opening and closing
 
-    async def open(self) -> None:
+    async def open(self, beside: object = None) -> None:
         if self._writer is not None:
             return
         schema.refuse_network_file_system(self.path)
         schema.create_file(self.path)
+        if isinstance(beside, sqlite3.Connection) and beside.in_transaction:
+            await self._prepare_beside()
         there = os.stat(self.path)
         self._file = (there.st_dev, there.st_ino)
         folder = side_folder(self.path)
@@ -114,6 +118,23 @@ class SqliteStore:
             await self.close()
             raise
         self._hints = SocketHints(folder)
+
+    async def _prepare_beside(self) -> None:
+        """Make the store if it is not there, without waiting for the lock that the caller's transaction may hold: the
+        caller waits for us, so it could not let go of it.
+        """
+        wait = min(_BESIDE_SECONDS, self._busy_timeout)
+        once = ConnectionThread("holdfast-sqlite-prepare", lambda: schema.connect_beside(self.path, wait))
+        try:
+            await _do(once, schema.prepare_now)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"the store in {self.path} has to be made first, or brought up to date, and that cannot be done while "
+                "your own transaction holds the file's lock. Run `holdfast store prepare` once, or use the app once "
+                f"before the transaction begins (app.invocations(limit=1)). Nothing was written. ({error})"
+            ) from error
+        finally:
+            once.stop()
 
     def _connect(self) -> sqlite3.Connection:
         return schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)

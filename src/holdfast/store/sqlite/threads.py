@@ -63,6 +63,8 @@ class ConnectionThread:
         ending = False
         while not ending:
             group, ending = self._gather()
+            if not group:
+                continue  # it ends, and needs no connection for that
             try:
                 connection = connection or self._connect()
             except BaseException as error:
