@@ -187,7 +187,8 @@ class Histories(RuleBasedStateMachine):
             (current,) = asyncio.run(self.store.get("shop", [record.id]))
             record = current or record
         _, build = BY_NAME[name]
-        change = build(replace(record, epoch=record.epoch + data.draw(st.sampled_from([0, 0, 0, -1, 1]))))
+        epoch = record.epoch + data.draw(st.sampled_from([0, 0, 0, -1, 1]))
+        change = build(replace(record, epoch=epoch, owner=record.owner or "a stranger/1"))
         asyncio.run(self.store.apply([replace(change, operation=operation, at=self.clock.now())]))
 
     @rule()
@@ -273,7 +274,7 @@ def test_a_zombie_on_a_store_with_a_planted_bug(tmp_path: Path, kind: type[Memor
             clock.advance(20)
             (record,) = await store.get("shop", ["a"])
             assert record is not None
-            why = changes.recovered(record, operation="recover", at=clock.now(), why="silent")
+            why = changes.recovered(record, by="r", operation="recover", at=clock.now(), why="silent")
             await store.apply([why])
             later.append(await executed("r2/0", 2, awake))
 

@@ -26,14 +26,16 @@ class Inside:
     def opened(self) -> Engine | None:
         return self._engine
 
-    async def engine(self) -> Engine:
-        """The engine, opened on first use. A failed opening is not remembered: the next call tries again."""
+    async def engine(self, beside: object = None) -> Engine:
+        """The engine, opened on first use, perhaps beside a user's own transaction. A failed opening is not remembered:
+        the next call tries again.
+        """
         if self._engine is None:
             self._opening = self._opening or asyncio.Lock()
             async with self._opening:
                 if self._engine is None:
                     engine = self._make_engine()
-                    await engine.open()
+                    await engine.open(beside)
                     self._engine = engine
         return self._engine
 

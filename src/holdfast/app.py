@@ -218,6 +218,8 @@ class App(Archived, Emitting):
 
     def invocation(self, id: str) -> Invocation[Any]:
         """A handle to a stored invocation. It is not looked up before you ask it something."""
+        if not isinstance(id, str):
+            raise UsageError(f"invocation({id!r:.80}): expected an id, which is a text")
         return Invocation(self, id)
 
     def invocations(
@@ -371,16 +373,16 @@ class App(Archived, Emitting):
 
     # --- inside
 
-    def _ready(self) -> Engine:
-        """The engine, opened."""
+    def _ready(self, beside: object = None) -> Engine:
+        """The engine, opened; `beside` is the session of a user's own transaction."""
         inside = self._opened()
         opened = inside.opened
-        return inside.bridge.run(inside.engine()) if opened is None else opened
+        return inside.bridge.run(inside.engine(beside)) if opened is None else opened
 
-    async def _aready(self) -> Engine:
+    async def _aready(self, beside: object = None) -> Engine:
         inside = self._opened()
         opened = inside.opened
-        return await inside.bridge.arun(inside.engine()) if opened is None else opened
+        return await inside.bridge.arun(inside.engine(beside)) if opened is None else opened
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._opened().bridge.run(work)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, 
 from holdfast.clock import Duration, parse_moment, reached
 from holdfast.engine.archive import Page, Rerun, Search
 from holdfast.errors import InvocationNotFound, UsageError
+from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation, due_time
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL, Status
@@ -109,14 +110,13 @@ class Archived:
         wanted, engine = search_of(where), await self._engine()
         start = None
         if before is not None:
-            (record,) = await self._found([before])
+            (record,) = await self._found([InvocationId(before)])
             start = (record.changed_at, record.id)
         return await engine.archive.search(wanted, limit, start)
 
-    async def _found(self, ids: Iterable[str]) -> list[InvocationRecord]:
-        engine, wanted = await self._engine(), list(ids)
-        records = []
-        for id, record in zip(wanted, await engine.store.get(self.name, wanted), strict=True):
+    async def _found(self, ids: Sequence[InvocationId]) -> list[InvocationRecord]:
+        engine, records = await self._engine(), []
+        for id, record in zip(ids, await engine.store.get(self.name, ids), strict=True):
             if record is None:
                 raise InvocationNotFound(f"the store has no invocation {id} of the app '{self.name}'")
             records.append(record)
@@ -140,7 +140,7 @@ class Archived:
         With `dry_run` nothing is stored, and one sees what would be. To repeat a `request` that was cut short stores
         nothing twice.
         """
-        return self._run(self._rerun(list(dict.fromkeys(ids)), due_time(at, delay), dry_run, request, where))
+        return self._run(self._rerun(_each_once(ids), due_time(at, delay), dry_run, request, where))
 
     async def arerun(
         self,
@@ -152,11 +152,11 @@ class Archived:
         request: str | None = None,
         **where: Unpack[ArchiveFilter],
     ) -> Reruns:
-        return await self._arun(self._rerun(list(dict.fromkeys(ids)), due_time(at, delay), dry_run, request, where))
+        return await self._arun(self._rerun(_each_once(ids), due_time(at, delay), dry_run, request, where))
 
     async def _rerun(
         self,
-        ids: Sequence[str],
+        ids: Sequence[InvocationId],
         due: tuple[float | None, float],
         dry_run: bool,
         request: str | None,
@@ -195,7 +195,7 @@ class Archived:
 
         With `dry_run` nothing is removed, and one sees what would be.
         """
-        return self._run(self._purge(list(dict.fromkeys(ids)), dry_run, force, where))
+        return self._run(self._purge(_each_once(ids), dry_run, force, where))
 
     async def apurge(
         self,
@@ -205,9 +205,9 @@ class Archived:
         force: bool = False,
         **where: Unpack[ArchiveFilter],
     ) -> Purged:
-        return await self._arun(self._purge(list(dict.fromkeys(ids)), dry_run, force, where))
+        return await self._arun(self._purge(_each_once(ids), dry_run, force, where))
 
-    async def _purge(self, ids: Sequence[str], dry_run: bool, force: bool, where: ArchiveFilter) -> Purged:
+    async def _purge(self, ids: Sequence[InvocationId], dry_run: bool, force: bool, where: ArchiveFilter) -> Purged:
         wanted, engine = _narrow(ids, where, "purge"), await self._engine()
         removed, gone, kept = 0, list[str](), list[tuple[str, str]]()
         async for page in _pages(engine, wanted, await self._found(ids)):
@@ -236,7 +236,14 @@ async def _pages(
             yield page
 
 
-def _narrow(ids: Sequence[str], where: ArchiveFilter, what: str) -> Search | None:
+def _each_once(ids: Iterable[str]) -> list[InvocationId]:
+    """The ids that a user means. Raises `UsageError` for a lone text, whose letters would be taken for ids."""
+    if isinstance(ids, str):
+        raise UsageError(f"ids={ids!r:.80}: expected several ids; for one, write [{ids!r:.80}]")
+    return [InvocationId(id) for id in dict.fromkeys(ids)]
+
+
+def _narrow(ids: Sequence[InvocationId], where: ArchiveFilter, what: str) -> Search | None:
     """The search, None for none. Raises `UsageError`: everything at once is too much to be meant by saying nothing."""
     wanted = search_of(where)
     if ids and wanted != Search():

@@ -12,8 +12,17 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+from typing import TYPE_CHECKING, NewType
 
 from holdfast.clock import Clock
+
+if TYPE_CHECKING:
+    InvocationId = NewType("InvocationId", str)
+    """The id of an invocation. A text is a sequence of texts, so where many ids are expected, a lone one would pass for
+    its letters. It is no sequence of `InvocationId`, so mypy refuses it there.
+    """
+else:
+    InvocationId = str  # a name for readers and for mypy; at run time it costs nothing
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
@@ -23,9 +32,9 @@ LENGTH = 26
 _PATIENCE_SECONDS = 1.0
 
 
-def _encode(number: int) -> str:
+def _encode(number: int) -> InvocationId:
     """A 130-bit number as 26 characters, most significant first."""
-    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
+    return InvocationId("".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)]))
 
 
 class Ids:
@@ -37,7 +46,7 @@ class Ids:
         self._last = 0
         self._lock = threading.Lock()
 
-    def new(self) -> str:
+    def new(self) -> InvocationId:
         """A new id, greater than every id made here before, even if the clock was set back."""
         milliseconds = int(self._clock.now() * 1000)
         # The lock is for the order only: if a signal handler keeps a thread from letting go of it, others go on.
@@ -55,7 +64,7 @@ class Ids:
         return f"{self._rng.getrandbits(64):016x}"
 
 
-def derived_id(*parts: str, at: float | None = None) -> str:
+def derived_id(*parts: str, at: float | None = None) -> InvocationId:
     """The id that follows from `parts` and from nothing else. The lengths keep ("a", "b") and ("ab",) apart.
 
     With `at`, a time that is part of what is decided, it takes its place among the ids that were made then.

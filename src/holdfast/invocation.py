@@ -30,6 +30,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.execution.context import context, here
+from holdfast.ids import InvocationId
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord, kept_text
 from holdfast.lifecycle.status import FINAL, Status
@@ -47,7 +48,7 @@ class Invocation(Generic[R]):
 
     def __init__(self, app: App, id: str, *, fresh: bool = False) -> None:
         self._app = app
-        self.id = id
+        self.id = InvocationId(id)
         self._fresh = fresh  # submitted here, and nobody has asked for the result yet
 
     def __repr__(self) -> str:
@@ -251,7 +252,7 @@ class InvocationGroup(Sequence[Invocation[R]]):
         return [ends[invocation.id] for invocation in self]
 
     @property
-    def _ids(self) -> list[str]:
+    def _ids(self) -> list[InvocationId]:
         """Those of a key or twin may be the same ones."""
         return list(dict.fromkeys(invocation.id for invocation in self))
 
@@ -268,7 +269,7 @@ class InvocationGroup(Sequence[Invocation[R]]):
 
 
 async def _cancelled_all(
-    app: App, ids: Sequence[str], reason: str, by: str, children: bool | None
+    app: App, ids: Sequence[InvocationId], reason: str, by: str, children: bool | None
 ) -> dict[str, Status]:
     reason, by = kept_text("reason", reason), kept_text("by", by)
     if children is not None and not isinstance(children, bool):

@@ -23,7 +23,7 @@ from holdfast.engine.core import Engine
 from holdfast.engine.definition import TaskDefinition
 from holdfast.engine.depot import whole
 from holdfast.engine.time_limits import TimeLimits
-from holdfast.errors import KeyTaken, NotEncodable, StoreError, StoreUnavailable, TwinDiffers, UsageError
+from holdfast.errors import KeyTaken, NotEncodable, StoreError, TwinDiffers, UsageError
 from holdfast.execution.call import bind
 from holdfast.execution.context import here, origin_in, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
@@ -165,20 +165,10 @@ class Submittable(Generic[P, R]):
         return await self._astore(await self._aengine(), (_spread(call) for call in calls))
 
     def _engine(self) -> Engine:
-        try:
-            return self._app._ready()
-        except StoreUnavailable as error:
-            if self._options.session is None:
-                raise
-            raise _locked_out(error) from error
+        return self._app._ready(self._options.session)
 
     async def _aengine(self) -> Engine:
-        try:
-            return await self._app._aready()
-        except StoreUnavailable as error:
-            if self._options.session is None:
-                raise
-            raise _locked_out(error) from error
+        return await self._app._aready(self._options.session)
 
     def prepared(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -381,14 +371,6 @@ class AsyncTask(Submittable[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the coroutine function itself. Nothing is stored."""
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
-
-
-def _locked_out(error: StoreUnavailable) -> StoreUnavailable:
-    """A store that has to be made needs a lock, which the user's own transaction may hold."""
-    return StoreUnavailable(
-        f"{error} Your own transaction is open, and may be what is in the way: use the app once before it begins "
-        "(app.invocations(limit=1)), or run `holdfast store prepare` once."
-    )
 
 
 def _spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

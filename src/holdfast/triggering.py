@@ -31,6 +31,7 @@ from holdfast.errors import (
     TriggerFailed,
     UsageError,
 )
+from holdfast.ids import InvocationId
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, Source, registered
@@ -331,7 +332,7 @@ class Evaluation:
         if source.kind != END:
             event = self._app._run(engine.events.get(source.id))
             return event.facts, self._cause(event.facts, payload=self._app._codec.decode(event.payload))
-        (record,) = self._app._run(engine.store.get(self._app.name, [source.id]))
+        (record,) = self._app._run(engine.store.get(self._app.name, [InvocationId(source.id)]))
         if record is None:
             raise InvocationNotFound(f"{source.id}, whose end the trigger '{self._name}' is for, is no longer there")
         facts = self._app._run(engine.teller.facts_of(record))

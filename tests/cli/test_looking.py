@@ -289,6 +289,18 @@ def test_history_tells_each_edge_with_time_and_delta(shop: Path, app: App, holdf
     assert [entry["version"] for entry in holdfast("history", id, "--json").json["history"]] == [1, 2, 3, 4]
 
 
+def test_history_tells_who_performed_a_recovery_and_why(shop: Path, app: App, holdfast: Command) -> None:
+    id = submit(holdfast, "add", "1")
+    change = changes.recovered(
+        claimed(app, id), by="runner9", operation="r", at=app._clock.now(), why="its owner r/0 is dead"
+    )
+    with_store(app, lambda store: store.apply([change]))
+    lines = holdfast("history", id).out.splitlines()[-2:]
+    assert [line.endswith("its owner r/0 is dead (by runner9)") for line in lines] == [True, True]
+    told = [(entry["by"], entry["why"]) for entry in holdfast("history", id, "--json").json["history"]]
+    assert told[-3:] == [(None, ""), *[("runner9", "its owner r/0 is dead")] * 2]
+
+
 def test_on_a_terminal_tables_are_drawn_without_markup_and_ids_stay_whole(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

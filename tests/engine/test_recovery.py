@@ -93,6 +93,23 @@ def test_whatever_a_dead_owner_held_goes_on_within_a_tick(path: tuple[Status, ..
     virtually(scenario)
 
 
+@pytest.mark.parametrize("path", BACK, ids=lambda path: "-".join(path))
+def test_the_history_names_the_runner_that_performed_a_recovery_and_the_reason(path: tuple[Status, ...]) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        id = await held(fleet, *(path if path[0] is S.PENDING else path[1:]))
+        walked = len(await fleet.story(id))
+        member = await fleet.started(add)
+        record = await fleet.end(id, within=21.0)
+        told = record.history[walked : walked + len(BACK[path])]
+        assert {line.by for line in told} == {member.id}
+        passing = len(path) > 1 and path[-1] in (S.KILLED, S.PENDING_RECOVERY, S.RUNNING_RECOVERY)
+        reasons = (f"its owner {GHOST} is dead", f"{GHOST} claimed it ")  # whichever duty comes first
+        reasons = ("left behind on its way back to the queue",) if passing else reasons
+        assert all(line.why.startswith(reasons) for line in told), [line.why for line in told]
+
+    virtually(scenario)
+
+
 @pytest.mark.parametrize("path", [(), (S.PAUSED,), (S.PAUSED, S.RESUMED), (S.KILLED,), (S.RUNNING_RECOVERY,)])
 def test_what_is_to_be_run_at_most_once_ends_with_its_first_crash(path: tuple[Status, ...]) -> None:
     async def scenario(fleet: Fleet) -> None:

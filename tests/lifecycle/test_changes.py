@@ -15,7 +15,7 @@ from holdfast.lifecycle import cancelling, changes, claims
 from holdfast.lifecycle.changes import Change, applies, apply_to, entries, was_applied
 from holdfast.lifecycle.claims import Claim, claimed
 from holdfast.lifecycle.records import InvocationRecord
-from holdfast.lifecycle.status import AVAILABLE, FINAL, OWNED, TABLE, Status, walk
+from holdfast.lifecycle.status import AVAILABLE, FINAL, OWNED, TABLE, Status, validate_ownership, walk
 from holdfast.testing.samples import BY_NAME, ERROR, START, invocation, wish
 
 S = Status
@@ -130,6 +130,11 @@ def test_a_change_that_the_table_does_not_allow_is_refused(fields: dict[str, Any
         {"epoch": None, "path": (S.KILLED, S.REROUTED)},
         {"epoch": None, "path": (S.CANCELLED,), "sources": frozenset({S.CANCELLING})},
         {"path": (S.PENDING,), "sources": frozenset({S.REROUTED}), "actor": None},
+        {"actor": None},
+        {"actor": ""},
+        {"path": (S.KILLED, S.REROUTED), "actor": None},
+        {"path": (S.CANCELLING, S.CANCELLED), "actor": None},
+        {"path": (S.REROUTED,), "sources": frozenset({S.PENDING, S.SUSPENDED})},
     ],
 )
 def test_a_change_that_only_an_owner_may_make_is_refused_without_one(fields: dict[str, Any]) -> None:
@@ -157,6 +162,29 @@ def test_a_refused_change_is_refused_although_its_like_with_an_epoch_was_fine() 
         made(epoch=None)
 
 
+@pytest.mark.parametrize("path", [path for status in sorted(OWNED) for path in [(status, *sorted(TABLE[status].next))]])
+def test_ownership_is_asked_for_wherever_the_table_asks_for_it(path: tuple[Status, ...]) -> None:
+    source, *targets = path
+    record = replace(running(), status=source)
+    for target in targets:
+        for actor in ("runner/1", "runner", "runner/2", "stranger/1", "runne", "runner/"):
+            change = made(path=(target,), sources=frozenset({source}), actor=actor)
+            try:
+                validate_ownership(source, target, record.owner, actor)
+            except InvocationStatusOwnershipError:
+                assert not applies(change, record)
+            else:
+                assert applies(change, record)
+
+
+def test_a_walk_through_an_owned_status_needs_its_owner() -> None:
+    """CANCELLING may be entered by anybody, and left only by the owner: in one change as well as in two."""
+    stranger = made(path=(S.CANCELLING, S.CANCELLED), actor="stranger/1")
+    assert stranger.needs_owner
+    assert not applies(stranger, running())
+    assert applies(replace(stranger, actor="runner/1"), running())
+
+
 # --- what it does
 
 
@@ -166,6 +194,16 @@ def test_every_edge_is_in_the_history_and_the_reason_stands_at_its_end() -> None
         (4, S.KILLED, None, ""),
         (5, S.REROUTED, None, "stop"),
     ]
+
+
+def test_a_recovery_names_who_performed_it_and_why_at_each_of_its_edges() -> None:
+    change = changes.recovered(running(), by="r2", operation="op", at=START, why="its owner is dead")
+    lines = entries(change, version=3, epoch=1, owner="runner/1")
+    assert [(line.status, line.by, line.why) for line in lines] == [
+        (S.RUNNING_RECOVERY, "r2", "its owner is dead"),
+        (S.REROUTED, "r2", "its owner is dead"),
+    ]
+    assert [line.by for line in apply_to(made(), running()).history] == [None] * 4
 
 
 def test_an_owner_is_kept_where_the_table_says_so() -> None:

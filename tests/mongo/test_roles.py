@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.mongo.tools import Events, make_store, opened, play
 from tests.mongod import QUICK, Mongod
 from typer.testing import CliRunner
 
-from holdfast import App
+from holdfast import App, on_event
 from holdfast.cli.program import _make
 from holdfast.clock import Clock
 from holdfast.errors import StoreReadOnly, StoreUnauthorised, StoreUnavailable
@@ -206,6 +207,29 @@ def test_a_submitter_submits_and_a_runner_runs(empty: Mongod) -> None:
             assert len(submitter.runners()) == 1
         waiting = ship.submit(9)
         assert "no runner is alive" in waiting.explain()
+
+
+def test_a_submitter_emits_and_its_own_triggers_hear_of_it(empty: Mongod) -> None:
+    """Inside a transaction and outside, though it may not tell others that there is a new trigger."""
+    with shop(url(empty, "runner")) as runner:
+        runner.task(name="known", triggers=[on_event("order")])(lambda: None)
+        with runner.runner():
+            pass  # now there are triggers, and the submitter's are not among them
+        with shop(url(empty, "submitter")) as submitter:
+            submitter.task(name="new", triggers=[on_event("order")])(lambda: None)
+            outside = submitter.emit("order", {"n": 1})
+            with (
+                MongoClient[dict[str, Any]](url(empty, "submitter")) as client,
+                client.start_session() as session,
+                session.start_transaction(),
+            ):
+                inside = submitter.emit("order", {"n": 2}, session=session)
+            for event in (outside, inside):
+                assert {name.partition("#")[0] for name in event.outbox} == {"known", "new"}
+            deadline = time.monotonic() + 20
+            while sorted(record.task for record in submitter.invocations()) != ["known", "known", "new", "new"]:
+                assert time.monotonic() < deadline, submitter.invocations()
+                time.sleep(0.02)
 
 
 def test_a_submitter_puts_events_and_changes_none(empty: Mongod) -> None:

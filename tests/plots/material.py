@@ -42,7 +42,9 @@ def fails(at: float = 2.0) -> Changes:
 
 def crashes(at: float, *, last: bool = False) -> Changes:
     error = ERROR if last else None
-    return lambda record: changes.recovered(record, operation=f"recover {at}", at=START + at, why="dead", error=error)
+    return lambda record: changes.recovered(
+        record, by="r", operation=f"recover {at}", at=START + at, why="dead", error=error
+    )
 
 
 def hands_back(at: float) -> Changes:

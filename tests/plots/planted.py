@@ -96,6 +96,7 @@ PLANTED = [
     Plot("an owner that the history does not know", "I4 I18", left(replace(done(), owner="r9/0"))),
     Plot("an epoch before any claim", "I4", left(with_line(done(), 0, epoch=1))),
     Plot("a claim by nobody", "I4", left(with_line(done(), 1, owner=None))),
+    Plot("an end by a stranger", "I4", left(with_line(done(), -1, by="r2"))),
     Plot(
         "one epoch in two processes",
         "I4 I15",

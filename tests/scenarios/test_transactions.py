@@ -364,7 +364,7 @@ def test_a_store_that_is_not_there_yet_cannot_be_made_inside_a_transaction(tmp_p
         with shop(f"sqlite:///{path}", sqlite_busy_timeout_seconds=0.2) as app:
             connection.execute("CREATE TABLE orders (id INTEGER)")
             connection.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreUnavailable, match="Your own transaction is open, and may be what is in the way"):
+            with pytest.raises(StoreUnavailable, match="while your own transaction holds the file's lock"):
                 app.get_task("ship").options(session=connection).submit(1)
 
 

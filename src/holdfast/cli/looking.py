@@ -235,7 +235,7 @@ def _print_history(out: Output, record: InvocationRecord, most: int) -> None:
     entries = record.history
     before = [entries[0].at, *(entry.at for entry in entries)] if entries else []
     rows: list[tuple[object, ...]] = [
-        (e.version, moment(e.at), f"+{length(e.at - then)}", e.status.value, e.owner, e.epoch, e.why)
+        (e.version, moment(e.at), f"+{length(e.at - then)}", e.status.value, e.owner, e.epoch, _why(e))
         for e, then in zip(entries, before, strict=False)
     ]
     if missing := left_out(entries):
@@ -243,6 +243,11 @@ def _print_history(out: Output, record: InvocationRecord, most: int) -> None:
     out.table(_HISTORY_TITLES, rows[-most:], empty="no history")
     if len(rows) > most:
         out.line(f"the last {most} of {len(rows)}; all of them: holdfast history {record.id}")
+
+
+def _why(entry: HistoryEntry) -> str:
+    """The reason, and who saw to it if that was not the owner."""
+    return entry.why if entry.by is None else f"{entry.why} (by {entry.by})".lstrip()
 
 
 def _facts(record: InvocationRecord) -> dict[str, Any]:
@@ -287,6 +292,7 @@ def _entry_facts(entry: HistoryEntry) -> dict[str, Any]:
         "status": entry.status.value,
         "owner": entry.owner,
         "epoch": entry.epoch,
+        "by": entry.by,
         "why": entry.why,
     }
 

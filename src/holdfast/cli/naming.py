@@ -63,7 +63,7 @@ def find_id(app: App, text: str) -> str:
         return text
     _refuse_no_beginning(text, "invocation", InvocationNotFound)
     found = app.invocations(before=_after(text), limit=_LISTED + 1)
-    told = {each.id: f"{each.task}, {each.status}" for each in found}
+    told: dict[str, str] = {each.id: f"{each.task}, {each.status}" for each in found}
     return _only_one(app, told, text, "invocation", InvocationNotFound)
 
 

@@ -20,7 +20,7 @@ from holdfast.codec import Reference, references
 from holdfast.engine.depot import Depot
 from holdfast.engine.submit import Submitter
 from holdfast.errors import PayloadLost
-from holdfast.ids import derived_id, is_id
+from holdfast.ids import InvocationId, derived_id, is_id
 from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import KEY_SECONDS, InvocationRecord, registered
@@ -128,10 +128,10 @@ class Archive:
         """Whether this request has made that one: it is not to be repeated by the same."""
         return record.rerun_of is not None and record.id == self._id(record.rerun_of, request)
 
-    def _id(self, original: str, request: str) -> str:
+    def _id(self, original: str, request: str) -> InvocationId:
         """It sorts by the time of the request, if that tells one."""
         derived = derived_id("rerun", self._app, original, request)
-        return request[:_TIME_CHARACTERS] + derived[_TIME_CHARACTERS:] if is_id(request) else derived
+        return InvocationId(request[:_TIME_CHARACTERS] + derived[_TIME_CHARACTERS:]) if is_id(request) else derived
 
     async def rerun(self, originals: Sequence[InvocationRecord], *, request: str, due_at: float) -> list[Rerun]:
         """Store a new invocation for each of these, or say why not. Idempotent, by the request."""
@@ -140,7 +140,7 @@ class Archive:
         fresh = [self._repeated(record, request, due_at) for record in originals if record.id not in refusals]
         for new, there in zip(fresh, await self._submitter.submit(fresh), strict=True):
             if there is not None and there.rerun_of != new.rerun_of:
-                refusals[new.rerun_of or ""] = f"its new id {new.id} is taken by something else"
+                refusals[new.rerun_of or new.id] = f"its new id {new.id} is taken by something else"
         return [
             Rerun(record, None, refusals[record.id])
             if record.id in refusals

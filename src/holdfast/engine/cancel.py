@@ -16,7 +16,7 @@ from holdfast.engine.bell import Bell
 from holdfast.engine.ends import Ends
 from holdfast.engine.outages import repeated
 from holdfast.errors import InvocationNotFound, StoreError
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle import cancelling
 from holdfast.lifecycle.changes import Applied, apply_to
 from holdfast.lifecycle.records import CANCEL, FINAL, Cancellation, Hint, InvocationRecord, runner_of
@@ -47,7 +47,7 @@ class Canceller:
         self._grace = grace_seconds
 
     async def cancel(
-        self, ids: Sequence[str], *, by: str, reason: str = "", children: bool | None = None
+        self, ids: Sequence[InvocationId], *, by: str, reason: str = "", children: bool | None = None
     ) -> list[InvocationRecord]:
         """Ask for their end, and for that of their children (None: as was agreed when each was submitted).
 

@@ -100,12 +100,14 @@ class Engine:
         self.schedule_book = ScheduleBook(store, self.submitter, self.hub, ids, app=app)
         self.watcher = Watcher(store, self.hub, app, poll_interval_seconds)
 
-    async def open(self) -> None:
-        await self.store.open()
+    async def open(self, beside: object = None) -> None:
+        """`beside`: see `holdfast.store.contract.Store.open`."""
+        await (self.store.open() if beside is None else self.store.open(beside))
         self.hub.connect(self.store.hints())
 
     async def close(self) -> None:
         await self.ends.finish()
+        await self.events.close()
         await self.subscriptions.close()
         await self.submitter.close()
         self.hub.connect(None)
@@ -316,7 +318,7 @@ class Engine:
         )
 
     async def _take_its_place(self, record: InvocationRecord, why: str) -> None:
-        await self.canceller.cancel(record.id, by="its schedule", reason=why)
+        await self.canceller.cancel([record.id], by="its schedule", reason=why)
 
     async def _collect(self) -> bool:
         return (await self.depot.collect()).more

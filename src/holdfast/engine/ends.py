@@ -19,6 +19,7 @@ from holdfast.engine.ending import end_all
 from holdfast.engine.subscriptions import Subscriptions
 from holdfast.engine.telling import Teller
 from holdfast.errors import StoreError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Applied, Change, Verdict
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL
@@ -61,7 +62,7 @@ class Ends:
         names = self._subscriptions.of_end(record.task, change.path[-1]) if change.app == self._app else ()
         return replace(change, outbox=names) if names else change
 
-    async def _tell(self, ids: Sequence[str]) -> None:
+    async def _tell(self, ids: Sequence[InvocationId]) -> None:
         try:
             found = await self._store.get(self._app, ids)
             await self.tell([record for record in found if record is not None])

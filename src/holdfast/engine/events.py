@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Generator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.ending import end_all
+from holdfast.engine.submit import until_over
 from holdfast.engine.subscriptions import Subscriptions
 from holdfast.engine.telling import Teller
 from holdfast.errors import CorruptRecord, EventNotFound, StoreError
 from holdfast.lifecycle.events import KEY_KIND, KIND, EventRecord, from_entry, key_entry, to_entry
-from holdfast.store.contract import Store
+from holdfast.lifecycle.records import Entry
+from holdfast.lifecycle.triggers import TriggerRecord
+from holdfast.lifecycle.triggers import to_entry as trigger_entry
+from holdfast.store.contract import Store, Transaction
 
 log = logging.getLogger("holdfast.triggers")
+
+
+Steps = Generator[Sequence[Entry], Sequence[Entry | None], EventRecord]
 
 
 class Events:
@@ -23,14 +33,15 @@ class Events:
         self._subscriptions = subscriptions
         self._teller = teller
         self._app = app
+        self._waiting: set[asyncio.Task[None]] = set()
 
-    async def emit(self, event: EventRecord) -> EventRecord:
-        """Store it and tell its triggers. Once it is stored, they will be told, whatever happens here.
+    async def emit(self, event: EventRecord, own: Sequence[TriggerRecord] = ()) -> EventRecord:
+        """Store it and tell its triggers. Once it is stored, they will be told, whatever happens here. `own` are the
+        emitter's triggers that may not be known yet.
 
         With a key that was used before, the event of that time.
         """
-        await self._subscriptions.freshen()
-        event = replace(event, outbox=self._subscriptions.of_event(event.name))
+        event = await self.addressed(event, own)
         if event.key:
             event = await self._first_of_its_key(event)
         stored = await self._store.put_entry(to_entry(event))
@@ -43,6 +54,36 @@ class Events:
         except StoreError as error:
             log.warning("the event '%s' %s is stored, and triggers are told later: %s", event.name, event.id, error)
             return event
+
+    # --- in a user's own transaction
+
+    async def addressed(self, event: EventRecord, own: Sequence[TriggerRecord]) -> EventRecord:
+        """The event with the names of those who want to hear of it, and of the emitter's own triggers that do."""
+        await self._subscriptions.freshen()
+        names = [*self._subscriptions.of_event(event.name), *[each.name for each in own if each.wants(event.name)]]
+        return replace(event, outbox=tuple(dict.fromkeys(names)))
+
+    async def announce(
+        self, transaction: Transaction, event: EventRecord, declare: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Tell the triggers once the transaction is over, if the event is there then; else the services do."""
+        self._waiting.add(task := asyncio.create_task(self._tell_after(transaction, event, declare)))
+        task.add_done_callback(self._waiting.discard)
+
+    async def _tell_after(
+        self, transaction: Transaction, event: EventRecord, declare: Callable[[], Awaitable[object]]
+    ) -> None:
+        await until_over(transaction)
+        try:
+            if entries := await self._store.entries(self._app, KIND, [event.id]):
+                await declare()
+                await self.tell(from_entry(entries[0]))
+        except StoreError as error:
+            log.warning("the triggers of the event '%s' %s are told later: %s", event.name, event.id, error)
+
+    async def close(self) -> None:
+        """Those whose transactions are not over are not waited for: the services tell of their events."""
+        await end_all(*self._waiting)
 
     async def _first_of_its_key(self, event: EventRecord) -> EventRecord:
         """The one that has this key; a key whose time is over counts no more, whether it was removed already or not."""
@@ -94,6 +135,18 @@ class Events:
                 break
             before = page[-1].name
         return found[:limit]
+
+
+def emission(event: EventRecord, new: Sequence[TriggerRecord]) -> Steps:
+    """What is put into a user's transaction, step by step: each is told what was there already. Returns the event; with
+    a key that was used before, the event of that time. The same for a blocking session and for one that is awaited.
+    """
+    if event.key:
+        (there,) = yield [key_entry(event)]
+        if there is not None:
+            event = replace(msgspec.json.decode(there.body, type=EventRecord), outbox=event.outbox)
+    *_, before = yield [*[trigger_entry(each) for each in new], to_entry(event)]
+    return event if before is None else from_entry(before)
 
 
 _PAGE = 200

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle.eligibility import lane_obstacle, offer_of
 from holdfast.lifecycle.limits import Limit, Release, task_of
 from holdfast.lifecycle.names import counted
@@ -46,7 +46,7 @@ class Limits:
         self._freed: Counter[str] = Counter()
         self._pump: asyncio.Task[None] | None = None
         self._gone = 0
-        self._sent: dict[str, dict[str, str]] = {}  # what a sweep let go on, by key: the lanes by id
+        self._sent: dict[str, dict[InvocationId, str]] = {}  # what a sweep let go on, by key: the lanes by id
         self._next_sweep = 0.0
 
     @property

@@ -39,6 +39,10 @@ _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only 
 
 
 class Recovery:
+    """`by` is the runner that performs it, which each of its lives sets; None: a worker sees to its own work."""
+
+    by: str | None = None
+
     def __init__(
         self, store: Store, ends: Ends, hub: Hub, ids: Ids, *, app: str, max_crashes: int, max_pending: float
     ) -> None:
@@ -59,6 +63,7 @@ class Recovery:
         last = last_crash(record, self.max_crashes, why)
         return changes.recovered(
             record,
+            by=self.by or record.owner,
             operation=self._ids.operation(),
             at=self._store.now(),
             why=last or why,
@@ -72,6 +77,7 @@ class Recovery:
             why = f"{why}; it is to be run at most once"
         return changes.killed(
             record,
+            by=self.by,
             operation=self._ids.operation(),
             at=self._store.now(),
             why=why,
@@ -84,6 +90,7 @@ class Recovery:
         last = last_crash(record, self.max_crashes, why)
         return changes.rescued(
             record,
+            by=self.by,
             operation=self._ids.operation(),
             at=self._store.now(),
             why=last or why,

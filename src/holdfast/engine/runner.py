@@ -136,7 +136,7 @@ class Runner:
     # --- one life: from joining the roster to leaving it, or to being found dead
 
     async def _live(self, ready: Callable[[], None]) -> None:
-        record = self.record = self._make_record()
+        record = self._named_anew()
         joined = self._clock.monotonic()
 
         async def join(again: bool) -> None:
@@ -205,6 +205,12 @@ class Runner:
             await self._leave(record)
             if services.takes_turns(record.id):
                 self._hub.send(Hint(ROSTER, (record.id,)))
+
+    def _named_anew(self) -> RunnerRecord:
+        """Take a new name. What this life recovers is recovered under it."""
+        record = self.record = self._make_record()
+        self._recovery.by = self._core_recovery.by = record.id
+        return record
 
     async def _declare(self) -> None:
         """First what Holdfast itself needs, then what the user's code declares."""

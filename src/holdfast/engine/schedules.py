@@ -25,7 +25,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.engine.outages import Seldom
 from holdfast.engine.submit import Submitter
 from holdfast.errors import CorruptRecord, StoreUnavailable
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.firing import STALE_SECONDS, due, due_at, invocation_id
 from holdfast.lifecycle.records import Entry, InvocationRecord, Origin, Source, registered
@@ -45,6 +45,7 @@ _TICK_KEPT_SECONDS = 86_400.0
 _codec = Codec()
 
 Cancel = Callable[[InvocationRecord, str], Awaitable[object]]
+Fired = tuple[float, InvocationId]  # a tick, and the invocation or the event that it became
 Emit = Callable[[EventRecord], Awaitable[object]]
 
 
@@ -140,7 +141,7 @@ class Scheduler:
             log.debug("schedule '%s' was changed at the same time", record.name)
         crashpoint("schedule.moved")
 
-    async def _submit(self, record: ScheduleRecord, ticks: Sequence[float], now: float) -> list[tuple[float, str]]:
+    async def _submit(self, record: ScheduleRecord, ticks: Sequence[float], now: float) -> list[Fired]:
         """Those that fired, each with its invocation: a twin may have been in the way."""
         records = [self._invocation(record, tick, now) for tick in ticks]
         before = await self._submitter.submit(records)
@@ -150,7 +151,7 @@ class Scheduler:
             if other is None or other.id == one.id
         ]
 
-    async def _tell(self, record: ScheduleRecord, ticks: Sequence[float], now: float) -> list[tuple[float, str]]:
+    async def _tell(self, record: ScheduleRecord, ticks: Sequence[float], now: float) -> list[Fired]:
         """A tick that is one of several things a trigger waits for is an event, whose id follows from the tick."""
         assert self._emit is not None
         told = []
@@ -202,7 +203,7 @@ class Scheduler:
 
 def called(
     record: ScheduleRecord,
-    id: str,
+    id: InvocationId,
     operation: str,
     tick: float,
     now: float,

@@ -116,11 +116,16 @@ class Submitter:
         await end_all(*self._waiting)
 
     async def _hint_after(self, transaction: Transaction, records: Sequence[InvocationRecord]) -> None:
-        for _ in range(int(_LONGEST_TRANSACTION_SECONDS / _LOOK_SECONDS)):
-            if transaction.is_over:
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
+        await until_over(transaction)
         self._hub.send(_hint(records))
+
+
+async def until_over(transaction: Transaction) -> None:
+    """Wait until a user's own transaction has ended, however that was; not for ever."""
+    for _ in range(int(_LONGEST_TRANSACTION_SECONDS / _LOOK_SECONDS)):
+        if transaction.is_over:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _hint(records: Sequence[InvocationRecord]) -> Hint:

@@ -25,7 +25,7 @@ from holdfast.engine.schedules import expiring
 from holdfast.engine.submit import Submitter
 from holdfast.engine.subscriptions import Subscriptions
 from holdfast.errors import NotDecodable, NotEncodable, PayloadLost, StoreError, TriggerFailed
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.changes import apply_to, unowned
 from holdfast.lifecycle.events import Caused
@@ -68,7 +68,7 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
         return max(each.at for each in self.happened)
 
     @property
-    def id(self) -> str:
+    def id(self) -> InvocationId:
         return fired_id(self.trigger, self.clause, self.sources, self.at)
 
     @property
@@ -264,7 +264,7 @@ class Teller:
             return None
         return replace(join, firings=tuple(each for each in join.firings if one.source in [it.source for it in each]))
 
-    async def _fire(self, trigger: TriggerRecord, join: Join) -> list[str]:
+    async def _fire(self, trigger: TriggerRecord, join: Join) -> list[InvocationId]:
         """Submit what is complete, then take it out."""
         firings = [Firing(trigger=trigger, clause=join.clause, happened=each) for each in join.firings]
         payloads: list[Payload] = []

@@ -20,7 +20,7 @@ from holdfast.engine.events import Events
 from holdfast.engine.outages import Seldom
 from holdfast.engine.subscriptions import Subscriptions
 from holdfast.engine.telling import Teller
-from holdfast.errors import CorruptRecord, StoreUnavailable
+from holdfast.errors import CorruptRecord, StoreReadOnly, StoreUnavailable
 from holdfast.lifecycle import events, joins
 from holdfast.lifecycle.records import Entry, InvocationRecord
 from holdfast.lifecycle.triggers import KIND, TriggerRecord, cycles, from_entry, to_entry
@@ -61,6 +61,32 @@ class TriggerBook:
                     "these triggers go in a circle: %s. Each round is one more invocation, until trigger_max_depth.",
                     " → ".join(circle),
                 )
+
+    async def looked_up(self) -> tuple[list[TriggerRecord], list[TriggerRecord]]:
+        """Those that were never stored, and those that are and do not rest."""
+        if not self._declared:
+            return [], []
+        stored = await self._subscriptions.get(self._declared)
+        now = self._store.now()
+        missing = [replace(each, created_at=now) for name, each in self._declared.items() if name not in stored]
+        return missing, [each for each in stored.values() if each.retired_at is None]
+
+    async def store_missing(self) -> list[TriggerRecord]:
+        """Store those that never were, for a program that emits and may never have had a runner. What a runner has let
+        rest stays so: its code is the one that runs.
+
+        Returns those that others do not know of yet: this user may not say that there is something new.
+        """
+        missing, stored = await self.looked_up()
+        for each in missing:
+            await self._store.put_entry(to_entry(each))
+        if self._declared:
+            try:
+                await self._subscriptions.publish()
+            except StoreReadOnly as error:
+                log.info("runners publish the triggers of this program: %s", error)
+                return [*missing, *stored]
+        return []
 
     async def _ensure(self, declared: TriggerRecord) -> None:
         while True:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from holdfast.engine.pace import Pace
 from holdfast.errors import InvocationNotFound
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL
 from holdfast.store.contract import Store
@@ -27,7 +28,7 @@ class Watcher:
         self._poll_interval = poll_interval_seconds
 
     async def ends(
-        self, ids: Sequence[str], timeout: float | None, *, fresh: bool = False
+        self, ids: Sequence[InvocationId], timeout: float | None, *, fresh: bool = False
     ) -> dict[str, InvocationRecord]:
         """The final records of `ids`.
 
@@ -69,18 +70,18 @@ class Watcher:
 class News:
     """The subjects about which something was heard since they were last taken. At first: all of them."""
 
-    def __init__(self, subjects: set[str]) -> None:
+    def __init__(self, subjects: set[InvocationId]) -> None:
         self._heard = set(subjects)
         self._event = asyncio.Event()
 
-    def about(self, subject: str) -> _Ear:
+    def about(self, subject: InvocationId) -> _Ear:
         return _Ear(self, subject)
 
-    def add(self, subjects: set[str]) -> None:
+    def add(self, subjects: set[InvocationId]) -> None:
         self._heard |= subjects
         self._event.set()
 
-    def take(self) -> set[str]:
+    def take(self) -> set[InvocationId]:
         taken, self._heard = self._heard, set()
         self._event.clear()
         return taken
@@ -100,7 +101,7 @@ class News:
 class _Ear:
     """What is subscribed for one subject: a callable that is equal only to itself."""
 
-    def __init__(self, news: News, subject: str) -> None:
+    def __init__(self, news: News, subject: InvocationId) -> None:
         self._news = news
         self._subject = {subject}
 

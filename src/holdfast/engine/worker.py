@@ -211,7 +211,8 @@ class Worker:
 
     async def has_lost(self) -> bool:
         """Whether something that it runs belongs to somebody else by now, or to nobody."""
-        found = await self._store.get(self._app, list(self._running.records))
+        held = [record.id for record in self._running.records.values()]
+        found = await self._store.get(self._app, held)
         taken = {record.id for record in found if record is not None and record.owner != self.owner}
         return not taken.isdisjoint(self._running.records)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.errors import InvocationCancelled, NotDecodable, UsageError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.records import FailedAttempt, InvocationRecord, Origin
 from holdfast.lifecycle.retries import Forever, load_policy, most_retries
 
@@ -78,13 +79,13 @@ def context() -> Context:
     return found
 
 
-def parent_in(app: str) -> str | None:
+def parent_in(app: str) -> InvocationId | None:
     """The invocation of that app that runs here, if one does: what is submitted now is its child."""
     call = here.get()
     about: Any = None if call is None else call.about
     if about is None or about.app != app:
         return None
-    return about.invocation_id if isinstance(about, Context) else about.id
+    return InvocationId(about.invocation_id if isinstance(about, Context) else about.id)
 
 
 def origin_in(app: str) -> Origin | None:

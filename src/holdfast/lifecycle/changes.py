@@ -2,8 +2,8 @@
 
 Nobody sets a status. One builds a change by its name (`completed`, `failed`, `parked`, …) and gives it to the store,
 which applies it in one conditional write: only if the invocation is still in one of the legal source statuses and
-still has the epoch that the change was made for. Everything that changes together, the result and the final status
-above all, is in that one write.
+still has the epoch that the change was made for, and, where the table asks for the owner, only if the change's actor
+still acts for it. Everything that changes together, the result and the final status above all, is in that one write.
 
 A change may walk several edges at once (`path`); the history then shows every edge, and no crash can stop in between.
 An epoch of `None` means that the change does not depend on who owns the invocation, which is legal only where the
@@ -20,12 +20,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.codec import ErrorRecord
-from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.crashes import taken_from
 from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
+from holdfast.lifecycle.legality import check, needs_owner
 from holdfast.lifecycle.records import Cancellation, FailedAttempt, HistoryEntry, InvocationRecord, digests_in, lane_of
 from holdfast.lifecycle.retention import retain_until
-from holdfast.lifecycle.status import FINAL, RELEASING, TABLE, Status, compute_new_owner, validate_transition
+from holdfast.lifecycle.status import FINAL, RELEASING, TABLE, Status, acts_for, compute_new_owner
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     app: str
-    id: str
+    id: InvocationId
     path: tuple[Status, ...]
     sources: frozenset[Status]
     epoch: int | None
@@ -58,11 +59,23 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     arguments: bytes | UnsetType = UNSET  # in the place of those of one that waits and was never claimed
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
     @property
     def target(self) -> Status:
         return self.path[-1]
+
+    @property
+    def needs_owner(self) -> bool:
+        """Whether the table lets only the owner make it; then the actor has to act for the owner of that time."""
+        return self.arguments is UNSET and needs_owner(self.path, self.sources)
+
+    @property
+    def by(self) -> str | None:
+        """Who makes the change, where that is not the owner: its lines of the history name this actor."""
+        if self.actor is None or self.arguments is not UNSET or Status.PENDING in self.path:
+            return None
+        return None if "/" in self.actor and needs_owner(self.path, self.sources) else self.actor
 
     @property
     def frees(self) -> bool:
@@ -121,59 +134,19 @@ class Missing(msgspec.Struct, frozen=True):
 Verdict = Applied | Lost | Missing
 APPLIED, APPLIED_AGAIN, MISSING = Applied(), Applied(again=True), Missing()
 
-_checked: set[tuple[tuple[Status, ...], frozenset[Status], bool, bool, bool, bool]] = set()
-
-
-def _check(change: Change) -> None:
-    """Refuse a change that the table does not allow. Each shape is checked once; there are a few dozen of them."""
-    if change.outbox is not UNSET and not (change.outbox and change.path and change.target in FINAL):
-        raise InvocationStatusTransitionError(
-            f"the change '{change.name}' of {change.id} has an outbox and does not end it, or one that names nobody"
-        )
-    kept = change.retain_until is not UNSET
-    shape = (change.path, change.sources, change.epoch is None, change.actor is None, kept, change.amends)
-    if shape in _checked:
-        return
-    if change.amends:
-        if change.path not in _AMENDED or change.sources != frozenset(change.path) or change.epoch != 0:
-            raise InvocationStatusTransitionError(
-                f"'{change.name}' of {change.id}: only what was never claimed can be amended, where it stands"
-            )
-        return
-    if not change.path or not change.sources:
-        raise InvocationStatusTransitionError(f"the change '{change.name}' of {change.id} has no path or no source")
-    for source in change.sources:
-        validate_transition(source, change.path[0])
-    for before, after in zip(change.path, change.path[1:], strict=False):
-        validate_transition(before, after)
-    if change.epoch is None:
-        for source in change.sources:
-            if TABLE[source].requires_ownership and not TABLE[change.path[0]].overrides_ownership:
-                raise InvocationStatusOwnershipError(
-                    f"{source.name} → {change.path[0].name} may be taken only by the owner, "
-                    f"so '{change.name}' needs an epoch"
-                )
-    for status in change.path:
-        compute_new_owner(status, None, change.actor)
-    if kept != (change.target in FINAL):
-        raise InvocationStatusTransitionError(
-            f"the change '{change.name}' of {change.id} to {change.target.name} says "
-            f"{'until when it is kept, and it does not end' if kept else 'not until when it is kept'}"
-        )
-    _checked.add(shape)
-
 
 def kept_until(record: InvocationRecord, target: Status, at: float) -> float | UnsetType:
     """What a change to this status has to say about how long the record is kept: nothing, unless it is the end."""
     return retain_until(record.terms, record.key, target, at) if target in FINAL else UNSET
 
 
-_AMENDED = tuple((status,) for status in (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED, Status.REROUTED))
-
-
 def applies(change: Change, record: InvocationRecord) -> bool:
     """Whether the record is still as the change expects it. Stores ask the same in their own language."""
-    return record.status in change.sources and (change.epoch is None or record.epoch == change.epoch)
+    return (
+        record.status in change.sources
+        and (change.epoch is None or record.epoch == change.epoch)
+        and (record.owner == change.actor or not change.needs_owner or acts_for(change.actor, record.owner))
+    )
 
 
 def was_applied(operation: str, history: Sequence[HistoryEntry]) -> bool:
@@ -182,12 +155,15 @@ def was_applied(operation: str, history: Sequence[HistoryEntry]) -> bool:
 
 
 def entries(change: Change, *, version: int, epoch: int, owner: str | None) -> tuple[HistoryEntry, ...]:
-    """The history lines of a change, one per edge, for a record that has this version, epoch and owner before it."""
-    lines = []
+    """The history lines of a change, one per edge, for a record that has this version, epoch and owner before it.
+
+    The reason stands with the last edge, and with an edge that took the invocation from its owner.
+    """
+    lines, by = [], None if Status.PENDING in change.path else change.by
     for step, status in enumerate(change.path, 1):
         owner = compute_new_owner(status, owner, change.actor)
         epoch += TABLE[status].acquires_ownership
-        last = step == len(change.path)
+        told = step == len(change.path) or TABLE[status].overrides_ownership
         lines.append(
             HistoryEntry(
                 version=version + step,
@@ -196,7 +172,8 @@ def entries(change: Change, *, version: int, epoch: int, owner: str | None) -> t
                 operation=change.operation,
                 owner=owner,
                 epoch=epoch,
-                why=change.why if last else "",
+                by=by,
+                why=change.why if told else "",
             )
         )
     return tuple(lines)
@@ -397,25 +374,38 @@ def parked(
 
 
 def killed(
-    record: InvocationRecord, *, operation: str, at: float, why: str, error: ErrorRecord | None = None
+    record: InvocationRecord,
+    *,
+    operation: str,
+    at: float,
+    why: str,
+    by: str | None = None,
+    error: ErrorRecord | None = None,
 ) -> Change:
     """The runner ended user code before it was done; the work goes back to the queue in the same write, or ends where
-    it may not be run again (with this error) or was being cancelled.
+    it may not be run again (with this error) or was being cancelled. `by`: the owner's runner; None: the owner itself.
     """
-    return _taken_away("killed", record, Status.KILLED, operation=operation, at=at, why=why, error=error)
+    by = record.owner if by is None else by
+    return _taken_away("killed", record, Status.KILLED, by=by, operation=operation, at=at, why=why, error=error)
 
 
 def recovered(
-    record: InvocationRecord, *, operation: str, at: float, why: str, error: ErrorRecord | None = None
+    record: InvocationRecord,
+    *,
+    by: str | None,
+    operation: str,
+    at: float,
+    why: str,
+    error: ErrorRecord | None = None,
 ) -> Change:
     """The owner died. Its work goes back to the queue in the same write, or ends with this error: the caller gives one
-    if it has crashed too often.
+    if it has crashed too often. `by` is the runner that performs it, and need not be the owner's.
     """
     if record.status is Status.PENDING:
         recovery, error = Status.PENDING_RECOVERY, None
     else:
         recovery = Status.RUNNING_RECOVERY
-    return _taken_away("recovered", record, recovery, operation=operation, at=at, why=why, error=error)
+    return _taken_away("recovered", record, recovery, by=by, operation=operation, at=at, why=why, error=error)
 
 
 def _taken_away(
@@ -423,6 +413,7 @@ def _taken_away(
     record: InvocationRecord,
     through: Status,
     *,
+    by: str | None,
     operation: str,
     at: float,
     why: str,
@@ -447,7 +438,7 @@ def _taken_away(
         epoch=record.epoch,
         operation=operation,
         at=at,
-        actor=record.owner,
+        actor=by,
         version=record.version,
         why=why,
         error=UNSET if error is None else error,
@@ -456,7 +447,13 @@ def _taken_away(
 
 
 def rescued(
-    record: InvocationRecord, *, operation: str, at: float, why: str, error: ErrorRecord | None = None
+    record: InvocationRecord,
+    *,
+    by: str | None,
+    operation: str,
+    at: float,
+    why: str,
+    error: ErrorRecord | None = None,
 ) -> Change:
     """What stands in a status that is only ever passed through goes on to where it was meant to go: to the queue, or to
     its end if it may not be run again (with this error) or was being cancelled.
@@ -474,6 +471,7 @@ def rescued(
         epoch=record.epoch,
         operation=operation,
         at=at,
+        actor=by,
         why=why,
         error=UNSET if error is None else error,
         retain_until=kept_until(record, target, at),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, unowned
 from holdfast.lifecycle.limits import Allotment, Held, Limit, why_blocked, why_refused
 from holdfast.lifecycle.records import InvocationRecord
@@ -31,7 +32,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     at: float
     start: bool = True
-    ids: tuple[str, ...] = ()
+    ids: tuple[InvocationId, ...] = ()
     again: bool = False
     limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
     limited: bool = True
@@ -54,7 +55,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
     records: tuple[InvocationRecord, ...]
     next_due_at: float | None = None
-    refused: tuple[str, ...] = ()
+    refused: tuple[InvocationId, ...] = ()
     released: tuple[str, ...] = ()
     cut: bool = False
 

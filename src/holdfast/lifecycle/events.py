@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import CorruptRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.records import Entry, Source
 from holdfast.lifecycle.triggers import DATA, EVENT, Facts
 
@@ -23,7 +24,7 @@ class Caused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a trigger made of an event: an invocation, or nothing, and why."""
 
     trigger: str
-    invocation: str = ""
+    invocation: InvocationId = InvocationId("")
     why: str = ""
 
 
@@ -37,7 +38,7 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     at: float
     keep_until: float
     kind: str = EVENT  # or a tick, for triggers that want more than that
-    emitted_by: str = ""  # the invocation that did
+    emitted_by: InvocationId = InvocationId("")  # the invocation that did
     key: str = ""
     depth: int = 0
     path: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import math
 
 import msgspec
 
-from holdfast.ids import derived_id
+from holdfast.ids import InvocationId, derived_id
 from holdfast.lifecycle.schedules import CatchUp, Rules, ScheduleRecord, begins_after
 from holdfast.schedules.timing import Schedule as Timing
 
@@ -61,7 +61,7 @@ def _last_ticks(timing: Timing, rules: Rules, through: float, now: float, most: 
         window *= 2 if ticks else 8
 
 
-def invocation_id(record: ScheduleRecord, tick: float) -> str:
+def invocation_id(record: ScheduleRecord, tick: float) -> InvocationId:
     return derived_id("tick", record.uid, repr(float(tick)), at=tick)
 
 

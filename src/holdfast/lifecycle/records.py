@@ -15,6 +15,7 @@ from msgspec import UnsetType
 
 from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.errors import UsageError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.status import Status
 
 DRAIN, STOP = "drain", "stop"
@@ -22,7 +23,11 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One edge that an invocation walked. `operation` recognises a retried write whose reply was lost."""
+    """One edge that an invocation walked. `operation` recognises a retried write whose reply was lost.
+
+    `owner` is who owned the invocation then, `by` who made it walk, where that was not its owner: the runner that
+    performed a recovery.
+    """
 
     version: int = msgspec.field(name="v")
     status: Status = msgspec.field(name="s")
@@ -31,6 +36,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     owner: str | None = msgspec.field(name="o", default=None)
     epoch: int = msgspec.field(name="e", default=0)
     why: str = msgspec.field(name="w", default="")
+    by: str | None = msgspec.field(name="b", default=None)
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +105,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a task, as stored."""
 
-    id: str
+    id: InvocationId
     app: str
     task: str
     arguments: bytes
@@ -118,7 +124,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     result: bytes | None = None
     error: ErrorRecord | None = None
-    parent_id: str | None = None
+    parent_id: InvocationId | None = None
     at_most_once: bool = False  # a crashed attempt is its last
     limit_key: str | None = None  # those with the same key share a limit of how many run at once
     slot: str | None = None  # the place under that limit that it holds
@@ -129,7 +135,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     terms: Terms = PLAIN
     errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
     retain_until: float | None = None  # it has ended, and is kept until then
-    rerun_of: str | None = None  # the ended invocation that it repeats
+    rerun_of: InvocationId | None = None  # the ended invocation that it repeats
     origin: Origin | None = None  # what triggered it
     outbox: tuple[str, ...] = ()  # triggers that are yet to be told of its end; until then it is kept
     history: tuple[HistoryEntry, ...] = ()

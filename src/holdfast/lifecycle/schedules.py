@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import CorruptRecord, UsageError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.records import PLAIN, Entry, Terms
 from holdfast.schedules.timing import Cron, cron
 from holdfast.schedules.timing import Schedule as Timing
@@ -78,7 +79,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What has become of the ticks so far. For people; nothing is decided by it but `last_id`, for the overlap."""
 
     last_tick: float | None = None
-    last_id: str | None = None
+    last_id: InvocationId | None = None
     fired: int = 0
     skipped: int = 0  # because of the overlap
     missed: int = 0  # because nobody was there, and they are not to be caught up

@@ -291,9 +291,17 @@ def validate_transition(source: Status | None, target: Status) -> None:
         raise InvocationStatusTransitionError(f"{start} → {target.name} is not a legal change; allowed next: {names}")
 
 
+def acts_for(actor: str | None, owner: str | None) -> bool:
+    """Whether `actor` may do what only `owner` may: it is that worker, or the runner that supervises it.
+
+    An owner is called ``runner id/worker id``; a supervisor acts under the bare runner id.
+    """
+    return bool(actor and owner) and (actor == owner or str(owner).startswith(f"{actor}/"))
+
+
 def validate_ownership(source: Status, target: Status, owner: str | None, actor: str | None) -> None:
-    """Raise `InvocationStatusOwnershipError` if only the owner may take this edge and `actor` is somebody else."""
-    if TABLE[source].requires_ownership and not TABLE[target].overrides_ownership and actor != owner:
+    """Raise `InvocationStatusOwnershipError` if only the owner may take this edge and `actor` does not act for it."""
+    if TABLE[source].requires_ownership and not TABLE[target].overrides_ownership and not acts_for(actor, owner):
         raise InvocationStatusOwnershipError(
             f"{source.name} → {target.name} may be taken only by the owner {owner or '(nobody)'}, "
             f"not by {actor or '(nobody)'}"

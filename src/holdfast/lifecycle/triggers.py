@@ -22,7 +22,7 @@ from holdfast.codec import DataCodec, ErrorRecord
 from holdfast.codec.data import MISSING, at_path, fields_of, is_same, is_within
 from holdfast.codec.values import Opaque
 from holdfast.errors import CorruptRecord, NotDecodable
-from holdfast.ids import derived_id
+from holdfast.ids import InvocationId, derived_id
 from holdfast.lifecycle.records import Entry, Source
 from holdfast.lifecycle.schedules import Call
 from holdfast.lifecycle.status import FINAL, Status
@@ -154,6 +154,10 @@ class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
     def conditions(self) -> tuple[Condition, ...]:
         return tuple(each for clause in self.clauses for member in clause for each in member)
 
+    def wants(self, event: str) -> bool:
+        """Whether it is to hear of events of this name."""
+        return any(isinstance(each, OnEvent) and each.name == event for each in self.conditions)
+
     def __str__(self) -> str:
         clauses = [
             " and ".join(_either([str(condition) for condition in member], len(clause) > 1) for member in clause)
@@ -239,13 +243,13 @@ def put_together(trigger: TriggerRecord, parts: Sequence[Mapping[str, Any]]) -> 
     return found, [name for name in wanted if name not in found]
 
 
-def fired_id(trigger: TriggerRecord, clause: int, sources: Sequence[Source], at: float) -> str:
+def fired_id(trigger: TriggerRecord, clause: int, sources: Sequence[Source], at: float) -> InvocationId:
     """The id of the invocation that a trigger makes of these; that of one happening does not depend on the clause."""
     where = "" if len(sources) == 1 else str(clause)
     return derived_id("fired", trigger.app, trigger.name, where, *[f"{s.kind}:{s.id}" for s in sources], at=at)
 
 
-def evaluation_id(trigger: TriggerRecord, source: Source, at: float) -> str:
+def evaluation_id(trigger: TriggerRecord, source: Source, at: float) -> InvocationId:
     return derived_id("evaluated", trigger.app, trigger.name, f"{source.kind}:{source.id}", at=at)
 
 

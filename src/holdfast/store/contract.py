@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release
@@ -112,8 +113,9 @@ class Store(Protocol):
         """The store's time, seconds since the epoch: what due times are compared with."""
         ...
 
-    async def open(self) -> None:
-        """Connect, and create what is missing.
+    async def open(self, beside: object = None) -> None:
+        """Connect, and create what is missing. `beside` is the session of a user whose own transaction may be open. The
+        locks of that are not waited for: a store that cannot be made beside it raises `StoreUnavailable` at once.
 
         Atomic: the schema is there whole or not at all. Idempotent: yes. Raises: `SchemaMismatch` if something else
         or something newer is there, `StoreReadOnly`, `UnsupportedFileSystem`, `UnsafeStore`, `StoreUnavailable`.
@@ -198,7 +200,7 @@ class Store(Protocol):
         """
         ...
 
-    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+    async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         """The invocations with these ids, in that order; None where there is none.
 
         What is answered is durable. Raises: `CorruptRecord`.
@@ -357,7 +359,7 @@ class Store(Protocol):
         """
         ...
 
-    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         """Everybody has been told of the ends of these: their outboxes are empty from now on.
 
         Atomic: each by itself. Idempotent: yes.
@@ -378,7 +380,7 @@ class Store(Protocol):
         """
         ...
 
-    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+    async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         """Remove those of these that have ended and have no outbox; how many there were. Idempotent: yes."""
         ...
 
@@ -468,6 +470,16 @@ class Transaction(Protocol):
     async def ainsert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]: ...
+
+    def put_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]:
+        """Insert new entries, all of one app. What has the name of one is answered and stays, unless the time for which
+        it is kept is over: then it is replaced.
+
+        Atomic: with the transaction.
+        """
+        ...
+
+    async def aput_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]: ...
 
 
 class StoreOpener(Protocol):

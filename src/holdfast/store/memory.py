@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Clock
 from holdfast.errors import UsageError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -51,12 +52,12 @@ class MemoryStore(MemoryBeside):
         super().__init__(clock)
         self._observe = observe
         self._records: dict[tuple[str, str], InvocationRecord] = {}
-        self._named: dict[tuple[str, str, str], str] = {}  # by app, kind of name and name: what has it
+        self._named: dict[tuple[str, str, str], InvocationId] = {}  # by app, kind of name and name: what has it
         self._ready: dict[tuple[str, str], list[_Place]] = {}  # by app and lane
         self._waiting: dict[tuple[str, str], list[_Place]] = {}  # by app and limit key
-        self._slots: dict[tuple[str, str], dict[str, str]] = {}  # by app and limit key: the slots, and who holds them
+        self._slots: dict[tuple[str, str], dict[str, InvocationId]] = {}  # by app and limit key: slot, holder
 
-    async def open(self) -> None:
+    async def open(self, beside: object = None) -> None:
         pass
 
     async def close(self) -> None:
@@ -156,7 +157,7 @@ class MemoryStore(MemoryBeside):
         self._put(apply_to(change, record))
         return APPLIED
 
-    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+    async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         with self._lock:
             return [self._records.get((app, id)) for id in ids]
 
@@ -200,7 +201,7 @@ class MemoryStore(MemoryBeside):
             found = [record for record in self._of(app) if record.outbox and record.changed_at <= before]
             return sorted(found, key=lambda record: (record.changed_at, record.id))[:limit]
 
-    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         with self._lock:
             for id in ids:
                 if (record := self._records.get((app, id))) is not None and record.outbox:
@@ -223,7 +224,7 @@ class MemoryStore(MemoryBeside):
             found = [record for record in self._of(app) if record.status in FINAL and _is_wanted(where, record)]
             return sorted(found, key=lambda record: (record.changed_at, record.id), reverse=True)[:limit]
 
-    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+    async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         with self._lock:
             there = [self._records.get((app, id)) for id in dict.fromkeys(ids)]
             return self._remove([record for record in there if record is not None and _is_over(record)])
@@ -289,7 +290,7 @@ def _names_of(record: InvocationRecord | None) -> list[tuple[str, str, str]]:
     """The names that no other record may have."""
     if record is None:
         return []
-    names = [(record.app, "id", record.id)]
+    names: list[tuple[str, str, str]] = [(record.app, "id", record.id)]
     if record.key is not None:
         names.append((record.app, "key", f"{record.task}|{record.key}"))
     if record.twin is not None:

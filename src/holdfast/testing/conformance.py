@@ -33,6 +33,7 @@ from holdfast.testing.conformance_entries import EntryConformance
 from holdfast.testing.conformance_identity import IdentityConformance
 from holdfast.testing.conformance_limits import LimitConformance
 from holdfast.testing.conformance_outbox import OutboxConformance
+from holdfast.testing.conformance_ownership import OwnershipConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
 from holdfast.testing.conformance_queues import QueueConformance
 from holdfast.testing.conformance_reads import ReadConformance
@@ -46,6 +47,7 @@ from holdfast.testing.samples import (
     OpenStore,
     Stage,
     claim_until_empty,
+    ids,
     ids_of,
     in_status,
     invocation,
@@ -67,6 +69,7 @@ class StoreConformance(
     QueueConformance,
     EntryConformance,
     OutboxConformance,
+    OwnershipConformance,
 ):
     """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
     `PayloadConformance`, limits in `LimitConformance`.
@@ -98,7 +101,7 @@ class StoreConformance(
 
         async def scenario(store: Store) -> None:
             assert list(await store.insert(records)) == [True, True]
-            assert list(await store.get("shop", ["a", "b"])) == records
+            assert list(await store.get("shop", ids("a", "b"))) == records
 
         stage.play(scenario)
 

@@ -13,7 +13,19 @@ from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS, SHORTEST_SE
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Ended, Filter, Store
 from holdfast.testing.conformance_payloads import digest_of, large, put
-from holdfast.testing.samples import ERROR, START, TASK, Stage, ids_of, in_status, invocation, raw_change, the, wish
+from holdfast.testing.samples import (
+    ERROR,
+    START,
+    TASK,
+    Stage,
+    ids,
+    ids_of,
+    in_status,
+    invocation,
+    raw_change,
+    the,
+    wish,
+)
 
 DAY = 86_400.0
 _BY_OUTCOME = Terms(retention={"success": DAY, "failed": None})
@@ -86,7 +98,7 @@ class ArchiveConformance:
                 more |= {} if each is None else {"terms": each}
                 await store.insert([invocation(f"r{number}", limit_key="k", twin=f"t{number}", **more)])
             await store.claim(wish("refuse", limits=limits))
-            ends = await store.get("shop", ["r0", "r1", "r2", "r3"])
+            ends = await store.get("shop", ids("r0", "r1", "r2", "r3"))
             assert {record.status for record in ends if record} == {Status.CONCURRENCY_CONTROLLED_FINAL}
             kept = [record.retain_until for record in ends if record]
             assert kept == [START + RETENTION_SECONDS, START + DAY, FOREVER, START + 9 * DAY]
@@ -172,7 +184,7 @@ class ArchiveConformance:
             await end(store, "b", arguments=large(2).data)
             assert list(await store.insert([invocation("c", key="order 7")])) == [False]
             assert await store.remove_expired("shop", START + RETENTION_SECONDS, 1) == 1
-            assert await store.remove_ended("shop", ["a", "b"]) == 1
+            assert await store.remove_ended("shop", ids("a", "b")) == 1
             assert list(await store.insert([invocation("c", key="order 7")])) == [True]
             await store.collect_payloads("shop", store.now() + 1, 10)
             assert [await store.get_payload("shop", digest_of(n)) for n in (1, 2)] == [None, None]
@@ -184,10 +196,10 @@ class ArchiveConformance:
             await end(store, "a")
             await store.insert([invocation("live"), invocation("a", app="another")])
             assert await store.remove_ended("shop", []) == 0
-            assert await store.remove_ended("shop", ["a", "live", "nobody"]) == 1
-            assert await store.remove_ended("shop", ["a", "live"]) == 0
-            assert ids_of(await store.get("shop", ["a", "live"])) == [None, "live"]
-            assert ids_of(await store.get("another", ["a"])) == ["a"]
+            assert await store.remove_ended("shop", ids("a", "live", "nobody")) == 1
+            assert await store.remove_ended("shop", ids("a", "live")) == 0
+            assert ids_of(await store.get("shop", ids("a", "live"))) == [None, "live"]
+            assert ids_of(await store.get("another", ids("a"))) == ["a"]
 
         stage.play(scenario)
 

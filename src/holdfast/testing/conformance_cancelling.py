@@ -104,9 +104,9 @@ class CancellingConformance:
             record = await owned(store)
             await store.apply([cancelled(record)])
             asked = await the(store)
-            assert list(await store.apply([changes.recovered(asked, operation="r", at=START + 9, why="dead")])) == [
-                APPLIED
-            ]
+            assert list(
+                await store.apply([changes.recovered(asked, by="runner", operation="r", at=START + 9, why="dead")])
+            ) == [APPLIED]
             ended = await the(store)
             story = [entry.status for entry in ended.history[-3:]]
             assert story == [Status.CANCELLING, Status.RUNNING_RECOVERY, Status.CANCELLED]

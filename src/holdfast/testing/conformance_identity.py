@@ -16,7 +16,7 @@ from holdfast.lifecycle.pacing import amended
 from holdfast.lifecycle.records import InvocationRecord, Piece, StoredPayload
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Store
-from holdfast.testing.samples import ERROR, ODD_NAMES, START, TASK, Stage, ids_of, invocation, the, wish
+from holdfast.testing.samples import ERROR, ODD_NAMES, START, TASK, Stage, ids, ids_of, invocation, the, wish
 
 _KEYED: dict[str, Any] = {"key": "order 7"}
 _TWIN: dict[str, Any] = {"twin": f"{TASK}|digest"}
@@ -39,7 +39,7 @@ class IdentityConformance:
             await ended(store, "a")
             assert list(await store.insert([second])) == [False]
             assert (await the(store, "a")).key == "order 7"
-            assert ids_of(await store.get("shop", ["b"])) == [None]
+            assert ids_of(await store.get("shop", ids("b"))) == [None]
 
         stage.play(scenario)
 

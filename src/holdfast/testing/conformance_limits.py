@@ -61,8 +61,10 @@ ENDS: dict[str, Callable[[InvocationRecord], Change]] = {
     "completed": lambda r: changes.completed(r, result=b"r", operation="end", at=START),
     "failed": lambda r: changes.failed(r, error=ERROR, operation="end", at=START),
     "killed": lambda r: changes.killed(r, operation="end", at=START, why=""),
-    "recovered": lambda r: changes.recovered(r, operation="end", at=START, why=""),
-    "recovered, once too often": lambda r: changes.recovered(r, operation="end", at=START, why="", error=ERROR),
+    "recovered": lambda r: changes.recovered(r, by="runner", operation="end", at=START, why=""),
+    "recovered, once too often": lambda r: changes.recovered(
+        r, by="runner", operation="end", at=START, why="", error=ERROR
+    ),
     "parked": lambda r: changes.parked(r, fingerprint="f", operation="end", at=START, why=""),
     "handed back": lambda r: changes.handed_back(r, operation="end", at=START, why=""),
 }
@@ -286,7 +288,9 @@ class LimitConformance:
     def test_a_zombie_gives_nothing_back(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             zombie = await holding(store)
-            await store.apply([changes.recovered(zombie, operation="recover", at=START, why="thought dead")])
+            await store.apply(
+                [changes.recovered(zombie, by="runner", operation="recover", at=START, why="thought dead")]
+            )
             (heir,) = (await store.claim(bounded("next", owner="runner/2"))).records
             await store.apply([changes.completed(zombie, result=b"late", operation="late", at=START)])
             assert list(await store.slot_holders("shop", KEY)) == [heir]

@@ -14,7 +14,7 @@ from holdfast.lifecycle.records import InvocationRecord, Origin, Source, Terms
 from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.contract import Ability, Filter, Store
-from holdfast.testing.samples import ODD_NAMES, START, Stage, ids_of, in_status, invocation, raw_change, the, wish
+from holdfast.testing.samples import ODD_NAMES, START, Stage, ids, ids_of, in_status, invocation, raw_change, the, wish
 
 _ORIGINS = [
     Origin(),
@@ -141,8 +141,8 @@ class OutboxConformance:
             before = await the(store, "a")
             await store.insert([invocation("live")])
             await store.delivered("shop", [])
-            await store.delivered("shop", ["a", "c", "live", "nobody"])
-            await store.delivered("shop", ["a"])
+            await store.delivered("shop", ids("a", "c", "live", "nobody"))
+            await store.delivered("shop", ids("a"))
             assert await waiting(store) == ["b"]
             assert await waiting(store, app="another") == ["a"]
             assert await the(store, "a") == replace(before, outbox=())
@@ -157,7 +157,7 @@ class OutboxConformance:
             return [
                 await store.remove_expired("shop", _OVER, 10),
                 await store.remove_final("shop", _OVER, 10),
-                await store.remove_ended("shop", ["kept"]),
+                await store.remove_ended("shop", ids("kept")),
             ]
 
         async def scenario(store: Store) -> None:
@@ -165,7 +165,7 @@ class OutboxConformance:
             await end(store, "over", ())
             assert await removed(store) == [1, 0, 0]
             assert await all_of(store) == {"kept"}
-            await store.delivered("shop", ["kept"])
+            await store.delivered("shop", ids("kept"))
             assert await removed(store) == [1, 0, 0]
             assert await all_of(store) == set()
 
@@ -175,11 +175,11 @@ class OutboxConformance:
     def test_once_it_is_told_an_end_can_be_removed_by_hand(self, stage: Stage, how: str) -> None:
         async def scenario(store: Store) -> None:
             await end(store, "a")
-            await store.delivered("shop", ["a"])
+            await store.delivered("shop", ids("a"))
             if how == "remove_final":
                 assert await store.remove_final("shop", _OVER, 10) == 1
             else:
-                assert await store.remove_ended("shop", ["a"]) == 1
+                assert await store.remove_ended("shop", ids("a")) == 1
             assert await all_of(store) == set()
 
         stage.play(scenario)
@@ -196,7 +196,7 @@ class OutboxConformance:
     def test_what_is_kept_for_ever_is_kept_after_it_was_told(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await end(store, "a", terms=Terms(retention={"success": None}))
-            await store.delivered("shop", ["a"])
+            await store.delivered("shop", ids("a"))
             assert (await the(store)).retain_until == FOREVER
             assert await store.remove_expired("shop", FOREVER - 1, 10) == 0
 

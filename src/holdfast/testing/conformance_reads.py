@@ -22,6 +22,7 @@ from holdfast.testing.samples import (
     ODD_TEXTS,
     START,
     Stage,
+    ids,
     ids_of,
     invocation,
     owned,
@@ -73,9 +74,9 @@ class ReadConformance:
     def test_get_answers_in_the_order_asked(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([invocation(f"{n:04}") for n in range(1200)])
-            asked = ["0003", "none", "0001", "0003", ""]
+            asked = ids("0003", "none", "0001", "0003", "")
             assert ids_of(await store.get("shop", asked)) == ["0003", None, "0001", "0003", None]
-            many = [f"{n:04}" for n in reversed(range(1200))]
+            many = ids(*[f"{n:04}" for n in reversed(range(1200))])
             assert ids_of(await store.get("shop", many)) == many
             assert list(await store.get("shop", [])) == []
 
@@ -226,7 +227,7 @@ class ReadConformance:
             end = changes.completed(got, result=b"", operation="end", at=START)
             assert list(await store.apply([replace(end, app="third"), end])) == [MISSING, APPLIED]
             assert await the(store, app="other") == theirs
-            assert list(await store.get("third", ["a"])) == [None]
+            assert list(await store.get("third", ids("a"))) == [None]
             assert list(await store.roster("other")) == []
             assert await store.heartbeat("other", "r") is None
             await store.leave("other", "r")

@@ -31,7 +31,8 @@ from holdfast.engine.worker import Worker
 from holdfast.errors import ResultTimeout, UsageError
 from holdfast.execution.call import Call
 from holdfast.execution.hooks import Ends
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
+from holdfast.lifecycle.events import from_entry
 from holdfast.lifecycle.records import InvocationRecord, Serves
 from holdfast.lifecycle.status import FINAL, Status
 from holdfast.task import Submittable
@@ -114,7 +115,7 @@ class Harness:
             engine.events = EagerEvents(engine, self._declare)
             return engine
 
-        return Inside(with_eager_watcher, PumpingBridge(self._home))
+        return Inside(with_eager_watcher, PumpingBridge(self._home, self._store.take_in))
 
     # --- running
 
@@ -162,7 +163,7 @@ class Harness:
             raise UsageError(f"until={until!r} is over: the clock of this test says {_told(now)}")
         return moment
 
-    async def _perform(self, ids: Sequence[str], timeout: float | None) -> None:
+    async def _perform(self, ids: Sequence[InvocationId], timeout: float | None) -> None:
         """Somebody waits for these: run what is due until they have ended, and let time pass as if one waited."""
         name = self.app.name
 
@@ -188,6 +189,7 @@ class Harness:
         """Run one call after the other until it is enough, or until nothing is left that falls due by `end`."""
         engine = await self.app._engine()
         await self._declare(engine)
+        await self._tell_committed(engine)
         recovery = engine.recovery(self.app.name, self.app._duties)
         ends = Ends()
         if self._depth == 0 and self.app._hooks:
@@ -265,6 +267,11 @@ class Harness:
             max_tasks=1,
         )
 
+    async def _tell_committed(self, engine: Engine) -> None:
+        """Tell the triggers of events that were emitted in transactions which have committed by now."""
+        while self._store.committed_events:
+            await engine.events.tell(from_entry(self._store.committed_events.pop(0)))
+
     async def _declare(self, engine: Engine) -> None:
         """Store the schedules and triggers of the tasks, as a runner does when it starts."""
         if self._declared != (known := frozenset(self.app.tasks)):
@@ -341,6 +348,7 @@ class Harness:
 
     async def _submitted(self, task: Submittable[..., Any] | str | None) -> list[Submitted]:
         engine = await self.app._engine()
+        await self._tell_committed(engine)
         name = None if task is None else self._task(task).name
         records = [record for record in self._store.submitted if record.app == self.app.name]
         return [await self._read(engine, record) for record in records if name is None or record.task == name]

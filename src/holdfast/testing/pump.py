@@ -197,9 +197,10 @@ BOX: ContextVar[Box] = ContextVar("BOX")
 class PumpingBridge(Bridge):
     """Who waits here does meanwhile what the engine wants done."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, before: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self._home = home
+        self._before = before  # is called where somebody waits, ahead of what is wanted
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread.thread:
@@ -228,6 +229,7 @@ class PumpingBridge(Bridge):
         return errand.outcome()
 
     def _sent(self, work: Coroutine[Any, Any, T], box: Box) -> Errand[T]:
+        self._before()
         token = BOX.set(box)  # what is sent takes the context along
         try:
             return self._send(work, box.answer)

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, Self
 
+from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import FINAL, Status
@@ -24,7 +25,7 @@ class Ran:
         self.error: BaseException | None = None
 
     @property
-    def id(self) -> str:
+    def id(self) -> InvocationId:
         return self.invocation.id
 
     @property

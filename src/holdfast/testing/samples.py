@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import ErrorRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle import cancelling, changes, claims
 from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim
@@ -47,7 +48,9 @@ def invocation(
 ) -> InvocationRecord:
     """A record as `submit` makes it."""
     given: dict[str, Any] = {"task": TASK, "arguments": b"\x90", "created_at": at, "due_at": at} | fields
-    return registered(InvocationRecord(id=id, app=app, **given), operation=operation or f"insert {id}", at=at)
+    return registered(
+        InvocationRecord(id=InvocationId(id), app=app, **given), operation=operation or f"insert {id}", at=at
+    )
 
 
 def wish(operation: str = "claim", **fields: Any) -> Claim:
@@ -69,13 +72,18 @@ def runner(id: str, *, app: str = "shop", started_at: float = START, **fields: A
     return RunnerRecord(id=id, app=app, started_at=started_at, **given)
 
 
+def ids(*names: str) -> list[InvocationId]:
+    """These names as ids."""
+    return [InvocationId(name) for name in names]
+
+
 def ids_of(records: Iterable[InvocationRecord | None]) -> list[str | None]:
     return [record.id if record else None for record in records]
 
 
 async def the(store: Store, id: str = "a", app: str = "shop") -> InvocationRecord:
     """The record, which has to be there."""
-    (record,) = await store.get(app, [id])
+    (record,) = await store.get(app, ids(id))
     assert record is not None
     return record
 
@@ -145,17 +153,26 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
         Status.CANCELLING,
         lambda r: changes.killed(r, operation="op", at=START + 1, why="stop", error=ERROR),
     ),
-    "recovered": (Status.RUNNING, lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead")),
-    "recovered, reserved": (Status.PENDING, lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead")),
+    "recovered": (
+        Status.RUNNING,
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
+    ),
+    "recovered, reserved": (
+        Status.PENDING,
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
+    ),
     "recovered, once too often": (
         Status.RUNNING,
-        lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead", error=ERROR),
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead", error=ERROR),
     ),
     "recovered, being cancelled": (
         Status.CANCELLING,
-        lambda r: changes.recovered(r, operation="op", at=START + 1, why="dead"),
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
     ),
-    "rescued": (Status.KILLED, lambda r: changes.rescued(r, operation="op", at=START + 1, why="left behind")),
+    "rescued": (
+        Status.KILLED,
+        lambda r: changes.rescued(r, by="runner", operation="op", at=START + 1, why="left behind"),
+    ),
     "blocked": (Status.REGISTERED, lambda r: claims.blocked(r, operation="op", at=START + 1, why="no slot")),
     "refused": (Status.REGISTERED, lambda r: claims.refused(r, operation="op", at=START + 1, why="no slot")),
     "released": (Status.CONCURRENCY_CONTROLLED, lambda r: claims.released(r, operation="op", at=START + 1)),

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import APPLIED, Applied, Change, kept_until
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.limits import Limit, Release
@@ -45,7 +46,7 @@ from holdfast.testing.samples import BY_NAME, CANCELLATION, ERROR, START, invoca
 T = TypeVar("T")
 
 APPS = st.sampled_from(["shop", "other"])
-IDS = st.sampled_from([f"i{n}" for n in range(8)])
+IDS = st.sampled_from([InvocationId(f"i{n}") for n in range(8)])
 _TASKS = ["mail:send", "mail:drop"]
 TASKS = st.sampled_from(_TASKS)
 QUEUES = st.sampled_from(["default", "fast"])
@@ -56,6 +57,7 @@ KEYS = st.sampled_from(["k1", "k2"])
 MOST = 2  # that any claim here allows under one key
 LIMITS = st.fixed_dictionaries({name: st.builds(Limit, st.integers(1, MOST), st.booleans()) for name in _TASKS})
 AMENDABLE = (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED, Status.REROUTED)
+ACTORS = st.sampled_from(["r1/w1", "r1/w2", "r1", "r2", "r", "a stranger/w1"])  # workers, supervisors and others
 SHIFTS = st.sampled_from([-5.0, -0.5, 0.0, 0.0, 0.5, 5.0])
 
 
@@ -137,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.seen += records
 
     @rule(app=APPS, id=IDS, key=KEYS)
-    def free_key(self, app: str, id: str, key: str) -> None:
+    def free_key(self, app: str, id: InvocationId, key: str) -> None:
         self.both(lambda store: store.free_key(app, id, key))
 
     @rule(records=st.lists(new_invocations(), max_size=3))
@@ -184,9 +186,18 @@ class StoreMachine(RuleBasedStateMachine):
             later = invocation("later", operation=operation, arguments=data.draw(st.binary(max_size=3)))
             return amended(record, later, due_at=self.clock.now() + data.draw(SHIFTS))
         if data.draw(st.booleans()):
-            _, build = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
-            return replace(build(replace(record, epoch=epoch)), operation=operation, at=self.clock.now())
+            return self._named(data, replace(record, epoch=epoch), operation)
         return self._unnamed(data, record, epoch, operation)
+
+    def _named(self, data: st.DataObject, record: InvocationRecord, operation: str) -> Change | None:
+        """A named change, by the actor that it has or by somebody else; None where nobody may make it."""
+        _, build = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
+        try:
+            change = build(record)
+            actor = data.draw(st.just(change.actor) | ACTORS)
+            return replace(change, operation=operation, at=self.clock.now(), actor=actor)
+        except LifecycleError:
+            return None
 
     def _unnamed(self, data: st.DataObject, record: InvocationRecord, epoch: int, operation: str) -> Change | None:
         """Any walk that the table allows, so that a store is ready for the changes to come."""
@@ -218,7 +229,7 @@ class StoreMachine(RuleBasedStateMachine):
                 epoch=data.draw(st.sampled_from([epoch, None])),
                 operation=operation,
                 at=self.clock.now(),
-                actor=record.owner or "r3/w1",
+                actor=data.draw(st.just(record.owner or "r3/w1") | ACTORS),
                 why=data.draw(st.sampled_from(["", "because"])),
                 retain_until=kept_until(record, path[-1], self.clock.now()) if path else UNSET,
                 **optional,
@@ -246,11 +257,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.seen += self.both(lambda store: store.release_waiters(app, wishes, operation=operation, at=at))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=3))
-    def delivered(self, app: str, ids: list[str]) -> None:
+    def delivered(self, app: str, ids: list[InvocationId]) -> None:
         self.both(lambda store: store.delivered(app, ids))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=3), seconds=SHIFTS, limit=st.integers(0, 2))
-    def remove(self, app: str, ids: list[str], seconds: float, limit: int) -> None:
+    def remove(self, app: str, ids: list[InvocationId], seconds: float, limit: int) -> None:
         self.both(lambda store: store.remove_ended(app, ids))
         at = self.clock.now() + seconds
         self.both(lambda store: store.remove_final(app, at, limit))
@@ -276,7 +287,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.both(lambda store: store.latest_entries(app, "event", limit, before))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=4))
-    def get(self, app: str, ids: list[str]) -> None:
+    def get(self, app: str, ids: list[InvocationId]) -> None:
         self.both(lambda store: store.get(app, ids))
 
     @rule(app=APPS, where=FILTERS, limit=st.integers(0, 5))

@@ -82,7 +82,7 @@ class MongoBase:
 
     # --- opening and closing
 
-    async def open(self) -> None:
+    async def open(self, beside: object = None) -> None:
         if self._database is not None:
             return
         client = connection.acquire(self._url)
@@ -129,7 +129,7 @@ class MongoBase:
             await connection.release(self._url)
 
     def joined(self, session: object) -> MongoTransaction:
-        return joined(session, connection.database_name(self._url), self._mark)
+        return joined(session, connection.database_name(self._url), self._mark, self.now)
 
     def hints(self) -> StreamHints | None:
         return self._hints

@@ -22,6 +22,7 @@ from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from holdfast.errors import CorruptRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim, Claimed, blocked, claimed, refused
 from holdfast.lifecycle.limits import Allotment, Held, Holder, Release, allot, limit_of, why_blocked, why_refused
@@ -302,7 +303,7 @@ class _Candidate(NamedTuple):
     """What is known of a document that may be taken. See `holdfast.lifecycle.limits.Candidate`."""
 
     key: str
-    id: str
+    id: InvocationId
     task: str
     limit_key: str | None
     status: Status
@@ -322,7 +323,7 @@ def _candidate(document: Document) -> _Candidate:
     except ValidationError:
         terms = PLAIN
     status, limit_key = Status(document["status"]), key if isinstance(key, str) else None
-    return _Candidate(document["_id"], str(id), str(task), limit_key, status, terms, name)
+    return _Candidate(document["_id"], InvocationId(str(id)), str(task), limit_key, status, terms, name)
 
 
 def _with(before: Claimed, more: Claimed) -> Claimed:
@@ -367,7 +368,7 @@ def _from(change: Change) -> Document:
 
 
 def _nobody(claim: Claim) -> InvocationRecord:
-    return InvocationRecord(id="*", app=claim.app, task="*", arguments=b"", created_at=0, due_at=0)
+    return InvocationRecord(id=InvocationId("*"), app=claim.app, task="*", arguments=b"", created_at=0, due_at=0)
 
 
 def _pipeline_of(claim: Claim, slot: str | None = None) -> list[Document]:

@@ -184,7 +184,8 @@ def _errors_document(errors: Sequence[FailedAttempt]) -> list[Document]:
 def guard(change: Change) -> Document:
     """What the invocation must still be for the change to apply:
 
-    id, legal source status, epoch. Nothing else is asked, and nothing else is trusted.
+    id, legal source status, epoch, and the owner where the table asks for it. Nothing else is asked, and nothing else
+    is trusted.
     """
     sources = sorted(change.sources)
     wanted: Document = {
@@ -194,7 +195,14 @@ def guard(change: Change) -> Document:
     }
     if change.epoch is not None:
         wanted["epoch"] = change.epoch
-    return wanted
+    return wanted | _owned_by(change.actor or "") if change.needs_owner else wanted
+
+
+def _owned_by(actor: str) -> Document:
+    """Whose invocations `actor` may change as their owner, as `holdfast.lifecycle.status.acts_for` says it."""
+    if "/" in actor:
+        return {"owner": actor}
+    return {"$or": [{"owner": actor}, {"owner": {"$gte": f"{actor}/", "$lt": f"{actor}0"}}]}  # "0" follows "/"
 
 
 def pipeline(change: Change) -> list[Document]:
@@ -245,11 +253,14 @@ def quick(change: Change) -> tuple[Document, Document] | None:
     """
     if change.version is None or change.epoch is None:
         return None
+    rule = TABLE[change.path[0]]
+    if not (rule.acquires_ownership or rule.releases_ownership or (change.needs_owner and change.by is None)):
+        return None  # the owner stays, and only the server knows who that is
     lines = entries(change, version=change.version, epoch=change.epoch, owner=change.actor)
     last = lines[-1]
     if last.version > LONGEST and is_cut_at(last.version):
         return None
-    wanted = guard(change) | {"version": change.version, "owner": change.actor}
+    wanted = guard(change) | {"version": change.version}
     del wanted["history.op"]  # the operation cannot be there: it would have moved the version
     fields: Document = {
         "status": last.status.value,
@@ -302,7 +313,7 @@ def _history(lines: list[Document]) -> Document:
 def _lines(change: Change) -> tuple[list[Document], Any, int]:
     """The history's new lines as expressions, the owner after the last of them, and how often the epoch grew."""
     owner: Any = "$owner"
-    acquired, lines = 0, []
+    acquired, lines, by = 0, [], change.by
     for step, status in enumerate(change.path, 1):
         rule = TABLE[status]
         if rule.acquires_ownership:
@@ -318,7 +329,9 @@ def _lines(change: Change) -> tuple[list[Document], Any, int]:
         }
         if owner is not None:
             line["o"] = owner
-        if change.why and step == len(change.path):
+        if by is not None:
+            line["b"] = {"$literal": by}
+        if change.why and (step == len(change.path) or rule.overrides_ownership):
             line["w"] = {"$literal": change.why}
         lines.append(line)
     return lines, owner, acquired

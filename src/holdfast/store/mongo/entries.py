@@ -34,6 +34,17 @@ async def put(entries: Entries, entry: Entry, over: Entry | None = None) -> bool
     return found is not None and _entry(found) == entry
 
 
+def document_of(entry: Entry) -> Document:
+    """A new entry as it is stored."""
+    return {"_id": _key(entry), "app": entry.app, "kind": entry.kind, "name": entry.name} | _facts(entry)
+
+
+def in_the_way(entry: Entry, found: Document | None, now: float) -> Entry | None:
+    """What has the name of a new entry, unless it need not be kept any longer."""
+    there = None if found is None else _entry(found)
+    return there if there is None or there.keep_until is None or there.keep_until > now else None
+
+
 async def listing(entries: Entries, app: str, kind: str, names: Sequence[str] | None) -> list[Entry]:
     """Index: named, or _id."""
     if names is not None:

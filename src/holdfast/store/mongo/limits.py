@@ -12,6 +12,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import OperationFailure
 
 from holdfast.errors import CorruptRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.claims import released
 from holdfast.lifecycle.limits import Holder, Release
 from holdfast.lifecycle.records import InvocationRecord
@@ -62,7 +63,7 @@ async def _release_one(
     """The one that has waited longest goes back to the queue. One that cannot is set aside, or left if the server
     refuses it for a reason of its own, and the next one goes.
     """
-    nobody = InvocationRecord(id="*", app=app, task="*", arguments=b"", created_at=0, due_at=0)
+    nobody = InvocationRecord(id=InvocationId("*"), app=app, task="*", arguments=b"", created_at=0, due_at=0)
     update = pipeline(released(nobody, operation=operation, at=at))
     wanted, left = queries.waiting(app, wish.limit_key, wish.without), list[str]()
     while True:

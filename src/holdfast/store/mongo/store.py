@@ -21,6 +21,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError
 
 from holdfast.errors import CorruptRecord, StoreError, StoreReadOnly
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -204,7 +205,7 @@ class MongoStore(MongoBeside):
 
     # --- reading
 
-    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+    async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         keys = [key_of(app, id) for id in ids]
         documents = await self._ask("get", lambda again: self._get(keys))
         found = {document["_id"]: from_document(document) for document in documents}
@@ -248,7 +249,7 @@ class MongoStore(MongoBeside):
             except CorruptRecord:  # it would stay the first of them for ever
                 await self._ask("set aside", lambda again: self._quarantine.readable(found))  # noqa: B023
 
-    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         invocations, keys = self._collection(schema.INVOCATIONS), [key_of(app, id) for id in ids]
         await self._ask("delivered", lambda again: archive.deliver(invocations, keys))
 
@@ -256,7 +257,7 @@ class MongoStore(MongoBeside):
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         return self._listed(await self._ask("ended", lambda again: archive.ended(invocations, app, where, limit)))
 
-    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+    async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         invocations, keys = self._collection(schema.INVOCATIONS), [key_of(app, id) for id in ids]
         return await self._ask("remove ended", lambda again: archive.remove(invocations, keys))
 

@@ -9,21 +9,27 @@ server labels as transient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 from pymongo import ReadPreference
 from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import OperationFailure
 from pymongo.synchronous.client_session import ClientSession
 
 from holdfast.errors import UsageError
 from holdfast.lifecycle.identity import in_the_way, key_is_over
-from holdfast.lifecycle.records import InvocationRecord, StoredPayload
+from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, key_of, to_document
+from holdfast.store.mongo.entries import document_of
+from holdfast.store.mongo.entries import in_the_way as in_its_way
 from holdfast.store.mongo.queries import holders, names_of
+
+_SNAPSHOT_UNAVAILABLE = 246
 
 # Which databases, by name and mark, each client was seen to reach.
 _reached: WeakKeyDictionary[Any, set[tuple[str, object]]] = WeakKeyDictionary()
@@ -34,7 +40,8 @@ class MongoTransaction:
 
     carries_payloads = False
 
-    def __init__(self, session: Any, database: str, mark: object) -> None:
+    def __init__(self, session: Any, database: str, mark: object, now: Callable[[], float]) -> None:
+        self._now = now
         self.is_async = isinstance(session, AsyncClientSession)
         self._session = session
         self._database = session.client[database]
@@ -70,13 +77,14 @@ class MongoTransaction:
             self._check(self._meta.find_one({"_id": "schema"}))
         invocations, session = self._database[schema.INVOCATIONS], self._session
         found: list[Document] = []
-        for wanted, hint in _looks(records):
-            found += invocations.find(wanted, hint=hint, session=session).to_list()
-        there, over = _in_the_way(records, found)
-        if over:
-            invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
-        if fresh := _fresh(records, there):
-            invocations.insert_many(fresh, session=session)
+        with _explained():
+            for wanted, hint in _looks(records):
+                found += invocations.find(wanted, hint=hint, session=session).to_list()
+            there, over = _in_the_way(records, found)
+            if over:
+                invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
+            if fresh := _fresh(records, there):
+                invocations.insert_many(fresh, session=session)
         self._number = _number(session)
         return there
 
@@ -87,15 +95,67 @@ class MongoTransaction:
             self._check(await self._meta.find_one({"_id": "schema"}))
         invocations, session = self._database[schema.INVOCATIONS], self._session
         found: list[Document] = []
-        for wanted, hint in _looks(records):
-            found += await invocations.find(wanted, hint=hint, session=session).to_list()
-        there, over = _in_the_way(records, found)
-        if over:
-            await invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
-        if fresh := _fresh(records, there):
-            await invocations.insert_many(fresh, session=session)
+        with _explained():
+            for wanted, hint in _looks(records):
+                found += await invocations.find(wanted, hint=hint, session=session).to_list()
+            there, over = _in_the_way(records, found)
+            if over:
+                await invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
+            if fresh := _fresh(records, there):
+                await invocations.insert_many(fresh, session=session)
         self._number = _number(session)
         return there
+
+    def put_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
+        if not self._is_known:
+            self._check(self._meta.find_one({"_id": "schema"}))
+        stored, session, there = self._database[schema.ENTRIES], self._session, list[Entry | None]()
+        with _explained():
+            for entry in fresh:
+                document = document_of(entry)
+                found = stored.find_one({"_id": document["_id"]}, session=session)
+                there.append(holder := in_its_way(entry, found, self._now()))
+                if found is None:
+                    stored.insert_one(document, session=session)
+                elif holder is None:
+                    stored.replace_one({"_id": document["_id"]}, document, session=session)
+        self._number = _number(session)
+        return there
+
+    async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
+        if not self._is_known:
+            self._check(await self._meta.find_one({"_id": "schema"}))
+        stored, session, there = self._database[schema.ENTRIES], self._session, list[Entry | None]()
+        with _explained():
+            for entry in fresh:
+                document = document_of(entry)
+                found = await stored.find_one({"_id": document["_id"]}, session=session)
+                there.append(holder := in_its_way(entry, found, self._now()))
+                if found is None:
+                    await stored.insert_one(document, session=session)
+                elif holder is None:
+                    await stored.replace_one({"_id": document["_id"]}, document, session=session)
+        self._number = _number(session)
+        return there
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """What a transaction cannot see because it is newer than that: say what to do. Class, code and labels stay, so that
+    `with_transaction` runs it again.
+    """
+    try:
+        yield
+    except OperationFailure as error:
+        if error.code != _SNAPSHOT_UNAVAILABLE:
+            raise
+        why = (error.details or {}).get("errmsg", "the snapshot is too old")
+        raise OperationFailure(
+            f"{why} Your transaction began before Holdfast's collections or indexes were made. Run it again, as "
+            "session.with_transaction does; to avoid this, run `holdfast store prepare` once before.",
+            error.code,
+            error.details,
+        ) from error
 
 
 def _number(session: Any) -> object:
@@ -130,7 +190,7 @@ def _fresh(records: Sequence[InvocationRecord], there: Sequence[InvocationRecord
     return [to_document(record) for record, holder in zip(records, there, strict=True) if holder is None]
 
 
-def joined(session: object, database: str, mark: object) -> MongoTransaction:
+def joined(session: object, database: str, mark: object, now: Callable[[], float]) -> MongoTransaction:
     """Raises `UsageError` unless the session is in a transaction."""
     if not isinstance(session, ClientSession | AsyncClientSession):
         raise UsageError(
@@ -138,4 +198,4 @@ def joined(session: object, database: str, mark: object) -> MongoTransaction:
         )
     if not session.in_transaction:
         raise UsageError("the session is in no transaction; call submit inside session.start_transaction()")
-    return MongoTransaction(session, database, mark)
+    return MongoTransaction(session, database, mark, now)

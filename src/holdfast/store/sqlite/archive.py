@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.errors import CorruptRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms
 from holdfast.lifecycle.retention import OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
@@ -66,7 +67,7 @@ def readable_outboxes(
                     set_aside(connection, rowid, row, error)
 
 
-def delivered(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> None:
+def delivered(connection: sqlite3.Connection, app: str, ids: Sequence[InvocationId]) -> None:
     connection.executemany(queries.DELIVERED, [(app, id) for id in ids])
 
 
@@ -79,12 +80,12 @@ def remove_expired(connection: sqlite3.Connection, app: str, at: float, limit: i
     return removed + entries.remove_expired(connection, app, at, limit - removed)
 
 
-def remove_ended(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> int:
+def remove_ended(connection: sqlite3.Connection, app: str, ids: Sequence[InvocationId]) -> int:
     query = queries.ENDED_BY_ID.format(places=", ".join("?" * len(ids)))
     return _remove(connection, app, connection.execute(query, (app, *ids)).fetchall())
 
 
-def _remove(connection: sqlite3.Connection, app: str, gone: Sequence[tuple[int, str]]) -> int:
+def _remove(connection: sqlite3.Connection, app: str, gone: Sequence[tuple[int, InvocationId]]) -> int:
     connection.executemany(queries.DELETE, [(rowid,) for rowid, _ in gone])
     forget(connection, app, [id for _, id in gone])
     return len(gone)

@@ -41,6 +41,17 @@ def put(connection: sqlite3.Connection, entry: Entry, over: Entry | None = None)
     return done > 0 or [_entry(row) for row in connection.execute(GET, name)] == [entry]
 
 
+def put_new(connection: sqlite3.Connection, entry: Entry, now: float) -> Entry | None:
+    """Insert a new entry, or answer what has its name. What need not be kept any longer gives way."""
+    (there,) = listing(connection, entry.app, entry.kind, [entry.name]) or (None,)
+    if there is not None and (there.keep_until is None or there.keep_until > now):
+        return there
+    if there is not None:
+        connection.execute(DELETE, (entry.app, entry.kind, entry.name))
+    put(connection, entry)
+    return None
+
+
 def listing(connection: sqlite3.Connection, app: str, kind: str, names: Sequence[str] | None) -> list[Entry]:
     if names is None:
         return [_entry(row) for row in connection.execute(LIST, (app, kind))]

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from holdfast.codec import MARK
 from holdfast.errors import CorruptRecord
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -29,7 +30,7 @@ from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_
 from holdfast.lifecycle.history import LONGEST, cut, is_cut_at
 from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Release, allot, slot_range
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.status import Status, acts_for
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
@@ -95,7 +96,7 @@ def claim(connection: sqlite3.Connection, claim: Claim, set_aside: SetAside) -> 
     got = _claimed_before(connection, claim, set_aside) if claim.again else []
     heads = [] if claim.ids else _heads(connection, claim)
     held = Held(lambda key: holders(connection, claim.app, key))
-    turned, refused, cut = 0, list[str](), False
+    turned, refused, cut = 0, list[InvocationId](), False
     while len(got) < claim.limit and turned < MOST_BLOCKED and not cut:
         wanted = claim.limit - len(got)
         window = max(wanted, _WINDOW) if claim.limits else wanted
@@ -325,7 +326,11 @@ def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], 
     _, _, status, owner, epoch, _, _, seen, *_ = head
     if seen:
         return APPLIED_AGAIN
-    if status in change.sources and (change.epoch is None or epoch == change.epoch):
+    if (
+        status in change.sources
+        and (change.epoch is None or epoch == change.epoch)
+        and (owner == change.actor or not change.needs_owner or acts_for(change.actor, owner))
+    ):
         return APPLIED
     rowid, *row = connection.execute(queries.ROW_BY_ID, (change.app, change.id)).fetchone()
     try:
@@ -432,7 +437,7 @@ def alter_runner(connection: sqlite3.Connection, app: str, id: str, facts: Mappi
 # --- reading
 
 
-def rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> list[Sequence[object]]:
+def rows_by_id(connection: sqlite3.Connection, app: str, ids: Sequence[InvocationId]) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = []
     for part in _parts(ids, _IDS_PER_QUERY):
         rows += connection.execute(queries.GET.format(places=", ".join("?" * len(part))), (app, *part)).fetchall()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.records import Collected, Piece, StoredPayload
 
 REFER = "INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id) VALUES (?, ?, ?)"
@@ -46,7 +47,7 @@ def refer(connection: sqlite3.Connection, app: str, id: str, digests: Sequence[s
         connection.executemany(REFER, [(app, digest, id) for digest in digests])
 
 
-def forget(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> None:
+def forget(connection: sqlite3.Connection, app: str, ids: Sequence[InvocationId]) -> None:
     """These invocations are no more."""
     connection.executemany(FORGET, [(app, id) for id in ids])
 

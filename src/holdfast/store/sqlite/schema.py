@@ -316,6 +316,25 @@ def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sql
     return connection
 
 
+def connect_beside(path: Path, patience_seconds: float) -> sqlite3.Connection:
+    """A connection that hardly waits for anybody, and changes nothing by being made."""
+    return sqlite3.connect(path, timeout=patience_seconds, isolation_level=None)
+
+
+def prepare_now(connection: sqlite3.Connection) -> None:
+    """Make the store unless it is there, in a transaction of our own."""
+    if is_current(connection):
+        return
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        prepare(connection)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
 # --- the file system
 
 NETWORK_FILE_SYSTEMS = frozenset(

@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
 from holdfast.lifecycle.limits import Release, slot_range
@@ -61,6 +62,8 @@ T = TypeVar("T")
 
 _KNOWN = frozenset(status.value for status in Status)
 
+_BESIDE_SECONDS = 0.2  # another process may be about to make the store
+
 
 class SqliteStore:
     """See `holdfast.store.contract.Store`."""
@@ -90,7 +93,7 @@ class SqliteStore:
 
     # --- opening and closing
 
-    async def open(self) -> None:
+    async def open(self, beside: object = None) -> None:
         if self._writer is not None:
             return
         schema.refuse_network_file_system(self.path)
@@ -98,6 +101,8 @@ class SqliteStore:
         surroundings.create_file(self.path)
         for risk in surroundings.risks(self.path):
             self._observe("risk", {"why": risk})
+        if isinstance(beside, sqlite3.Connection) and beside.in_transaction:
+            await self._prepare_beside()
         folder = surroundings.side_folder(self.path)
         try:
             surroundings.make_side_folder(folder, self.path)
@@ -126,6 +131,23 @@ class SqliteStore:
             raise
         self._prepared = True
         self._hints = SocketHints(folder)
+
+    async def _prepare_beside(self) -> None:
+        """Make the store if it is not there, without waiting for the lock that the caller's transaction may hold: the
+        caller waits for us, so it could not let go of it.
+        """
+        wait = min(_BESIDE_SECONDS, self._busy_timeout)
+        once = ConnectionThread("holdfast-sqlite-prepare", lambda: schema.connect_beside(self.path, wait))
+        try:
+            await _do(once, schema.prepare_now)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"the store in {self.path} has to be made first, or brought up to date, and that cannot be done while "
+                "your own transaction holds the file's lock. Run `holdfast store prepare` once, or use the app once "
+                f"before the transaction begins (app.invocations(limit=1)). Nothing was written. ({error})"
+            ) from error
+        finally:
+            once.stop()
 
     def _connect(self) -> sqlite3.Connection:
         self._files.before_connecting()
@@ -241,7 +263,7 @@ class SqliteStore:
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         return await self._write(lambda connection: jobs.apply(connection, changes, self._set_aside))
 
-    async def get(self, app: str, ids: Sequence[str]) -> Sequence[InvocationRecord | None]:
+    async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         rows = await self._read(lambda connection: jobs.rows_by_id(connection, app, ids))
         found = {row[queries.ID_COLUMN]: from_row(row) for row in rows}
         return [found.get(id) for id in ids]
@@ -369,10 +391,10 @@ class SqliteStore:
             wanted = (app, before, limit, self._set_aside)
             return await self._write(lambda connection: archive.readable_outboxes(connection, *wanted))
 
-    async def delivered(self, app: str, ids: Sequence[str]) -> None:
+    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         await self._write(lambda connection: archive.delivered(connection, app, ids))
 
-    async def remove_ended(self, app: str, ids: Sequence[str]) -> int:
+    async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         return await self._write(lambda connection: archive.remove_ended(connection, app, ids))
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.clock import Clock
 from holdfast.errors import UsageError
 from holdfast.lifecycle.identity import key_is_over
-from holdfast.lifecycle.records import InvocationRecord, StoredPayload
-from holdfast.store.sqlite import jobs, payloads, queries
+from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
+from holdfast.store.sqlite import entries, jobs, payloads, queries
 from holdfast.store.sqlite.files import DatabaseFiles
+
+T = TypeVar("T")
 
 
 class SqliteTransaction:
@@ -41,19 +44,22 @@ class SqliteTransaction:
     def insert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
+        return self._whole(lambda connection: self._insert(connection, records, stored))
+
+    def _whole(self, write: Callable[[sqlite3.Connection], T]) -> T:
+        """All that is written so, or none of it."""
         self._files.refuse_changed()
         with _plainly(self._connection) as connection:
             if not connection.in_transaction:
                 connection.execute("BEGIN IMMEDIATE")  # as Python itself would before an INSERT
-            connection.execute("SAVEPOINT holdfast_submit")  # all of them, or none
+            connection.execute("SAVEPOINT holdfast_submit")
             try:
-                there = self._insert(connection, records, stored)
+                return write(connection)
             except BaseException:
                 connection.execute("ROLLBACK TO holdfast_submit")
                 raise
             finally:
                 connection.execute("RELEASE holdfast_submit")
-            return there
 
     def _insert(
         self, connection: sqlite3.Connection, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
@@ -75,6 +81,13 @@ class SqliteTransaction:
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
         return self.insert(records, stored)
+
+    def put_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
+        now = self._clock.now()
+        return self._whole(lambda connection: [entries.put_new(connection, entry, now) for entry in fresh])
+
+    async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
+        return self.put_entries(fresh)
 
 
 def joined(connection: object, path: Path, clock: Clock, files: DatabaseFiles) -> SqliteTransaction:

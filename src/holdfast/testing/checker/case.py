@@ -47,7 +47,7 @@ class Case:
         self.ledgers = ledgers
         self.faults = faults
         self.bounds = bounds
-        self.records = {record.id: record for record in dump.records}
+        self.records: dict[str, InvocationRecord] = {record.id: record for record in dump.records}
         self._events: dict[What, list[Event]] = defaultdict(list)
         for event in sorted(ledgers.events, key=lambda event: event.at):
             self._events[event.what].append(event)

@@ -12,7 +12,7 @@ from holdfast.errors import NotDecodable
 from holdfast.lifecycle.history import left_out, neighbours
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.retries import load_policy, most_retries
-from holdfast.lifecycle.status import FINAL, INITIAL, TABLE, Status
+from holdfast.lifecycle.status import FINAL, INITIAL, TABLE, Status, acts_for
 from holdfast.testing.checker.case import Case
 from holdfast.testing.checker.evidence import Violation
 
@@ -72,8 +72,8 @@ def final_is_final(case: Case) -> Iterator[Violation]:
 
 
 def one_owner(case: Case) -> Iterator[Violation]:
-    """I4, by the history: nobody acquires what another holds, nobody holds what was released, and each claim has the
-    next epoch.
+    """I4, by the history: nobody acquires what another holds, nobody holds what was released, each claim has the next
+    epoch, and nobody else takes an edge that is the owner's.
     """
     for record in case.dump.records:
         first, last = record.history[:1], record.history[-1:]
@@ -84,6 +84,10 @@ def one_owner(case: Case) -> Iterator[Violation]:
             yield Violation("I4", record.id, sentence, last)
         for before, after in neighbours(record.history):
             rule = TABLE[after.status]
+            asks = TABLE[before.status].requires_ownership and not rule.overrides_ownership
+            if asks and after.by is not None and not acts_for(after.by, before.owner):
+                sentence = f"{before.status} → {after.status} is for its owner {before.owner}, and {after.by} took it"
+                yield Violation("I4", record.id, sentence, (before, after))
             if rule.acquires_ownership:
                 yield from _acquired(record, before, after)
             elif rule.releases_ownership:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast.errors import InvocationNotFound, StoreError
+from holdfast.ids import InvocationId
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms, registered
 from holdfast.lifecycle.retries import Fixed, dump_policy
@@ -63,7 +64,7 @@ class Client:
                 return
         ledger.write(What.SUBMIT_UNKNOWN, self.process.pid, **facts)
 
-    async def _cancel(self, job: Job, id: str) -> None:
+    async def _cancel(self, job: Job, id: InvocationId) -> None:
         """Ask for its end until the store has heard it."""
         if job.cancel_after is None:
             return
@@ -93,7 +94,7 @@ class Client:
         )
         return registered(record, operation=self._engine.ids.operation(), at=now)
 
-    async def _see(self, job: Job, id: str) -> None:
+    async def _see(self, job: Job, id: InvocationId) -> None:
         while True:
             try:
                 ended = await self._engine.watcher.ends([id], 20.0)

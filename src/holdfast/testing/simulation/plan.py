@@ -9,14 +9,14 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.ids import derived_id
+from holdfast.ids import InvocationId, derived_id
 from holdfast.lifecycle.schedules import CatchUp, Overlap
 from holdfast.testing.checker import FaultKind
 
 APP, TASK = "sim", "work"
 
 
-def id_of(token: str) -> str:
+def id_of(token: str) -> InvocationId:
     return derived_id("key", APP, TASK, token)
 
 
