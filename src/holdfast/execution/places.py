@@ -8,14 +8,16 @@ waking the loop for each would be most of the work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 from typing import Protocol
 
 from holdfast.errors import SoftTimeout
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, raised, run, run_coroutine
+from holdfast.execution.call import INTERRUPTED, NOT_BEGUN, Call, Interrupted, Outcome, raised, run, run_coroutine
 from holdfast.execution.loop import LoopThread
 from holdfast.execution.throwing import Softly, Stopped, throw_into
 
@@ -33,7 +35,7 @@ class Execution(Protocol):
     def interrupt(self, keys: Iterable[str]) -> None:
         """End these calls if that is possible.
 
-        Each still gets its outcome; a plain thread cannot be ended and goes on.
+        Each still gets its outcome, also one that has not begun; a plain thread cannot be ended and goes on.
         """
         ...
 
@@ -174,16 +176,27 @@ class ThreadPlaces:
                     self._thrown.add(key)
                     throw_into(thread, error)
 
+    def _drop(self, keys: Iterable[str], outcome: Interrupted) -> None:
+        """Take back those that no thread has begun with: they shall not begin any more."""
+        wanted = set(keys)
+        for call in [call for call in tuple(self._calls) if call.key in wanted]:
+            with contextlib.suppress(ValueError):  # a thread was faster
+                self._calls.remove(call)
+                self._pile.add(call.key, outcome)
+        self._pile.announce()
+
     def interrupt(self, keys: Iterable[str]) -> None:
-        pass
+        self._drop(keys, INTERRUPTED)
 
     def cancel(self, keys: Iterable[str]) -> None:
-        pass
+        self._drop(keys, NOT_BEGUN)
 
     def soften(self, keys: Iterable[str]) -> None:
         self._throw(keys, SoftTimeout)
 
     def force(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        self._drop(keys, NOT_BEGUN)
         self._throw(keys, Stopped)
 
     def close(self) -> None:
@@ -192,15 +205,26 @@ class ThreadPlaces:
 
 
 class _Coroutines:
-    """Calls as tasks of one loop, on which all of this happens."""
+    """Calls as tasks of one loop, on which all of this happens.
+
+    A task that is cancelled before its first step never enters its coroutine, so no `finally` of that is reached:
+    whoever cancels it has to see to its outcome.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked: set[str] = set()  # to end; what they make of it is their outcome
         self._soft: dict[str, Softly] = {}
 
+    def _ended(self, key: str, outcome: Outcome) -> None:
+        """Let go of a call and pass its outcome on."""
+        raise NotImplementedError
+
     def _softly(self, call: Call) -> Softly:
-        return self._soft.setdefault(call.key, Softly())
+        softly = self._soft.setdefault(call.key, Softly())
+        if softly.is_early and (task := asyncio.current_task()) is not None:
+            softly.strike(task)
+        return softly
 
     def _left(self, key: str) -> None:
         self._asked.discard(key)
@@ -209,7 +233,11 @@ class _Coroutines:
     def _cancel(self, keys: Iterable[str], *, asked: bool = False) -> None:
         for key in keys:
             if task := self._tasks.get(key):
-                if asked:
+                if not _has_begun(task):
+                    self._tasks.pop(key)
+                    # Not at once: whoever cancels does not expect the outcome before he is through.
+                    task.get_loop().call_soon(self._ended, key, NOT_BEGUN if asked else INTERRUPTED)
+                elif asked:
                     self._asked.add(key)
                 task.cancel()
 
@@ -218,8 +246,16 @@ class _Coroutines:
 
     def _soften(self, keys: Iterable[str]) -> None:
         for key in keys:
-            if (task := self._tasks.get(key)) and (softly := self._soft.get(key)):
+            task = self._tasks.get(key)
+            if task is not None and not _has_begun(task):
+                self._soft.setdefault(key, Softly()).is_early = True
+            elif task is not None and (softly := self._soft.get(key)):
                 softly.strike(task)
+
+
+def _has_begun(task: asyncio.Task[None]) -> bool:
+    coroutine = task.get_coro()
+    return not isinstance(coroutine, Coroutine) or getcoroutinestate(coroutine) != CORO_CREATED
 
 
 class LoopPlaces(_Coroutines):
@@ -250,12 +286,15 @@ class LoopPlaces(_Coroutines):
             if task is not None and task.cancelling() and call.key not in self._asked:
                 outcome = INTERRUPTED
         finally:
-            self._tasks.pop(call.key, None)
-            if self._asked or self._soft:
-                self._left(call.key)
-            self._pile.add(call.key, outcome)
-            # One turn of the loop later: by then everything that ends in this turn is on the pile.
-            self._loop.call_soon(self._pile.announce)
+            self._ended(call.key, outcome)
+
+    def _ended(self, key: str, outcome: Outcome) -> None:
+        self._tasks.pop(key, None)
+        if self._asked or self._soft:
+            self._left(key)
+        self._pile.add(key, outcome)
+        # One turn of the loop later: by then everything that ends in this turn is on the pile.
+        self._loop.call_soon(self._pile.announce)
 
     def interrupt(self, keys: Iterable[str]) -> None:
         self._loop.call_soon_threadsafe(self._cancel, list(keys))
@@ -298,9 +337,12 @@ class InlinePlaces(_Coroutines):
             if task is not None and task.cancelling() and call.key not in self._asked:
                 outcome = INTERRUPTED
         finally:
-            self._tasks.pop(call.key, None)
-            self._left(call.key)
-            self._deliver([(call.key, outcome)])
+            self._ended(call.key, outcome)
+
+    def _ended(self, key: str, outcome: Outcome) -> None:
+        self._tasks.pop(key, None)
+        self._left(key)
+        self._deliver([(key, outcome)])
 
     def interrupt(self, keys: Iterable[str]) -> None:
         self._cancel(keys)
