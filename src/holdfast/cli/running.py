@@ -37,6 +37,7 @@ from holdfast.engine.account import Account
 from holdfast.engine.worker_process import SIGNALS
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.execution.lifeline import end_group, end_with_runner
+from holdfast.execution.loop import when_a_loop_is_broken
 from holdfast.lifecycle.names import counted
 
 log = logging.getLogger("holdfast.worker")
@@ -127,6 +128,7 @@ def worker(
     stream = socket.socket(fileno=fd)
     stream.set_inheritable(False)  # a program that outlives this worker must not keep the line open
     end_with_runner(stream)
+    when_a_loop_is_broken(end_group)  # the runner recovers what it held, and starts another
     told_early = _hear()
 
     def on_stop(stop: Callable[[], object]) -> None:

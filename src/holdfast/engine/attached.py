@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.crew import Working
-from holdfast.engine.messages import Done, Grant, News, Orders, Pauses, Ready, Retire, Stop, receive, send
+from holdfast.engine.messages import Done, Grant, News, Orders, Pauses, Ping, Pong, Ready, Retire, Stop, receive, send
 from holdfast.engine.permit import Permit
 from holdfast.engine.worker import Worker
 from holdfast.errors import StoreError
@@ -80,6 +80,8 @@ class Attached:
                 case Grant(until):
                     self._permit.grant(until)
                     crashpoint("worker.permitted")
+                case Ping():
+                    send(self._writer, Pong())
                 case Pauses(queues):
                     self._permit.pause(frozenset(queues))
                 case Stop(hurry):

@@ -48,6 +48,14 @@ class Retire(msgspec.Struct, frozen=True, tag="retire"):
     """Take no more work, let what runs end, and end: another worker carries on."""
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answer with `Pong`, from the loop that claims and settles: the runner asks whether the worker hears it."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """The worker hears its runner."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker looks for work."""
 
@@ -72,7 +80,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     unfinished: bool
 
 
-Message = Orders | Grant | Pauses | Stop | Retire | Ready | News | Done
+Message = Orders | Grant | Pauses | Stop | Retire | Ping | Pong | Ready | News | Done
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

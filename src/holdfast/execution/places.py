@@ -17,7 +17,17 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from holdfast.errors import SoftTimeout
-from holdfast.execution.call import INTERRUPTED, NOT_BEGUN, Call, Interrupted, Outcome, raised, run, run_coroutine
+from holdfast.execution.call import (
+    INTERRUPTED,
+    NOT_BEGUN,
+    Call,
+    Crashed,
+    Interrupted,
+    Outcome,
+    raised,
+    run,
+    run_coroutine,
+)
 from holdfast.execution.loop import LoopThread
 from holdfast.execution.throwing import Softly, Stopped, throw_into
 
@@ -270,12 +280,35 @@ class LoopPlaces(_Coroutines):
         self._own = thread is None
         self._thread = thread or LoopThread("holdfast-coroutines")
         self._loop = self._thread.loop
+        self._batches: deque[list[Call]] = deque()  # on their way to the loop
+        self._unwatch = self._thread.on_broken(self._broken)
 
     def start(self, calls: Iterable[Call]) -> None:
-        self._loop.call_soon_threadsafe(self._spawn, list(calls))
+        self._batches.append(list(calls))
+        if not self._call(self._spawn):
+            self._broken()
 
-    def _spawn(self, calls: list[Call]) -> None:
-        for call in calls:
+    def _call(self, function: Callable[..., None], *arguments: object) -> bool:
+        """Have the loop do it. False: it is broken."""
+        if self._thread.is_broken:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    def _broken(self) -> None:
+        """The loop will never turn again, so what is on it has crashed."""
+        waiting = [call.key for batch in self._batches for call in batch]
+        self._batches.clear()
+        for key in [*self._tasks, *waiting]:
+            self._pile.add(key, Crashed("the event loop on which it ran is broken"))
+        self._tasks.clear()
+        self._pile.announce()
+
+    def _spawn(self) -> None:
+        for call in self._batches.popleft():
             self._tasks[call.key] = self._loop.create_task(self._run(call), name=call.key)
 
     async def _run(self, call: Call) -> None:
@@ -297,17 +330,18 @@ class LoopPlaces(_Coroutines):
         self._loop.call_soon(self._pile.announce)
 
     def interrupt(self, keys: Iterable[str]) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, list(keys))
+        self._call(self._cancel, list(keys))
 
     def cancel(self, keys: Iterable[str]) -> None:
-        self._loop.call_soon_threadsafe(self._ask, list(keys))
+        self._call(self._ask, list(keys))
 
     def soften(self, keys: Iterable[str]) -> None:
-        self._loop.call_soon_threadsafe(self._soften, list(keys))
+        self._call(self._soften, list(keys))
 
     force = cancel
 
     def close(self) -> None:
+        self._unwatch()
         if self._own:
             self._thread.end(wait=False)
 
