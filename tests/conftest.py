@@ -22,6 +22,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _every_line_is_news() -> None:
+    """What an earlier test has logged does not keep a line of this one back."""
+    from holdfast.loglines import REPEATS
+
+    REPEATS.forget()
+
+
 @pytest.fixture(scope="session")
 def replica_set() -> Iterator[str]:
     """The URL of a replica set of one node, one for each test process."""

@@ -169,7 +169,7 @@ class ProcessCrew:
                 worker = await self._spawn()
                 died = await self._until_replaced(worker, first)
             except OSError as error:
-                log.error("a worker process could not be started: %s", error)
+                log.error("a worker process could not be started: %s", error, extra={"series": "no start"})
                 died, worker = True, None
             if not died:
                 continue
@@ -284,7 +284,7 @@ class ProcessCrew:
         asked = worker.ended_as_asked
         if not asked:
             self._account.deaths += 1
-            log.error("worker %s died: %s", worker.owner, worker.exit)
+            log.error("worker %s died: %s", worker.owner, worker.exit, extra={"series": "deaths"})
         why = "its runner stopped before it was done" if asked else f"its worker {worker.owner} died: {worker.exit}"
         spares = asked or bool(worker.overdue)  # those that ran beside one that was past its time are not to blame
         pause = _FIRST_PAUSE_SECONDS
