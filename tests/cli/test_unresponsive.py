@@ -59,6 +59,18 @@ def short(name):
         time.sleep(0.01)
     return "in time"
 
+@app.task(timeout="200ms")
+async def blocks_the_loop():
+    time.sleep(600)
+
+@app.task(timeout="200ms")
+def cannot_be_stopped():
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+
 @app.task
 def who():
     return os.getpid()
@@ -225,3 +237,31 @@ def test_a_runner_that_was_stopped_together_with_its_worker_kills_nobody(
     assert invocation.record().reason == "TimedOut: timed out after 1s", "its worker ended it"
     assert shop.module.who.submit().result(timeout=30) == worker
     assert not runner.said("has not answered")
+
+
+@pytest.mark.faults
+def test_a_worker_whose_event_loop_is_blocked_for_good_gives_way_to_another(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    run("--concurrency", "3")
+    sister = shop.module.beside.submit("sister")
+    worker = shop.begun("sister")
+    with pytest.raises(TimedOut):
+        shop.module.blocks_the_loop.submit().result(timeout=30)
+    shop.go("sister")
+    assert sister.result(timeout=30) == 2
+    reasons = [entry.why for entry in sister.record().history]
+    assert any("code that cannot be stopped blocked the event loop of its worker" in why for why in reasons)
+    assert is_gone(worker)
+
+
+@pytest.mark.faults
+def test_a_worker_whose_places_are_all_taken_by_what_cannot_be_stopped_gives_way_to_another(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    run("--concurrency", "1")
+    worker = shop.module.who.submit().result(timeout=30)
+    with pytest.raises(TimedOut):
+        shop.module.cannot_be_stopped.submit().result(timeout=30)
+    assert shop.module.who.submit().result(timeout=30) != worker
+    eventually(lambda: is_gone(worker), "the worker is over")

@@ -303,9 +303,10 @@ def test_a_late_look_counts_as_one() -> None:
 def test_a_worker_whose_stream_has_ended_is_killed_and_has_died() -> None:
     async def main() -> None:
         clock = StillClock()
-        crew = crew_of(DEAF + "os.close(fd)\n", clock)
+        crew = crew_of(DEAF + "os.read(fd, 65536), os.read(fd, 65536), os.close(fd)\n", clock)
         await soon(crew.start("r", Permit(clock)))
         worker = crew._alive["r/1"]
+        worker.pause(frozenset())  # after its orders, that is the second thing that it is told
         watching = asyncio.create_task(crew.wait())
         await soon(gone(crew, worker.pid))
         assert worker.exit == "it closed its connection to its runner, and was killed"

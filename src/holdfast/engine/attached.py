@@ -60,7 +60,7 @@ class Attached:
         if not self._writer.is_closing():
             with contextlib.suppress(OSError):  # nobody is there to hear it
                 await self._writer.drain()
-        return worker.running > 0
+        return worker.is_unfinished
 
     def stop(self, *, hurry: bool = False) -> None:
         self._was_told_to_stop = True
@@ -72,7 +72,8 @@ class Attached:
         if self._working is not None and not self._said_done:
             self._said_done = True
             worker = self._working.worker
-            send(self._writer, Done(account=replace(worker.account), unfinished=worker.running > 0))
+            done = Done(account=replace(worker.account), unfinished=worker.is_unfinished, why=worker.why_ended)
+            send(self._writer, done)
 
     async def _listen(self) -> None:
         while (message := await receive(self._reader)) is not None:

@@ -74,10 +74,13 @@ class News(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The worker's work is over, and it is about to end. `unfinished`: user code still runs and ends with it."""
+    """The worker's work is over, and it is about to end. `unfinished`: user code still runs and ends with it. `why` is
+    for the history of what it leaves behind, if it was not told to end.
+    """
 
     account: Account
     unfinished: bool
+    why: str = ""
 
 
 Message = Orders | Grant | Pauses | Stop | Retire | Ping | Pong | Ready | News | Done

@@ -285,7 +285,8 @@ class ProcessCrew:
         if not asked:
             self._account.deaths += 1
             log.error("worker %s died: %s", worker.owner, worker.exit, extra={"series": "deaths"})
-        why = "its runner stopped before it was done" if asked else f"its worker {worker.owner} died: {worker.exit}"
+        left = (worker.done.why if worker.done else "") or "its runner stopped before it was done"
+        why = left if asked else f"its worker {worker.owner} died: {worker.exit}"
         spares = asked or bool(worker.overdue)  # those that ran beside one that was past its time are not to blame
         pause = _FIRST_PAUSE_SECONDS
         while True:

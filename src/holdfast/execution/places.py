@@ -63,6 +63,10 @@ class Execution(Protocol):
         """End these with what there is: kill a process, cancel a coroutine, raise in a thread."""
         ...
 
+    def is_blocked(self, key: str) -> bool:
+        """Whether the loop of this call does not turn: it was told to end the call, and has not even heard that."""
+        ...
+
     def close(self) -> None:
         """Take no more calls and let go of idle resources, without waiting for calls that still run."""
         ...
@@ -209,6 +213,9 @@ class ThreadPlaces:
         self._drop(keys, NOT_BEGUN)
         self._throw(keys, Stopped)
 
+    def is_blocked(self, key: str) -> bool:
+        return False
+
     def close(self) -> None:
         for _ in range(self._threads):
             self._wake.put(False)
@@ -281,6 +288,7 @@ class LoopPlaces(_Coroutines):
         self._thread = thread or LoopThread("holdfast-coroutines")
         self._loop = self._thread.loop
         self._batches: deque[list[Call]] = deque()  # on their way to the loop
+        self._unheard: set[str] = set()  # of those that were told to end, since the loop does not turn
         self._unwatch = self._thread.on_broken(self._broken)
 
     def start(self, calls: Iterable[Call]) -> None:
@@ -338,7 +346,14 @@ class LoopPlaces(_Coroutines):
     def soften(self, keys: Iterable[str]) -> None:
         self._call(self._soften, list(keys))
 
-    force = cancel
+    def force(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        self._unheard.update(keys)
+        self.cancel(keys)
+        self._call(self._unheard.difference_update, keys)
+
+    def is_blocked(self, key: str) -> bool:
+        return key in self._unheard
 
     def close(self) -> None:
         self._unwatch()
@@ -388,6 +403,9 @@ class InlinePlaces(_Coroutines):
         self._soften(keys)
 
     force = cancel
+
+    def is_blocked(self, key: str) -> bool:
+        return False
 
     def close(self) -> None:
         pass

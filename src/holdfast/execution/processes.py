@@ -119,6 +119,9 @@ class ProcessPlaces:
     def force(self, keys: Iterable[str]) -> None:
         self.interrupt(keys)
 
+    def is_blocked(self, key: str) -> bool:
+        return False
+
     def close(self) -> None:
         """End all children. Calls that still run are interrupted: nobody would learn what became of them."""
         with self._news:
