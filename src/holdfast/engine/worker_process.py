@@ -33,7 +33,7 @@ from holdfast.engine.messages import (
 from holdfast.lifecycle.records import WorkerRecord
 
 # A new process belongs to our group for a moment, and hears nothing before it has begun to. So these wait until then.
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class WorkerProcess:
