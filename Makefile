@@ -27,7 +27,7 @@ quick: $(READY)  ## the inner loop: everything that is fast
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture and not faults' -x
 
 faults: $(READY)  ## every crash point in every role on both stores, the zombies, MongoDB of every kind (5 minutes)
-	$(BIN)/python -m pytest tests/faults tests/store/test_conformance.py -m '' -n 2 --dist loadgroup --durations=8
+	$(BIN)/python -m pytest tests/faults tests/cli/test_unresponsive.py tests/store/test_conformance.py -m '' -n 2 --dist loadgroup --durations=8
 
 torture: $(READY)  ## minutes of faults on a real replica set (HOLDFAST_TEST_TORTURE_SECONDS=600 for longer)
 	$(BIN)/python -m pytest -m torture -n 0 -s --durations=0

@@ -31,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         random.Random(seed).shuffle(items)
 
 
+@pytest.fixture(autouse=True)
+def _every_line_is_news() -> None:
+    """What an earlier test has logged does not keep a line of this one back."""
+    from holdfast.loglines import REPEATS
+
+    REPEATS.forget()
+
+
 @pytest.fixture(scope="session")
 def replica_set() -> Iterator[str]:
     """The URL of a replica set of one node, one for each test process."""

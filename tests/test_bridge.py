@@ -81,3 +81,39 @@ def test_an_app_may_be_closed_at_any_line_of_a_call() -> None:
         check=True,
     )
     assert int(counting.stdout) > 20
+
+
+BREAKS_ITS_LOOPS = """
+import os, time
+from holdfast import App
+from holdfast.errors import StoreError
+
+app = App("memory://")
+
+@app.task
+def close_everything():
+    os.closerange(3, 4096)
+    time.sleep(600)
+
+app.runner().start()
+try:
+    close_everything.submit().result(timeout=60)
+except StoreError as error:
+    print(error)
+try:
+    close_everything.submit()
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_whoever_waits_for_a_broken_loop_is_told() -> None:
+    """User code in the same process has closed the descriptors of the loops: nobody hangs, and the log stays short."""
+    ended = subprocess.run(
+        [sys.executable, "-c", BREAKS_ITS_LOOPS], capture_output=True, text=True, timeout=60, check=False
+    )
+    first, second = ended.stdout.splitlines()
+    assert "the event loop on which Holdfast works in this process is broken" in first
+    assert "restart the process" in second
+    assert ended.stderr.count("cannot go on") <= 2
+    assert len(ended.stderr) < 20_000

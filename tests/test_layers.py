@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 
 LAYERS = [
-    ["errors", "ids", "clock", "codec", "masking", "crashpoints", "schedules", "_version"],
+    ["errors", "ids", "clock", "codec", "masking", "crashpoints", "loglines", "schedules", "_version"],
     ["lifecycle"],
     ["store", "wakeup", "execution"],
     ["engine"],

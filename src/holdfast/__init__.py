@@ -45,6 +45,7 @@ from holdfast.lifecycle.retries import (
 )
 from holdfast.lifecycle.schedules import ScheduleRecord
 from holdfast.lifecycle.status import Status
+from holdfast.loglines import limit_repeats as _limit_repeats
 from holdfast.schedule_options import scheduled
 from holdfast.schedules import cron, every, once
 from holdfast.task import AsyncTask, Task
@@ -132,3 +133,4 @@ __all__ = [
 
 # A library does not decide where its log goes: without this, Python prints warnings to stderr by itself.
 logging.getLogger("holdfast").addHandler(logging.NullHandler())
+_limit_repeats()

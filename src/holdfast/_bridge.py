@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from holdfast.errors import BlockingCall, UsageError
+from holdfast.errors import BlockingCall, StoreError, UsageError
 from holdfast.execution.loop import LoopThread
 
 T = TypeVar("T")
@@ -46,18 +46,20 @@ class Errand(Generic[T]):
         if self._task is not None:
             self._task.cancel()
 
-    def cut(self) -> None:
-        """End it, and do not keep anybody waiting until it has ended."""
+    def cut(self, refuse: Callable[[], Any] | None = None) -> None:
+        """End it, and do not keep anybody waiting until it has ended: they get what `refuse` raises."""
         if self._task is None:
             self._work.close()
-        self._finish(None)
+        if self._outcome is None:
+            self._outcome = refuse or _raise_closed
+            self._tell()
         self.cancel()
 
-    def _finish(self, task: asyncio.Task[T] | None) -> None:
-        if task is not None and not task.cancelled():
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
             task.exception()  # somebody has looked at it, even if nobody waits any more
         if self._outcome is None:
-            self._outcome = _raise_closed if task is None or task.cancelled() else task.result
+            self._outcome = _raise_closed if task.cancelled() else task.result
             self._tell()
 
     def outcome(self) -> T:
@@ -73,6 +75,14 @@ class Bridge:
         self._closed = False
         self._sending = threading.RLock()  # nothing is sent once it is closed; a signal handler may close it
         self._errands: set[Errand[Any]] = set()  # touched by the loop alone
+        self._on_their_way: set[Errand[Any]] = set()  # on their way to it
+        self._unwatch = self._thread.on_broken(self._broken)
+
+    def _broken(self) -> None:
+        """The loop will never turn again: free those who wait for it."""
+        with self._sending:
+            for errand in (*self._errands, *self._on_their_way):
+                errand.cut(_raise_broken)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it there and wait here. Short work only, if this thread runs a loop of its own."""
@@ -111,12 +121,17 @@ class Bridge:
     def _send(self, work: Coroutine[Any, Any, T], tell: Callable[[], object]) -> Errand[T]:
         errand = Errand(work, tell)
         with self._sending:
-            if not self._closed and self._call(functools.partial(self._begin, errand)):
+            self._on_their_way.add(errand)
+            if not self._closed and not self._thread.is_broken and self._call(functools.partial(self._begin, errand)):
                 return errand
+            self._on_their_way.discard(errand)
         work.close()
+        if self._thread.is_broken:
+            _raise_broken()
         raise _closed_meanwhile()
 
     def _begin(self, errand: Errand[Any]) -> None:
+        self._on_their_way.discard(errand)
         if self._closed:
             errand.cut()
         else:
@@ -142,6 +157,9 @@ class Bridge:
             if self._closed:
                 return
             self._closed = True
+        self._unwatch()
+        if self._thread.is_broken:
+            return _release()  # nothing can be ended there any more
         gate = threading.Lock()
         gate.acquire()
         ending = Errand(self._end(end), gate.release)
@@ -171,7 +189,7 @@ _of_parents: list[LoopThread] = []
 def _acquire() -> LoopThread:
     global _thread, _users
     with _lock:
-        if _thread is None:
+        if _thread is None or _thread.is_broken:
             _thread = LoopThread("holdfast-engine")
         _users += 1
         return _thread
@@ -204,6 +222,14 @@ if hasattr(os, "register_at_fork"):
 
 def _raise_closed() -> Any:
     raise _closed_meanwhile()
+
+
+def _raise_broken() -> Any:
+    raise StoreError(
+        "the event loop on which Holdfast works in this process is broken: code of this process closed a descriptor "
+        "that was not its own, with os.close or os.closerange say. Whether this call was carried out is not known; "
+        "restart the process"
+    )
 
 
 def _closed_meanwhile() -> UsageError:

@@ -120,6 +120,9 @@ class Settings:
         5.0, "how long claimed work may wait for its start before it is given to others", low=0.1, high=86_400
     )
     recover_running_invocations_cron: str = _setting("*/15 * * * * *", "when to look for work of dead runners")
+    worker_unresponsive_seconds: float = _setting(
+        10.0, "how long a worker process may leave its runner without an answer before that is told", low=1, high=86_400
+    )
     max_crash_recoveries: int = _setting(3, "crashes in a row, without progress, that work outlives", low=0, high=50)
     archive_retention_seconds: float = _setting(
         7 * 86_400.0, "how long ended work is kept, if its task does not say", low=3_600, high=3_153_600_000

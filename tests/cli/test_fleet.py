@@ -53,7 +53,7 @@ def test_runners_tell_who_is_alive_and_what_each_does(app: App, holdfast: Comman
     assert holdfast("runners", "--json").json == {"runners": []}
     workers = (
         WorkerRecord(id="1", pid=4711, started_at=NOW - 60, running=3),
-        WorkerRecord(id="7", pid=4712, started_at=NOW - 5, running=0),
+        WorkerRecord(id="7", pid=4712, started_at=NOW - 5, running=0, unresponsive_since=NOW - 24),
     )
     enrol(app, "busy", workers=workers, queues=("bulk", "mail"), tags=("gpu",))
     enrol(app, "leaving", draining=True, wish="drain")
@@ -72,11 +72,13 @@ def test_runners_tell_who_is_alive_and_what_each_does(app: App, holdfast: Comman
     assert (busy["running"], busy["capacity"], busy["heartbeat_age_seconds"]) == (3, 8, 1.0)
     assert [(each["pid"], each["running"]) for each in busy["workers"]] == [(4711, 3), (4712, 0)]
     assert busy["workers"][0]["started_at"] == "2027-01-15T07:59:00.000Z"
+    assert [each["unresponsive_since"] for each in busy["workers"]] == [None, "2027-01-15T07:59:36.000Z"]
     assert (facts["leaving"]["wish"], facts["lazy"]["sits_out_until"]) == ("drain", "2027-01-15T08:02:00.000Z")
     assert (facts["silent"]["alive"], facts["hung"]["can_run_atomic_service"]) == (False, False)
     lines = {line.split()[0]: " ".join(line.split()) for line in holdfast("runners").out.splitlines()}
     assert lines["busy"] == (
-        "busy alive h 1 9.9 3 of 8 bulk, mail gpu yes 1s ago 1: pid 4711, 3 running; 7: pid 4712, 0 running"
+        "busy alive h 1 9.9 3 of 8 bulk, mail gpu yes 1s ago "
+        "1: pid 4711, 3 running; 7: pid 4712, 0 running, has not answered for 24 s"
     )
     assert lines["leaving"] == "leaving draining, asked to drain h 1 9.9 0 of 4 any no 1s ago"
     assert lines["silent"] == "silent dead h 1 9.9 0 of 4 any no 1h ago"

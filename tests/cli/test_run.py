@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import select
 import signal
 import socket
+import subprocess
 import sys
+import termios
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.processes import children, eventually
 
 from holdfast.cli.running import _Signals
 from holdfast.engine.account import Account
@@ -177,3 +185,116 @@ def test_a_runner_serves_the_queues_and_tags_it_is_given(start: Callable[..., Pr
     assert facts["tags"] == ["gpu"]
     runner.signal(signal.SIGTERM)
     assert runner.ends().code == 0
+
+
+# --- signals beside SIGINT and SIGTERM
+
+
+TALKING = """
+import time
+from pathlib import Path
+from holdfast import App
+
+app = App("sqlite:///shop.db")
+HERE = Path(__file__).parent
+
+@app.task
+def talk():
+    (HERE / "begun").touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.01)
+    print("nobody sees this", flush=True)
+    return "done"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_work_ends_when_the_terminal_is_closed_though_it_prints(shop: Path, holdfast: Command, workers: str) -> None:
+    (shop / "shop.py").write_text(TALKING)
+    id = holdfast("submit", "--app", "shop:app", "talk").out.split()[0]
+    with Terminal() as terminal:
+        runner = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli", "run", "shop:app", "--workers", workers],
+            cwd=shop,
+            stdin=terminal.inside,
+            stdout=terminal.inside,
+            stderr=terminal.inside,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        eventually(lambda: (shop / "begun").exists(), "it has begun")
+
+    def state() -> str:
+        (found,) = holdfast("runners", "--app", "shop:app", "--json").json["runners"]
+        return str(found["state"])
+
+    try:
+        eventually(lambda: state() == "draining", "it drains", seconds=20)
+        (shop / "go").touch()
+        assert runner.wait(30) == 0
+    finally:
+        runner.kill()
+        runner.wait()
+    shown = holdfast("show", "--app", "shop:app", id, "--json").json
+    assert (shown["status"], shown["attempt"]) == ("success", 1)
+    assert holdfast("runners", "--app", "shop:app", "--json").json == {"runners": []}
+
+
+class Terminal:
+    """A real one, whose window is closed at the end."""
+
+    def __init__(self) -> None:
+        self._window, self.inside = pty.openpty()
+        self._closing = threading.Event()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+
+    def _read(self) -> None:
+        """As a window does: else whoever writes has to wait."""
+        while not self._closing.is_set():
+            if select.select([self._window], [], [], 0.02)[0]:
+                os.read(self._window, 65536)
+
+    def __enter__(self) -> Terminal:
+        self._reading.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._reading.join()
+        os.close(self.inside)
+        os.close(self._window)
+
+
+@pytest.mark.slow
+def test_quit_drains_and_hangup_is_ignored_under_nohup(start: Callable[..., Process], holdfast: Command) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        runner = start("run", "shop:app", "--workers", "1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    runner.says("/1 is ready")
+    id = holdfast("submit", "--app", "shop:app", "linger", "1").out.split()[0]
+    runner.says("lingering")
+    os.killpg(runner.pid, signal.SIGHUP)
+    for worker in children(runner.pid):
+        os.kill(worker, signal.SIGHUP)
+        os.kill(worker, signal.SIGQUIT)  # a process manager may tell every process
+    os.killpg(runner.pid, signal.SIGQUIT)
+    ended = runner.ends()
+    assert ended.code == 0
+    assert "1 started, 1 ended, 0 interrupted" in ended.out
+    assert holdfast("show", "--app", "shop:app", id, "--json").json["status"] == "success"
+
+
+def test_a_hangup_asks_to_drain_and_never_hurries() -> None:
+    class Running:
+        asked: list[bool] = []
+
+        def request_stop(self, *, hurry: bool = False) -> None:
+            self.asked.append(hurry)
+
+    with _Signals(Running()):  # type: ignore[arg-type]
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGQUIT, signal.SIGHUP):
+            signal.raise_signal(number)
+    assert Running.asked == [False, True]

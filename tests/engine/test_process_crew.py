@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from holdfast.engine.permit import Permit
 from holdfast.engine.process_crew import ProcessCrew
 from holdfast.engine.worker_process import SIGNALS, WorkerProcess
 from holdfast.ids import Ids
-from holdfast.lifecycle.records import RunnerRecord
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.records import HistoryEntry, InvocationRecord, RunnerRecord, Terms
+from holdfast.lifecycle.status import Status
 from holdfast.store.memory import MemoryStore
 
 DRAIN = 30.0
@@ -156,3 +159,159 @@ def test_a_new_process_is_deaf_to_signals_until_it_has_learned_to_hear(tmp_path:
     asyncio.run(main())
     assert mask.read_text() == repr(sorted(SIGNALS))
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS), "who starts it goes on hearing them"
+
+
+# --- workers that do not answer
+
+
+def owned_by_the_worker(status: Status, **terms: Any) -> InvocationRecord:
+    began = {Status.PENDING: (Status.PENDING,)}.get(status, (Status.PENDING, Status.RUNNING))
+    history = [
+        HistoryEntry(version=n, status=each, at=1000.0, operation=f"{n}", owner="r/1", epoch=1)
+        for n, each in enumerate((Status.REGISTERED, *began), 1)
+    ]
+    return InvocationRecord(
+        id=f"{status.value}{len(terms)}",
+        app="app",
+        task="t",
+        arguments=b"",
+        created_at=1000.0,
+        due_at=1000.0,
+        changed_at=1000.0,
+        status=status,
+        owner="r/1",
+        epoch=1,
+        attempt=len(began) - 1,
+        history=tuple(history),
+        terms=Terms(**terms),
+    )
+
+
+async def deaf_worker(clock: StillClock, *held: InvocationRecord) -> tuple[ProcessCrew, WorkerProcess, MemoryStore]:
+    crew = crew_of(DEAF, clock)
+    store = crew._recovery._store
+    assert isinstance(store, MemoryStore)
+    await store.insert(list(held))
+    await soon(crew.start("r", Permit(clock)))
+    return crew, crew._alive["r/1"], store
+
+
+async def looked(crew: ProcessCrew, worker: WorkerProcess, clock: StillClock, seconds: float) -> None:
+    """Look each second for so long."""
+    for _ in range(round(seconds)):
+        clock.time += 1.0
+        await crew._answering.look(worker, 1.0)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    for _ in range(round(PATIENCE_SECONDS / 0.01)):
+        held = holds()
+        if await held if inspect.isawaitable(held) else held:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+async def ended(crew: ProcessCrew, clock: StillClock) -> None:
+    crew.stop(hurry=True)
+    clock.time += 6.0
+    await soon(crew.wait())
+
+
+def test_a_worker_that_does_not_answer_is_told_of_once_and_relieved_of_what_it_has_not_started(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        clock = StillClock()
+        reserved, running = owned_by_the_worker(Status.PENDING), owned_by_the_worker(Status.RUNNING)
+        crew, worker, store = await deaf_worker(clock, reserved, running)
+        await looked(crew, worker, clock, 10)  # the first asks, nine go by without an answer
+        assert crew.workers()[0].unresponsive_since is None
+        assert crew.workers()[0].running == 1, "the store knows what it could not tell any more"
+        await looked(crew, worker, clock, 5)
+        assert crew.workers()[0].unresponsive_since == 1001.0
+        assert [line for line in caplog.messages if "has not answered" in line] == [
+            f"worker r/1 (pid {worker.pid}) has not answered for 10 s",
+            *[line for line in caplog.messages if "had not started it" in line],
+        ]
+        given_back, left = await store.get("app", [reserved.id, running.id])
+        assert given_back is not None
+        assert left is not None
+        assert (given_back.status, given_back.owner) == (Status.REROUTED, None)
+        assert "has not answered for 10 s, and had not started it" in given_back.reason
+        assert left.status is Status.RUNNING
+        assert not is_gone(worker.pid), "it holds nothing that is past its time"
+        await ended(crew, clock)
+
+    asyncio.run(main())
+
+
+def test_a_worker_is_killed_for_a_call_past_its_time_only_if_it_does_not_answer() -> None:
+    async def main() -> None:
+        clock = StillClock()
+        late = owned_by_the_worker(Status.RUNNING, timeout=3.0)
+        beside = owned_by_the_worker(Status.RUNNING)
+        crew, worker, store = await deaf_worker(clock, late, beside)
+        clock.time += 100.0  # it is long past its time, but who says that the worker does not see to that?
+        for _ in range(5):
+            worker._has_answered = True
+            await crew._answering.look(worker, 1.0)
+        assert not worker.overdue
+        await looked(crew, worker, clock, 3)
+        assert worker.overdue == {late.id: 1}
+        await soon(gone(crew, worker.pid))
+
+        async def has_failed() -> bool:
+            (record,) = await store.get("app", [late.id])
+            return record is not None and record.status is Status.FAILED
+
+        await until(has_failed)
+        timed_out, other = await store.get("app", [late.id, beside.id])
+        assert timed_out is not None
+        assert other is not None
+        assert timed_out.error is not None
+        assert timed_out.error.type_name == "holdfast.errors:TimedOut"
+        assert [entry.status for entry in other.history][-2:] == [Status.KILLED, Status.REROUTED]
+        zombie = changes.completed(late, result=b"\xc0", operation="late", at=clock.time)
+        (verdict,) = await store.apply([zombie])
+        assert isinstance(verdict, changes.Lost), "a result that comes after that is refused"
+        await ended(crew, clock)
+
+    asyncio.run(main())
+
+
+def test_a_late_look_counts_as_one() -> None:
+    """This process was stopped, or the machine slept."""
+
+    async def main() -> None:
+        clock = StillClock()
+        crew, worker, _ = await deaf_worker(clock, owned_by_the_worker(Status.RUNNING, timeout=1.0))
+        crew._answering._every = 0.1
+        watching = asyncio.create_task(crew._answering.run())
+        clock.time += 3600.0
+        await until(lambda: worker._was_asked)
+        clock.time += 3600.0
+        await until(lambda: worker.silence)
+        watching.cancel()
+        assert worker.silence <= 0.2
+        assert not worker.overdue
+        await ended(crew, clock)
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_stream_has_ended_is_killed_and_has_died() -> None:
+    async def main() -> None:
+        clock = StillClock()
+        crew = crew_of(DEAF + "os.read(fd, 65536), os.read(fd, 65536), os.close(fd)\n", clock)
+        await soon(crew.start("r", Permit(clock)))
+        worker = crew._alive["r/1"]
+        worker.pause(frozenset())  # after its orders, that is the second thing that it is told
+        watching = asyncio.create_task(crew.wait())
+        await soon(gone(crew, worker.pid))
+        assert worker.exit == "it closed its connection to its runner, and was killed"
+        assert not worker.ended_as_asked
+        await ended(crew, clock)
+        assert (await soon(watching)).deaths >= 1  # type: ignore[arg-type]
+
+    asyncio.run(main())

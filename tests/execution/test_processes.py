@@ -292,6 +292,17 @@ def test_an_interrupt_ends_the_child_and_what_it_has_started(rig: Rig, tmp_path:
     assert rig.value(crew.echo, 1) == 1
 
 
+def test_a_child_that_is_stopped_and_does_not_answer_is_ended_all_the_same(rig: Rig, tmp_path: Path) -> None:
+    """What a timeout does to a process: it needs no answer."""
+    call = rig.call(crew.hang, str(tmp_path), "stopped")
+    (future,) = rig.start(call)
+    pid = noted(tmp_path, "stopped")
+    os.kill(pid, signal.SIGSTOP)
+    rig.do(lambda: rig.places.force([call.key]))
+    assert future.result(PATIENCE_SECONDS) is INTERRUPTED
+    until(lambda: gone(pid), "it was ended")
+
+
 def test_a_call_that_waits_for_a_place_is_interrupted_without_being_run(pair: Rig, tmp_path: Path) -> None:
     calls = [pair.call(crew.hang, str(tmp_path), name) for name in ("one", "two", "three")]
     one, two, three = pair.start(*calls)
@@ -305,7 +316,7 @@ def test_a_call_that_waits_for_a_place_is_interrupted_without_being_run(pair: Ri
     assert not (tmp_path / "three").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_to_everybody_are_left_to_the_parent(rig: Rig, number: int) -> None:
     """Ctrl-C, and a service manager that stops every process of a service. What a task starts reacts as usual."""
     assert rig.value(crew.shrug_off, int(number)) == "True"

@@ -198,6 +198,27 @@ def test_busy_places_are_counted() -> None:
     assert "2 runners serve it, and 3 of 20 places are busy" in why(RECORD, busy, replace(LIVE, id="r2"))
 
 
+def test_a_worker_that_does_not_answer_is_told() -> None:
+    silent = WorkerRecord(id="0", pid=1, started_at=NOW, running=1, unresponsive_since=NOW - 24)
+    alone, one_of_two = (
+        replace(LIVE, workers=(silent,)),
+        replace(LIVE, workers=(silent, replace(silent, id="1", running=0, unresponsive_since=None))),
+    )
+    assert why(RECORD, alone).endswith("its only worker has not answered for 24 s.")
+    assert why(RECORD, one_of_two).endswith("; 1 worker has not answered, for up to 24 s.")
+    running = replace(RECORD, status=Status.RUNNING, owner="r1/0", changed_at=NOW - 30)
+    told = why(running, one_of_two)
+    assert "but its worker has not answered for 24 s: its code may hold the interpreter lock" in told
+    assert "It has no timeout that would end it" in told
+    assert "not answered" not in why(replace(running, owner="r1/1"), one_of_two)
+    limited = replace(running, terms=Terms(timeout=60.0))
+    assert why(limited, alone).endswith("kills that worker when the time of this call is over.")
+    reserved = replace(running, status=Status.PENDING)
+    assert why(reserved, alone).endswith("has not answered for 24 s: its runner takes it back in a moment.")
+    long = replace(alone, workers=(replace(silent, unresponsive_since=NOW - 3725),))
+    assert "its worker has not answered for 1h2m5s" in why(running, long)
+
+
 HOLDER = replace(
     RECORD,
     id="h1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
 import threading
@@ -30,6 +31,10 @@ def story(invocation: Invocation[Any]) -> list[str]:
 
 
 def _double(x: int) -> int:
+    return 2 * x
+
+
+async def _double_later(x: int) -> int:
     return 2 * x
 
 
@@ -78,13 +83,17 @@ def test_retries_apply_to_a_timeout_as_to_any_error(app: App) -> None:
 def test_what_cannot_be_stopped_has_failed_all_the_same_and_the_record_says_so(
     app: App, tmp_path: Path, there: There, executor: Any, name: str
 ) -> None:
-    task = app.task(executor=executor, timeout="100ms")(getattr(workshop, name))
+    task = app.task(executor=executor, timeout="400ms")(getattr(workshop, name))
     double = app.task(name="double")(_double)
+    warm_up = app.task(name="warm_up", executor=executor)(_double if executor == "thread" else _double_later)
     with app.runner(concurrency=1):
+        # The time counts from the moment in which the call is handed over: the thread or the loop has to be there, or
+        # on a busy machine the time is over before the first step, and what never began is stopped easily.
+        assert warm_up.submit(1).result(timeout=30) == 2
         invocation = task.submit(str(tmp_path))
         with pytest.raises(TimedOut):
             invocation.result(timeout=30)
-        expected = "TimedOut: timed out after 100ms; its code could not be stopped and still runs"
+        expected = "TimedOut: timed out after 400ms; its code could not be stopped and still runs"
         assert invocation.record().reason == expected
         there("survived")
         waiting = double.submit(4)
@@ -94,6 +103,37 @@ def test_what_cannot_be_stopped_has_failed_all_the_same_and_the_record_says_so(
         there("over")
         assert waiting.result(timeout=30) == 8
     assert invocation.record().reason == expected  # what it returned at last is of no use to anybody
+
+
+def test_a_coroutine_whose_time_is_over_before_its_first_step_gives_back_its_place(app: App, tmp_path: Path) -> None:
+    """Another coroutine blocks the loop for longer than what cannot be stopped is waited for."""
+    blocking, go_on = threading.Event(), threading.Event()
+    both = asyncio.Barrier(2)
+
+    @app.task(name="blocks")
+    async def blocks() -> None:
+        blocking.set()
+        go_on.wait(30)
+
+    @app.task(name="late", timeout="200ms")
+    async def late() -> None:
+        (tmp_path / "begun").touch()
+
+    @app.task(name="meets")
+    async def meets() -> str:
+        await both.wait()
+        return "met"
+
+    with app.runner(concurrency=2):
+        blocker = blocks.submit()
+        assert blocking.wait(30)
+        invocation = late.submit()
+        with pytest.raises(TimedOut):
+            invocation.result(timeout=30)
+        go_on.set()
+        blocker.result(timeout=30)
+        assert meets.map([(), ()]).results(timeout=30) == ["met", "met"]  # both places are free again
+    assert not (tmp_path / "begun").exists()
 
 
 def test_an_abandoned_attempt_is_not_taken_for_the_next(app: App, tmp_path: Path, there: There) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.clock import SystemClock
 from holdfast.errors import CorruptRecord, StoreError
@@ -104,7 +105,7 @@ def test_a_change_to_an_unreadable_row_finds_nothing_and_sets_it_aside(
     async def scenario(store: Store) -> None:
         await store.insert([invocation("b")])
         spoil(meddle, damage)
-        change = changes.completed(invocation("b", owner="r1/0"), result=b"", operation="op", at=START)
+        change = changes.completed(replace(invocation("b"), owner="r1/0"), result=b"", operation="op", at=START)
         assert list(await store.apply([change])) == [MISSING]
         assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
 
@@ -148,7 +149,7 @@ def test_a_status_from_the_future_is_left_alone_by_claims_and_counts(stage: Stag
         assert ids_of(await store.find("shop", Filter(), 9)) == ["c", "a"]
         with pytest.raises(CorruptRecord):
             await store.get("shop", ["b"])
-        change = changes.started(invocation("b", owner="r1/0"), operation="op", at=START)
+        change = changes.started(replace(invocation("b"), owner="r1/0"), operation="op", at=START)
         assert list(await store.apply([change])) == [MISSING]
         assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
 

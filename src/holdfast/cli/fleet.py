@@ -16,9 +16,9 @@ from holdfast.cli.reach import time_of, with_store
 from holdfast.cli.shown import length, moment
 from holdfast.engine.services import SERVICE, members_of
 from holdfast.errors import UsageError
-from holdfast.lifecycle.explain import living
+from holdfast.lifecycle.explain import living, seconds_in_words
 from holdfast.lifecycle.names import counted
-from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord
+from holdfast.lifecycle.records import DRAIN, STOP, RunnerRecord, WorkerRecord
 from holdfast.lifecycle.slots import (
     AtomicServiceClaim,
     AtomicServiceSkip,
@@ -63,7 +63,7 @@ def runners(
                 ", ".join(runner.tags),
                 _serves(chosen, runner, now),
                 f"{length(now - runner.heartbeat_at)} ago",
-                "; ".join(f"{each.id}: pid {each.pid}, {each.running} running" for each in runner.workers),
+                "; ".join(_worker(each, now) for each in runner.workers),
             )
             for runner in roster
         ]
@@ -126,6 +126,19 @@ def _state(app: App, runner: RunnerRecord, now: float) -> str:
     return "draining" if runner.draining else "alive"
 
 
+def _worker(worker: WorkerRecord, now: float) -> str:
+    since = worker.unresponsive_since
+    silence = "" if since is None else f", has not answered for {seconds_in_words(now - since)}"
+    return f"{worker.id}: pid {worker.pid}, {worker.running} running{silence}"
+
+
+def _worker_facts(worker: WorkerRecord) -> dict[str, Any]:
+    return msgspec.structs.asdict(worker) | {
+        "started_at": moment(worker.started_at),
+        "unresponsive_since": _moment(worker.unresponsive_since),
+    }
+
+
 def _running(runner: RunnerRecord) -> int:
     return sum(worker.running for worker in runner.workers)
 
@@ -152,7 +165,7 @@ def _facts(app: App, runner: RunnerRecord, now: float) -> dict[str, Any]:
         "alive": state != "dead",
         "running": _running(runner),
         "capacity": runner.capacity,
-        "workers": [msgspec.structs.asdict(each) | {"started_at": moment(each.started_at)} for each in runner.workers],
+        "workers": [_worker_facts(each) for each in runner.workers],
         "heartbeat_age_seconds": round(now - runner.heartbeat_at, 3),
         "heartbeat_at": moment(runner.heartbeat_at),
         "started_at": moment(runner.started_at),

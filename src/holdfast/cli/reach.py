@@ -193,6 +193,7 @@ def runner_of(
             clock=app._clock,
             now=engine.store.now,
             drain_timeout_seconds=runner.drain_timeout_seconds,
+            unresponsive_seconds=app.settings.worker_unresponsive_seconds,
             max_tasks=max_tasks,
             memory_limit_bytes=memory_limit_bytes,
         )

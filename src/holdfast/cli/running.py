@@ -36,7 +36,13 @@ from holdfast.embedded import EmbeddedRunner
 from holdfast.engine.account import Account
 from holdfast.engine.worker_process import SIGNALS
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.execution.lifeline import end_group, end_with_runner
+from holdfast.execution.lifeline import (
+    end_group,
+    end_with_runner,
+    let_go_of_a_closed_terminal,
+    outlive_the_terminal,
+)
+from holdfast.execution.loop import when_a_loop_is_broken
 from holdfast.lifecycle.names import counted
 
 log = logging.getLogger("holdfast.worker")
@@ -77,11 +83,14 @@ def run(
     log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
     json: AsJson = False,
 ) -> None:
-    """Work on what was submitted, until SIGINT or SIGTERM.
+    """Work on what was submitted, until SIGINT, SIGTERM, SIGQUIT or SIGHUP.
 
     The first signal lets running work end; the second one ends it; the third one ends all its processes at once.
+    SIGHUP, as when a terminal is closed, is only ever the first. SIGHUP and SIGQUIT are left alone if they were ignored
+    at the start, as nohup does it.
     """
     logs.configure(log_format, log_level)
+    outlive_the_terminal()
     with Output(json=json) as out:
         drain = None if drain_timeout is None else parse_duration(drain_timeout)
         if app and app_option and app != app_option:
@@ -127,10 +136,12 @@ def worker(
     stream = socket.socket(fileno=fd)
     stream.set_inheritable(False)  # a program that outlives this worker must not keep the line open
     end_with_runner(stream)
+    when_a_loop_is_broken(end_group)  # the runner recovers what it held, and starts another
     told_early = _hear()
 
     def on_stop(stop: Callable[[], object]) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: stop())
+        for number in _asking():
+            signal.signal(number, lambda *_: stop())
         if told_early:
             stop()
 
@@ -179,13 +190,20 @@ def _hear() -> list[int]:
     """From now on signals are heard, and do not end this process. What has been told so far.
 
     Whoever interrupts means the runner. Not SIG_IGN: programs that tasks start would inherit that. The runner has
-    started us with both blocked, since there was nobody yet to hear them.
+    started us with all of them blocked, since there was nobody yet to hear them.
     """
     told: list[int] = []
     signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    for number in _asking():
+        signal.signal(number, lambda number, _: told.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     return told
+
+
+def _asking() -> list[signal.Signals]:
+    """The signals that ask a process to drain: not those that whoever started it wants to be ignored."""
+    polite = (signal.SIGHUP, signal.SIGQUIT)
+    return [signal.SIGTERM, *(number for number in polite if signal.getsignal(number) is not signal.SIG_IGN)]
 
 
 def _worker_command(reference: str | None, log_format: LogFormat, log_level: LogLevel) -> list[str]:
@@ -255,17 +273,19 @@ def _until_stopped(runner: EmbeddedRunner) -> tuple[str | None, Account, bool]:
 
 
 class _Signals:
-    """Turns signals into requests to stop, each more urgent than the one before."""
+    """Turns signals into requests to stop, each more urgent than the one before.
 
-    _WATCHED = (signal.SIGINT, signal.SIGTERM)
+    SIGHUP is no more than a request to drain: when a terminal is closed, the kernel and the shell both send one, and a
+    process manager may send one right after SIGTERM.
+    """
 
     def __init__(self, runner: EmbeddedRunner) -> None:
         self._runner = runner
         self.heard = 0
-        self._before = {number: signal.getsignal(number) for number in self._WATCHED}
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_asking())}
 
     def __enter__(self) -> _Signals:
-        for number in self._WATCHED:
+        for number in self._before:
             signal.signal(number, self._hear)
         return self
 
@@ -274,6 +294,10 @@ class _Signals:
             signal.signal(number, handler)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            let_go_of_a_closed_terminal()
+            if self.heard:
+                return
         self.heard += 1
         if self.heard > 2:
             # Something does not let go. What is stored is safe, so an end without ceremony costs only time.

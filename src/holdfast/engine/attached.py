@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.crew import Working
-from holdfast.engine.messages import Done, Grant, News, Orders, Pauses, Ready, Retire, Stop, receive, send
+from holdfast.engine.messages import Done, Grant, News, Orders, Pauses, Ping, Pong, Ready, Retire, Stop, receive, send
 from holdfast.engine.permit import Permit
 from holdfast.engine.worker import Worker
 from holdfast.errors import StoreError
@@ -60,7 +60,7 @@ class Attached:
         if not self._writer.is_closing():
             with contextlib.suppress(OSError):  # nobody is there to hear it
                 await self._writer.drain()
-        return worker.running > 0
+        return worker.is_unfinished
 
     def stop(self, *, hurry: bool = False) -> None:
         self._was_told_to_stop = True
@@ -72,7 +72,8 @@ class Attached:
         if self._working is not None and not self._said_done:
             self._said_done = True
             worker = self._working.worker
-            send(self._writer, Done(account=replace(worker.account), unfinished=worker.running > 0))
+            done = Done(account=replace(worker.account), unfinished=worker.is_unfinished, why=worker.why_ended)
+            send(self._writer, done)
 
     async def _listen(self) -> None:
         while (message := await receive(self._reader)) is not None:
@@ -80,6 +81,8 @@ class Attached:
                 case Grant(until):
                     self._permit.grant(until)
                     crashpoint("worker.permitted")
+                case Ping():
+                    send(self._writer, Pong())
                 case Pauses(queues):
                     self._permit.pause(frozenset(queues))
                 case Stop(hurry):

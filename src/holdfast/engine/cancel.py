@@ -161,6 +161,9 @@ class Ear:
         except StoreError as error:
             log.debug("nobody can tell what is to end: %s", error)
             return
+        except Exception:
+            log.exception("while looking what is to end")
+            return
         for record in found:
             if record.owner == self._owner:
                 self._heard(record)

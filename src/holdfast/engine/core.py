@@ -183,6 +183,7 @@ class Engine:
             self.ends,
             self.hub,
             self.ids,
+            self._rng,
             app=app,
             max_crashes=duties.max_crash_recoveries,
             max_pending=duties.max_pending_seconds,

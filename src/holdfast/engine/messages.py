@@ -48,6 +48,14 @@ class Retire(msgspec.Struct, frozen=True, tag="retire"):
     """Take no more work, let what runs end, and end: another worker carries on."""
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answer with `Pong`, from the loop that claims and settles: the runner asks whether the worker hears it."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """The worker hears its runner."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker looks for work."""
 
@@ -66,13 +74,16 @@ class News(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The worker's work is over, and it is about to end. `unfinished`: user code still runs and ends with it."""
+    """The worker's work is over, and it is about to end. `unfinished`: user code still runs and ends with it. `why` is
+    for the history of what it leaves behind, if it was not told to end.
+    """
 
     account: Account
     unfinished: bool
+    why: str = ""
 
 
-Message = Orders | Grant | Pauses | Stop | Retire | Ready | News | Done
+Message = Orders | Grant | Pauses | Stop | Retire | Ping | Pong | Ready | News | Done
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
+from holdfast.engine.answering import START_SECONDS, Answering
+from holdfast.engine.ending import end_all
 from holdfast.engine.messages import Orders
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
@@ -31,11 +33,13 @@ log = logging.getLogger("holdfast.runner")
 
 # A worker that dies before it is ready is replaced ever more slowly: its successor will hardly fare better.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
+# One that was ready and dies before it has done anything likewise, but its work waits: within 2 s that goes on.
+_LONGEST_PAUSE_OF_READY_SECONDS, _WELL_SECONDS = 1.0, 10.0
 # For a worker that was told to end: beyond it, it is killed. It ends by itself sooner than that, even if the store is
 # away and the ends of its work wait to be written.
 _GRACE_SECONDS, _HURRIED_GRACE_SECONDS = 15.0, 5.0
 _LEAVING_SECONDS = 15.0  # for one whose work is over: its hooks take less
-_START_SECONDS = 60.0
+_CLOSED_SECONDS = 1.0  # for the end of a process whose stream has ended: it usually follows at once
 _PROCESSES_PER_WORKER = 2  # one that works, and one that has retired and is not done yet
 _MEMORY_SECONDS = 1.0
 
@@ -53,6 +57,7 @@ class ProcessCrew:
         clock: Clock,
         now: Callable[[], float],
         drain_timeout_seconds: float,
+        unresponsive_seconds: float = 10.0,
         max_tasks: int | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
@@ -79,6 +84,14 @@ class ProcessCrew:
         self._fenced = False
         self._account = Account()
         self._changed: Callable[[], None] = lambda: None
+        self._answering = Answering(
+            recovery,
+            clock,
+            now,
+            lambda: list(self._alive.values()),
+            lambda: self._changed(),
+            unresponsive_seconds=unresponsive_seconds,
+        )
 
     # --- what a runner asks for
 
@@ -94,10 +107,10 @@ class ProcessCrew:
         self._keepers = [asyncio.create_task(self._keep_one(first)) for _ in range(self._count)]
         waiting = asyncio.create_task(first.wait())
         try:
-            async with asyncio.timeout(_START_SECONDS):
+            async with asyncio.timeout(START_SECONDS):
                 await asyncio.wait({waiting, *self._keepers}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            log.error("no worker was ready within %g s; still trying", _START_SECONDS)
+            log.error("no worker was ready within %g s; still trying", START_SECONDS)
         finally:
             waiting.cancel()
 
@@ -107,12 +120,12 @@ class ProcessCrew:
         return [worker.record for worker in self._alive.values()]
 
     async def wait(self) -> Account:
-        watching = asyncio.create_task(self._watch_memory())
+        watching = [asyncio.create_task(work) for work in (self._watch_memory(), self._answering.run())]
         try:
             await asyncio.gather(*self._keepers)
             await asyncio.gather(*self._retired)
         finally:
-            watching.cancel()
+            await end_all(*watching)
         return self._account
 
     def stop(self, *, hurry: bool = False) -> None:
@@ -151,23 +164,28 @@ class ProcessCrew:
         """There is always one worker here, until it is time to stop."""
         pause = _FIRST_PAUSE_SECONDS
         while await self._may_start():
+            began = self._clock.monotonic()
             try:
                 worker = await self._spawn()
                 died = await self._until_replaced(worker, first)
             except OSError as error:
-                log.error("a worker process could not be started: %s", error)
+                log.error("a worker process could not be started: %s", error, extra={"series": "no start"})
                 died, worker = True, None
             if not died:
                 continue
+            longest = _LONGEST_PAUSE_SECONDS
             if worker is not None and worker.ready.is_set():
-                pause = _FIRST_PAUSE_SECONDS
+                longest = _LONGEST_PAUSE_OF_READY_SECONDS
+                if worker.account.ended or self._clock.monotonic() - began > _WELL_SECONDS:
+                    pause = _FIRST_PAUSE_SECONDS
+                pause = min(pause, longest)
             elif not self._stopping.is_set():
                 log.error("no worker was ready; the next one is started in %.1f s", pause)
             try:
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             except TimeoutError:
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                pause = min(pause * 2, longest)
 
     async def _may_start(self) -> bool:
         """Wait for room for one more process; each gives it back with its end. False: it is time to stop."""
@@ -243,13 +261,16 @@ class ProcessCrew:
     async def _until_it_ends(self, worker: WorkerProcess) -> None:
         """It drains, and leaves its hooks, by itself; the rest is for one that does not."""
         ended = asyncio.create_task(worker.ended())
-        turns = [asyncio.create_task(event.wait()) for event in (self._stopping, worker.over)]
+        turns = [asyncio.create_task(event.wait()) for event in (self._stopping, worker.over, worker.closed)]
         leaves_by = float("inf")
         try:
             await asyncio.wait({ended, *turns}, return_when=asyncio.FIRST_COMPLETED)
             while not ended.done() and (now := self._clock.monotonic()) < min(self._kill_at, leaves_by):
                 if worker.over.is_set():
                     leaves_by = min(leaves_by, now + _LEAVING_SECONDS)
+                elif worker.closed.is_set():  # and it has not said that it is done: nobody can tell what it does
+                    await asyncio.wait({ended}, timeout=_CLOSED_SECONDS)
+                    worker.kill("it closed its connection to its runner")
                 await asyncio.wait({ended}, timeout=0.1)
         finally:
             for task in (ended, *turns):
@@ -263,13 +284,17 @@ class ProcessCrew:
         asked = worker.ended_as_asked
         if not asked:
             self._account.deaths += 1
-            log.error("worker %s died: %s", worker.owner, worker.exit)
-        why = "its runner stopped before it was done" if asked else f"its worker {worker.owner} died: {worker.exit}"
+            log.error("worker %s died: %s", worker.owner, worker.exit, extra={"series": "deaths"})
+        left = (worker.done.why if worker.done else "") or "its runner stopped before it was done"
+        why = left if asked else f"its worker {worker.owner} died: {worker.exit}"
+        spares = asked or bool(worker.overdue)  # those that ran beside one that was past its time are not to blame
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 crashpoint("takeback.before")
-                taken = await self._recovery.of_owner(worker.owner, why, ended=asked, apart=worker.apart)
+                taken = await self._recovery.of_owner(
+                    worker.owner, why, ended=spares, apart=worker.apart, overdue=worker.overdue
+                )
                 crashpoint("takeback.after")
                 self._account.interrupted += taken if asked else 0
                 return

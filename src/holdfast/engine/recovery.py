@@ -12,15 +12,19 @@ store was away is nobody's silence: nothing here counts time in which this proce
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import format_duration
 from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.ends import Ends
+from holdfast.engine.failing import change_after
 from holdfast.engine.limits import Limits
+from holdfast.engine.stopping import timed_out
 from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
@@ -36,6 +40,8 @@ log = logging.getLogger("holdfast.recovery")
 _AT_ONCE = 500
 _SUPERVISED_SECONDS = 30.0  # a runner sees to its own dead workers; this long nobody else does
 _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only ever passed through
+_WORKING = frozenset({Status.RUNNING, Status.RESUMED})
+_KILLED_FOR_IT = "; its worker did not answer and was killed"
 
 
 class Recovery:
@@ -44,12 +50,22 @@ class Recovery:
     by: str | None = None
 
     def __init__(
-        self, store: Store, ends: Ends, hub: Hub, ids: Ids, *, app: str, max_crashes: int, max_pending: float
+        self,
+        store: Store,
+        ends: Ends,
+        hub: Hub,
+        ids: Ids,
+        rng: random.Random,
+        *,
+        app: str,
+        max_crashes: int,
+        max_pending: float,
     ) -> None:
         self._store = store
         self.ends = ends
         self._hub = hub
         self._ids = ids
+        self._rng = rng
         self.app = app
         self.max_crashes = max_crashes
         self.max_pending = max_pending
@@ -84,6 +100,17 @@ class Recovery:
             error=self._codec.encode_error(WorkerLost(why, invocation_id=record.id)) if final else None,
         )
 
+    def timed_out(self, record: InvocationRecord) -> Change:
+        """What becomes of work that was past its time, and whose worker was killed for that."""
+        return change_after(
+            record,
+            timed_out(record, self._codec, _KILLED_FOR_IT),
+            operation=self._ids.operation(),
+            at=self._store.now(),
+            random_unit=self._rng.random(),
+            fingerprint=None,
+        )
+
     def rescue(self, record: InvocationRecord) -> Change:
         """What becomes of something that was left behind on its way back to the queue."""
         why = "left behind on its way back to the queue"
@@ -115,7 +142,11 @@ class Recovery:
             facts = {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}
             level = logging.ERROR if change.target is Status.FAILED else logging.WARNING
             log.log(level, "%s %s → %s: %s", record.task, record.status, change.target, change.why, extra=facts)
-        ready = [record.lane for record, change in done if change.target in AVAILABLE]
+        ready = [
+            record.lane if change.lane is UNSET else change.lane
+            for record, change in done
+            if change.target in AVAILABLE
+        ]
         ended = [record.id for record, change in done if change.target not in AVAILABLE]
         hints = [
             Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in ((READY, ready), (FINAL, ended))
@@ -124,11 +155,30 @@ class Recovery:
         await self._limits.released(record for record, change in done if change.frees)
         return len(done)
 
+    async def held_by(self, owner: str) -> list[InvocationRecord]:
+        """Return what this owner holds."""
+        held: list[InvocationRecord] = []
+        where = Filter(runner=runner_of(owner), statuses=OWNED)
+        while True:
+            found = await self._store.find(self.app, where, _AT_ONCE)
+            held += [record for record in found if record.owner == owner]
+            if len(found) < _AT_ONCE:
+                return held
+            where = replace(where, before_id=found[-1].id)
+
     async def of_owner(
-        self, owner: str, why: str, *, ended: bool = False, apart: Collection[str] = (), before: float = float("inf")
+        self,
+        owner: str,
+        why: str,
+        *,
+        ended: bool = False,
+        apart: Collection[str] = (),
+        before: float = float("inf"),
+        overdue: Mapping[str, int] | None = None,
     ) -> int:
         """Everything that this owner holds, and has held since `before`: it died, or (`ended`) its runner ended it.
-        Those that ran `apart` from it ended with it, and are not charged.
+        Those that ran `apart` from it ended with it, and are not charged. It was ended for those that are `overdue` (id
+        and epoch), which have timed out.
         """
         count = 0
         where = Filter(runner=runner_of(owner), statuses=OWNED)
@@ -136,6 +186,10 @@ class Recovery:
             found = await self._store.find(self.app, where, _AT_ONCE)
             mine = [record for record in found if record.owner == owner and record.changed_at < before]
             crashpoint("recovery.found")
+            if overdue:
+                late = [r for r in mine if overdue.get(r.id) == r.epoch and r.status in _WORKING]
+                count += await self._apply([(record, self.timed_out(record)) for record in late])
+                mine = [record for record in mine if record not in late]
             spared = [record for record in mine if ended or record.id in apart]
             count += await self.end(spared, why if ended else f"{why}; it ran apart, so that is not its doing")
             count += await self.recover([record for record in mine if record not in spared], why)

@@ -12,6 +12,7 @@ new name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -48,6 +49,7 @@ RECOVER_PENDING = "holdfast:recover_pending_invocations"
 
 
 _LEAVING_SECONDS = 5.0  # for a store that does not answer
+_FIRST_PAUSE_SECONDS = 0.1  # before another life; twice as long after each that was shorter than a dead-after time
 
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,13 +107,22 @@ class Runner:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> Account:
         """Work until `stop`. Returns what was done; `ready` is called when its crew first looks for work."""
+        pause = _FIRST_PAUSE_SECONDS
         while not self._stopping:
+            began = self._clock.monotonic()
             try:
                 await self._live(ready)
             except StoreError as error:
                 if not self._stop.is_set():
                     raise
                 log.warning("runner %s ends while the store is away: %s", self._id, error)
+            longest = self._settings.dead_after_seconds
+            if self._clock.monotonic() - began > longest:
+                pause = _FIRST_PAUSE_SECONDS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stop.wait()
+            pause = min(pause * 2, longest)
         return self.account
 
     def stop(self, *, hurry: bool = False) -> None:

@@ -47,6 +47,7 @@ class Employer(NamedTuple):
     begin: Callable[[Sequence[InvocationRecord]], None]  # these once more, if they still may
     hand_back: Callable[[list[InvocationRecord], str, float], None]  # not begun: why, and for how long at least
     why_not: Callable[[], str]  # nothing may begin now; empty if it may
+    given_up: Callable[[bool], None]  # one that cannot be stopped; True: it blocks the loop of all coroutines
 
 
 class Running:
@@ -242,9 +243,11 @@ class Running:
             return
         log.error("%s %s cannot be stopped; its place is taken until it ends", record.task, id)
         self._stopping.forget(id)
-        self.abandoned.add(self._keys.pop(id, id))
+        key = self._keys.pop(id, id)
+        self.abandoned.add(key)
         self._suspects.come_home(id, outcome)
         self._employer.ended([Ended(record, outcome, _loop_time() - self._began.pop(id, 0.0))])
+        self._employer.given_up(any(places.is_blocked(key) for places in self._places.values()))
 
     def interrupt(self) -> None:
         """Tell user code to end, where that is possible."""

@@ -49,6 +49,7 @@ log = logging.getLogger("holdfast.services")
 SERVICE = "core"
 _STALE_ROSTER_SECONDS = 10.0  # how long a change of the roster may go unnoticed if the hint of it is lost
 _HUNG_SECONDS = 10.0
+_SOONEST_SECONDS = 0.01  # whatever a look says: a loop that fails at once must not spin
 _TRAIL = 100  # executions that are read to judge the present
 
 
@@ -128,7 +129,7 @@ class Services:
                 log.debug("services: %s", error)
             except Exception:
                 log.exception("services")
-            await self._sleep(wait)
+            await self._sleep(max(wait, _SOONEST_SECONDS))
 
     async def _sleep(self, seconds: float) -> None:
         """In steps, so that a long wait does not look like a loop that hangs; and until the members change."""

@@ -105,9 +105,14 @@ class Stopping:
             self.forget(id)
 
     def _timed_out(self, record: InvocationRecord, more: str = "") -> Raised:
-        why = f"timed out after {format_duration(record.terms.timeout or 0.0)}{more}"
-        error = self._codec.encode_error(TimedOut(f"{record.task} {record.id} {why}", invocation_id=record.id))
-        return Raised(error, f"TimedOut: {why}", kinds=exception_names(TimedOut))
+        return timed_out(record, self._codec, more)
+
+
+def timed_out(record: InvocationRecord, codec: Codec, more: str = "") -> Raised:
+    """Return what it means that the time of an attempt was over."""
+    why = f"timed out after {format_duration(record.terms.timeout or 0.0)}{more}"
+    error = codec.encode_error(TimedOut(f"{record.task} {record.id} {why}", invocation_id=record.id))
+    return Raised(error, f"TimedOut: {why}", kinds=exception_names(TimedOut))
 
 
 _STILL_RUNS = "its code could not be stopped and still runs"

@@ -67,6 +67,8 @@ class Worker:
     the drain timeout relies on somebody who ends its process and then gives that work back.
     """
 
+    why_ended = ""  # if it ends by itself, and leaves something behind
+
     def __init__(
         self,
         *,
@@ -123,7 +125,7 @@ class Worker:
         canceller = Canceller(store, recovery.ends, hub, ids, app=app, grace_seconds=cancel_grace_seconds)
         self._settler = Settler(store, depot, hub, ids, self._patience, *heard, recovery, slots, rng, canceller)
         told = (self._ended, self._began, lambda: self.on_apart())
-        employer = Employer(*told, self._begin, self._hand_back, self._why_not)
+        employer = Employer(*told, self._begin, self._hand_back, self._why_not, self._given_up)
         needs = (codec, limits, depot, self._search, make_places, employer)
         self._running = Running(self._tasks, *needs, max_crashes=recovery.max_crashes)
         self._reserve = Reserve(concurrency)
@@ -393,6 +395,23 @@ class Worker:
         if self._stopping:
             return "the runner stops"
         return "" if self._permit.holds() else _UNHEARD
+
+    def _given_up(self, is_loop_blocked: bool) -> None:
+        """Leave the work to another worker, if that helps: the end of this process ends what cannot be stopped."""
+        if not self._leaves_unfinished or self._stopping:
+            return
+        if is_loop_blocked:
+            self.why_ended = f"code that cannot be stopped blocked the event loop of its worker {self.owner}"
+            log.error("%s ends: code that cannot be stopped blocks its event loop", self.owner)
+            self.stop(hurry=True)
+        elif len(self._running.abandoned) >= self._concurrency:
+            log.error("%s ends: code that cannot be stopped has all of its %d places", self.owner, self._concurrency)
+            self.retire()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether user code runs, also such as nobody waits for any more."""
+        return bool(self._running.records or self._running.abandoned)
 
     @property
     def apart(self) -> tuple[str, ...]:

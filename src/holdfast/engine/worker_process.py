@@ -16,11 +16,24 @@ from pathlib import Path
 
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
-from holdfast.engine.messages import Done, Grant, Message, News, Orders, Pauses, Ready, Retire, Stop, receive, send
+from holdfast.engine.messages import (
+    Done,
+    Grant,
+    Message,
+    News,
+    Orders,
+    Pauses,
+    Ping,
+    Ready,
+    Retire,
+    Stop,
+    receive,
+    send,
+)
 from holdfast.lifecycle.records import WorkerRecord
 
 # A new process belongs to our group for a moment, and hears nothing before it has begun to. So these wait until then.
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class WorkerProcess:
@@ -33,6 +46,12 @@ class WorkerProcess:
         self._ended: Mapping[str, int] = {}
         self.apart: tuple[str, ...] = ()
         self._was_killed = False
+        self._fault = ""  # why its runner had to kill it
+        self._was_asked = self._has_answered = False
+        self.silence = 0.0  # seconds for which it has not answered, as far as its runner was there to hear it
+        self.unresponsive_since: float | None = None  # by the store's clock, once that is too long
+        self.overdue: dict[str, int] = {}  # ids and epochs of the calls for which it was killed
+        self.closed = asyncio.Event()  # nothing will be heard of it any more
         self.account = Account()  # as far as it has told
         self.ready = asyncio.Event()
         self.retiring = asyncio.Event()
@@ -66,10 +85,19 @@ class WorkerProcess:
         return worker
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def record(self) -> WorkerRecord:
         id = self.owner.partition("/")[2]
         return WorkerRecord(
-            id=id, pid=self._process.pid, started_at=self._started_at, running=self._running, ended=self._ended
+            id=id,
+            pid=self._process.pid,
+            started_at=self._started_at,
+            running=self._running,
+            ended=self._ended,
+            unresponsive_since=self.unresponsive_since,
         )
 
     # --- what it is told, and what it tells
@@ -87,11 +115,27 @@ class WorkerProcess:
         self.retiring.set()
         self._say(Retire())
 
+    def ask(self, seconds: float) -> float:
+        """Ask it whether it hears us, unless it still owes the last answer. Return for how long it owes that: these
+        `seconds`, the time since the last look, are added to its silence. Anything that it says is an answer.
+        """
+        if self._was_asked and not self._has_answered:
+            self.silence += seconds
+        else:
+            self.silence, self._was_asked, self._has_answered = 0.0, True, False
+            self._say(Ping())
+        return self.silence
+
+    def count(self, running: int) -> None:
+        """Note what the store says that it runs: it may have fallen silent before it could tell."""
+        self._running = running
+
     def _say(self, message: Message) -> None:
         send(self._writer, message)
 
     async def _listen(self) -> None:
         while (message := await receive(self._reader)) is not None:
+            self._has_answered = True
             match message:
                 case Ready():
                     self.ready.set()
@@ -103,15 +147,18 @@ class WorkerProcess:
                 case Done():
                     self.done, self.account = message, message.account
                     self.over.set()
+        self.closed.set()
 
     # --- its end
 
     async def ended(self) -> None:
         await self._process.wait()
 
-    def kill(self) -> None:
+    def kill(self, fault: str = "") -> None:
+        """Kill it and the programs of its group. With a `fault` that is its own doing, and it has died."""
         if self._process.returncode is None:
             self._was_killed = True
+            self._fault = self._fault or fault
             self._kill_group()
 
     async def close(self) -> None:
@@ -131,7 +178,8 @@ class WorkerProcess:
     @property
     def ended_as_asked(self) -> bool:
         """Whether its end was its own or its runner's decision; else it died."""
-        return self.done is not None or (self._was_killed and self._process.returncode == -signal.SIGKILL)
+        was_killed = self._was_killed and self._process.returncode == -signal.SIGKILL
+        return self.done is not None or (was_killed and not self._fault)
 
     @property
     def exit(self) -> str:
@@ -139,6 +187,8 @@ class WorkerProcess:
         code = self._process.returncode
         if code is None:
             return "it is still there"
+        if self._fault and code == -signal.SIGKILL:
+            return f"{self._fault}, and was killed"
         if code >= 0:
             return f"it exited with {code}"
         try:

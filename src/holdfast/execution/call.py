@@ -75,6 +75,7 @@ class Crashed(NamedTuple):
 
 Outcome = Returned | Raised | Unfit | Interrupted | Crashed
 INTERRUPTED = Interrupted()
+NOT_BEGUN = Interrupted("its code had not begun")
 
 
 def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> None:

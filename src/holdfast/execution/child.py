@@ -26,12 +26,15 @@ from holdfast.execution.call import Call, Outcome, Raised, Unfit, raised, run, r
 from holdfast.execution.context import Context, cancelled
 from holdfast.execution.declared import Address, Found, Program, Unreachable, find
 from holdfast.execution.hooks import Ends, Hooks
+from holdfast.execution.lifeline import outlive_the_terminal
 from holdfast.execution.throwing import Softly
 from holdfast.execution.wire import CANCEL, DOORBELL, SOFT, Answer, Channel, Hello, Question, answer_of
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 1.0
 _BEGIN_SECONDS = 0.2  # for code to reach its own `try`
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LEFT_TO_THE_PARENT = (signal.SIGINT, *_ENDING)
 
 
 def main(descriptor: int, ear: int) -> None:
@@ -42,6 +45,7 @@ def main(descriptor: int, ear: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         hello, _ = channel.receive(Hello)
         end_with(hello.pid)
+        outlive_the_terminal()
         ears = Ears(socket.socket(fileno=ear))
         _keep_calm(connection, ears)
         sys.argv[:] = [os.fsdecode(each) for each in hello.argv]
@@ -159,8 +163,9 @@ def _keep_calm(connection: socket.socket, ears: Ears) -> None:
 
     Handlers, not SIG_IGN: programs that a task starts react as usual.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _nothing)
+    for number in _LEFT_TO_THE_PARENT:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _nothing)
     signal.signal(DOORBELL, ears.ring)
     forks = _Forks(connection, ears.connection)
     os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.inside)
@@ -174,7 +179,7 @@ def _nothing(number: int, frame: object) -> None:
 
 class _Forks:
     """What a task forks lets go of the connection, or the parent could not tell that we are gone; and SIGTERM ends it,
-    which `multiprocessing` relies on. A signal that comes in between waits.
+    which `multiprocessing` relies on, as do SIGHUP and SIGQUIT. A signal that comes in between waits.
     """
 
     def __init__(self, *connections: socket.socket) -> None:
@@ -182,7 +187,7 @@ class _Forks:
         self._before = threading.local()
 
     def before(self) -> None:
-        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
     def after(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
@@ -190,8 +195,9 @@ class _Forks:
     def inside(self) -> None:
         for connection in self._connections:
             connection.close()
-        if signal.getsignal(signal.SIGTERM) is _nothing:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _ENDING:
+            if signal.getsignal(number) is _nothing:
+                signal.signal(number, signal.SIG_DFL)
         self.after()
 
 

@@ -12,14 +12,15 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
 from typing import NoReturn
 
-# How long a worker has to hand back what it holds. That this is the number of SIGQUIT is no accident: see below.
-GRACE_SECONDS = int(signal.SIGQUIT)
+GRACE_SECONDS = 3  # for a worker to hand back what it holds
 _PR_SET_PDEATHSIG = 1
+_OUTPUTS = (1, 2)
 
 
 def end_with_runner(stream: socket.socket) -> None:
@@ -29,12 +30,44 @@ def end_with_runner(stream: socket.socket) -> None:
         _tell_the_kernel()
 
 
-def _watch(stream: socket.socket) -> None:
+def _watch(stream: socket.socket | None) -> None:
     poll = select.poll()
-    poll.register(stream, 0)  # the other end's close is told unasked, and nothing else is
-    poll.poll()
-    time.sleep(GRACE_SECONDS)
-    end_group()
+    if stream is not None:
+        poll.register(stream, 0)  # the other end's close is told unasked, and nothing else is
+    terminals = [output for output in _OUTPUTS if os.isatty(output)]
+    for terminal in terminals:
+        poll.register(terminal, 0)
+    while stream is not None or terminals:
+        for descriptor, _ in poll.poll():
+            if descriptor not in terminals:
+                time.sleep(GRACE_SECONDS)
+                end_group()
+            poll.unregister(descriptor)
+            terminals.remove(descriptor)
+            _silence(descriptor)
+
+
+def outlive_the_terminal() -> None:
+    """From now on, what is written to a terminal that was closed goes nowhere, instead of being an error."""
+    if any(os.isatty(output) for output in _OUTPUTS):
+        threading.Thread(target=_watch, args=(None,), name="holdfast-terminal", daemon=True).start()
+
+
+def let_go_of_a_closed_terminal() -> None:
+    """The same, at once: for a signal handler, which must not wait for a thread."""
+    for output in _OUTPUTS:
+        with contextlib.suppress(OSError):
+            poll = select.poll()
+            poll.register(output, 0)
+            if poll.poll(0) and stat.S_ISCHR(os.fstat(output).st_mode):  # a pipe that nobody reads is another matter
+                _silence(output)
+
+
+def _silence(output: int) -> None:
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, output)
+        os.close(nowhere)
 
 
 def end_group() -> NoReturn:
@@ -47,8 +80,9 @@ def end_group() -> NoReturn:
 def _tell_the_kernel() -> None:
     """Have the kernel end us even if no line of Python runs any more, but not at once: coroutines are handed back.
 
-    When the parent dies we get SIGQUIT, and what handles it is the C library's ``alarm``, which takes its argument, the
-    number of the signal, for seconds. SIGALRM then ends the process.
+    When the parent dies we get SIGTRAP, and what handles it is the C library's ``alarm``, which takes its argument, the
+    number of the signal, for seconds: five. SIGALRM then ends the process. (Not SIGQUIT, which would be three: a person
+    or a process manager may send that, to have us drain.)
     """
     if not sys.platform.startswith("linux"):
         return
@@ -57,5 +91,5 @@ def _tell_the_kernel() -> None:
     library = ctypes.CDLL(None)
     library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.signal.restype = ctypes.c_void_p
-    library.signal(signal.SIGQUIT, ctypes.cast(library.alarm, ctypes.c_void_p))
-    library.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+    library.signal(signal.SIGTRAP, ctypes.cast(library.alarm, ctypes.c_void_p))
+    library.prctl(_PR_SET_PDEATHSIG, signal.SIGTRAP)

@@ -8,14 +8,26 @@ waking the loop for each would be most of the work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 from typing import Protocol
 
 from holdfast.errors import SoftTimeout
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, raised, run, run_coroutine
+from holdfast.execution.call import (
+    INTERRUPTED,
+    NOT_BEGUN,
+    Call,
+    Crashed,
+    Interrupted,
+    Outcome,
+    raised,
+    run,
+    run_coroutine,
+)
 from holdfast.execution.loop import LoopThread
 from holdfast.execution.throwing import Softly, Stopped, throw_into
 
@@ -33,7 +45,7 @@ class Execution(Protocol):
     def interrupt(self, keys: Iterable[str]) -> None:
         """End these calls if that is possible.
 
-        Each still gets its outcome; a plain thread cannot be ended and goes on.
+        Each still gets its outcome, also one that has not begun; a plain thread cannot be ended and goes on.
         """
         ...
 
@@ -49,6 +61,10 @@ class Execution(Protocol):
 
     def force(self, keys: Iterable[str]) -> None:
         """End these with what there is: kill a process, cancel a coroutine, raise in a thread."""
+        ...
+
+    def is_blocked(self, key: str) -> bool:
+        """Whether the loop of this call does not turn: it was told to end the call, and has not even heard that."""
         ...
 
     def close(self) -> None:
@@ -174,17 +190,31 @@ class ThreadPlaces:
                     self._thrown.add(key)
                     throw_into(thread, error)
 
+    def _drop(self, keys: Iterable[str], outcome: Interrupted) -> None:
+        """Take back those that no thread has begun with: they shall not begin any more."""
+        wanted = set(keys)
+        for call in [call for call in tuple(self._calls) if call.key in wanted]:
+            with contextlib.suppress(ValueError):  # a thread was faster
+                self._calls.remove(call)
+                self._pile.add(call.key, outcome)
+        self._pile.announce()
+
     def interrupt(self, keys: Iterable[str]) -> None:
-        pass
+        self._drop(keys, INTERRUPTED)
 
     def cancel(self, keys: Iterable[str]) -> None:
-        pass
+        self._drop(keys, NOT_BEGUN)
 
     def soften(self, keys: Iterable[str]) -> None:
         self._throw(keys, SoftTimeout)
 
     def force(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        self._drop(keys, NOT_BEGUN)
         self._throw(keys, Stopped)
+
+    def is_blocked(self, key: str) -> bool:
+        return False
 
     def close(self) -> None:
         for _ in range(self._threads):
@@ -192,15 +222,26 @@ class ThreadPlaces:
 
 
 class _Coroutines:
-    """Calls as tasks of one loop, on which all of this happens."""
+    """Calls as tasks of one loop, on which all of this happens.
+
+    A task that is cancelled before its first step never enters its coroutine, so no `finally` of that is reached:
+    whoever cancels it has to see to its outcome.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked: set[str] = set()  # to end; what they make of it is their outcome
         self._soft: dict[str, Softly] = {}
 
+    def _ended(self, key: str, outcome: Outcome) -> None:
+        """Let go of a call and pass its outcome on."""
+        raise NotImplementedError
+
     def _softly(self, call: Call) -> Softly:
-        return self._soft.setdefault(call.key, Softly())
+        softly = self._soft.setdefault(call.key, Softly())
+        if softly.is_early and (task := asyncio.current_task()) is not None:
+            softly.strike(task)
+        return softly
 
     def _left(self, key: str) -> None:
         self._asked.discard(key)
@@ -209,7 +250,11 @@ class _Coroutines:
     def _cancel(self, keys: Iterable[str], *, asked: bool = False) -> None:
         for key in keys:
             if task := self._tasks.get(key):
-                if asked:
+                if not _has_begun(task):
+                    self._tasks.pop(key)
+                    # Not at once: whoever cancels does not expect the outcome before he is through.
+                    task.get_loop().call_soon(self._ended, key, NOT_BEGUN if asked else INTERRUPTED)
+                elif asked:
                     self._asked.add(key)
                 task.cancel()
 
@@ -218,8 +263,16 @@ class _Coroutines:
 
     def _soften(self, keys: Iterable[str]) -> None:
         for key in keys:
-            if (task := self._tasks.get(key)) and (softly := self._soft.get(key)):
+            task = self._tasks.get(key)
+            if task is not None and not _has_begun(task):
+                self._soft.setdefault(key, Softly()).is_early = True
+            elif task is not None and (softly := self._soft.get(key)):
                 softly.strike(task)
+
+
+def _has_begun(task: asyncio.Task[None]) -> bool:
+    coroutine = task.get_coro()
+    return not isinstance(coroutine, Coroutine) or getcoroutinestate(coroutine) != CORO_CREATED
 
 
 class LoopPlaces(_Coroutines):
@@ -234,12 +287,36 @@ class LoopPlaces(_Coroutines):
         self._own = thread is None
         self._thread = thread or LoopThread("holdfast-coroutines")
         self._loop = self._thread.loop
+        self._batches: deque[list[Call]] = deque()  # on their way to the loop
+        self._unheard: set[str] = set()  # of those that were told to end, since the loop does not turn
+        self._unwatch = self._thread.on_broken(self._broken)
 
     def start(self, calls: Iterable[Call]) -> None:
-        self._loop.call_soon_threadsafe(self._spawn, list(calls))
+        self._batches.append(list(calls))
+        if not self._call(self._spawn):
+            self._broken()
 
-    def _spawn(self, calls: list[Call]) -> None:
-        for call in calls:
+    def _call(self, function: Callable[..., None], *arguments: object) -> bool:
+        """Have the loop do it. False: it is broken."""
+        if self._thread.is_broken:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    def _broken(self) -> None:
+        """The loop will never turn again, so what is on it has crashed."""
+        waiting = [call.key for batch in self._batches for call in batch]
+        self._batches.clear()
+        for key in [*self._tasks, *waiting]:
+            self._pile.add(key, Crashed("the event loop on which it ran is broken"))
+        self._tasks.clear()
+        self._pile.announce()
+
+    def _spawn(self) -> None:
+        for call in self._batches.popleft():
             self._tasks[call.key] = self._loop.create_task(self._run(call), name=call.key)
 
     async def _run(self, call: Call) -> None:
@@ -250,25 +327,36 @@ class LoopPlaces(_Coroutines):
             if task is not None and task.cancelling() and call.key not in self._asked:
                 outcome = INTERRUPTED
         finally:
-            self._tasks.pop(call.key, None)
-            if self._asked or self._soft:
-                self._left(call.key)
-            self._pile.add(call.key, outcome)
-            # One turn of the loop later: by then everything that ends in this turn is on the pile.
-            self._loop.call_soon(self._pile.announce)
+            self._ended(call.key, outcome)
+
+    def _ended(self, key: str, outcome: Outcome) -> None:
+        self._tasks.pop(key, None)
+        if self._asked or self._soft:
+            self._left(key)
+        self._pile.add(key, outcome)
+        # One turn of the loop later: by then everything that ends in this turn is on the pile.
+        self._loop.call_soon(self._pile.announce)
 
     def interrupt(self, keys: Iterable[str]) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, list(keys))
+        self._call(self._cancel, list(keys))
 
     def cancel(self, keys: Iterable[str]) -> None:
-        self._loop.call_soon_threadsafe(self._ask, list(keys))
+        self._call(self._ask, list(keys))
 
     def soften(self, keys: Iterable[str]) -> None:
-        self._loop.call_soon_threadsafe(self._soften, list(keys))
+        self._call(self._soften, list(keys))
 
-    force = cancel
+    def force(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        self._unheard.update(keys)
+        self.cancel(keys)
+        self._call(self._unheard.difference_update, keys)
+
+    def is_blocked(self, key: str) -> bool:
+        return key in self._unheard
 
     def close(self) -> None:
+        self._unwatch()
         if self._own:
             self._thread.end(wait=False)
 
@@ -298,9 +386,12 @@ class InlinePlaces(_Coroutines):
             if task is not None and task.cancelling() and call.key not in self._asked:
                 outcome = INTERRUPTED
         finally:
-            self._tasks.pop(call.key, None)
-            self._left(call.key)
-            self._deliver([(call.key, outcome)])
+            self._ended(call.key, outcome)
+
+    def _ended(self, key: str, outcome: Outcome) -> None:
+        self._tasks.pop(key, None)
+        self._left(key)
+        self._deliver([(key, outcome)])
 
     def interrupt(self, keys: Iterable[str]) -> None:
         self._cancel(keys)
@@ -312,6 +403,9 @@ class InlinePlaces(_Coroutines):
         self._soften(keys)
 
     force = cancel
+
+    def is_blocked(self, key: str) -> bool:
+        return False
 
     def close(self) -> None:
         pass

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 
-from holdfast.execution.call import INTERRUPTED, Call, Crashed, Outcome, Unfit
+from holdfast.execution.call import INTERRUPTED, NOT_BEGUN, Call, Crashed, Outcome, Unfit
 from holdfast.execution.declared import Unreachable, address_of
 from holdfast.execution.places import Deliver, _Pile
 from holdfast.execution.wire import (
@@ -105,7 +105,7 @@ class ProcessPlaces:
         with self._news:
             for key in keys:
                 if self._waiting.pop(key, None) is not None:
-                    self._pile.add(key, INTERRUPTED)
+                    self._pile.add(key, NOT_BEGUN)
                 elif place := self._running.get(key):
                     place.tell(CANCEL)
         self._pile.announce()
@@ -118,6 +118,9 @@ class ProcessPlaces:
 
     def force(self, keys: Iterable[str]) -> None:
         self.interrupt(keys)
+
+    def is_blocked(self, key: str) -> bool:
+        return False
 
     def close(self) -> None:
         """End all children. Calls that still run are interrupted: nobody would learn what became of them."""

@@ -61,14 +61,18 @@ def _turn() -> None:
 
 
 class Softly:
-    """Awaits a coroutine, and raises `SoftTimeout` in it where it waits, if it is told to."""
+    """Awaits a coroutine, and raises `SoftTimeout` in it where it waits, if it is told to.
+
+    `is_early`: it was told so before the first step of the coroutine, which is struck when it begins.
+    """
 
     def __init__(self) -> None:
         self._struck = False
+        self.is_early = False
 
     def strike(self, task: asyncio.Task[Any]) -> None:
         """On the loop of the task."""
-        self._struck = True
+        self._struck, self.is_early = True, False
         task.cancel()
 
     def awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Awaitable[Any]:

@@ -22,6 +22,18 @@ _NEVER_STARTED = frozenset(
 )  # that may fail without an owner
 
 
+def must_end_by(record: InvocationRecord) -> float:
+    """Return the moment by which the code of one that runs has to have ended: its timeout, or the grace of one that is
+    being cancelled. Infinity if nothing says so.
+    """
+    if record.status is Status.CANCELLING and record.cancellation is not None:
+        return record.cancellation.until
+    if record.terms.timeout is None or record.status is Status.PENDING:
+        return float("inf")
+    begun = (entry.at for entry in reversed(record.history) if entry.status is Status.RUNNING)
+    return next(begun, record.changed_at) + record.terms.timeout
+
+
 def cancel(record: InvocationRecord, cancellation: Cancellation, *, operation: str) -> Change | None:
     """The change that ends it, or asks its owner to; None where there is nothing to ask any more."""
     status = record.status

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from holdfast.clock import format_duration
+from holdfast.lifecycle.cancelling import must_end_by
 from holdfast.lifecycle.eligibility import Reason, Standing, held_back, lane_obstacle, offer_of
 from holdfast.lifecycle.limits import Limit
 from holdfast.lifecycle.queues import QueuePause
@@ -78,7 +79,21 @@ def _free(record: InvocationRecord, around: Surroundings) -> str:
     busy = sum(worker.running for runner in taking for worker in runner.workers)
     serve = "1 runner serves" if len(taking) == 1 else f"{len(taking)} runners serve"
     used = "all of its places are" if busy >= places else f"{busy} of {places} places are"
-    return f"waiting for {_since(record, around)} for a free place; {serve} it, and {used} busy."
+    silent = _silent_workers(taking, around)
+    return f"waiting for {_since(record, around)} for a free place; {serve} it, and {used} busy{silent}."
+
+
+def _silent_workers(runners: Sequence[RunnerRecord], around: Surroundings) -> str:
+    """Those that take no work, whatever their places are."""
+    workers = [worker for runner in runners for worker in runner.workers]
+    silent = [worker.unresponsive_since for worker in workers if worker.unresponsive_since is not None]
+    if not silent:
+        return ""
+    longest = seconds_in_words(around.now - min(silent))
+    if len(workers) == 1:
+        return f"; its only worker has not answered for {longest}"
+    have = "1 worker has" if len(silent) == 1 else f"{len(silent)} workers have"
+    return f"; {have} not answered, for up to {longest}"
 
 
 def _expires(record: InvocationRecord, around: Surroundings) -> list[str]:
@@ -192,7 +207,35 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
         return (
             f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
         )
+    worker = next((each for each in entry.workers if each.id == (record.owner or "").partition("/")[2]), None)
+    if worker is not None and worker.unresponsive_since is not None:
+        return f"{meaning}, but {unanswered(worker.unresponsive_since, around.now)}: {_then(record)}."
     return f"{meaning}.{_children(around)}"
+
+
+def unanswered(since: float, now: float) -> str:
+    return f"its worker has not answered for {seconds_in_words(now - since)}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """For people who watch it grow: 24 s, and 3m20s when it is long."""
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < _LONG_SECONDS else format_duration(whole)
+
+
+def _then(record: InvocationRecord) -> str:
+    """What becomes of it if its worker goes on not answering."""
+    if record.status is Status.PENDING:
+        return "its runner takes it back in a moment"
+    if must_end_by(record) < float("inf"):
+        return "its runner kills that worker when the time of this call is over"
+    return (
+        "its code may hold the interpreter lock, or the process is stopped. It has no timeout that would end it; "
+        "kill the worker to have it run again"
+    )
+
+
+_LONG_SECONDS = 120
 
 
 def _children(around: Surroundings) -> str:

@@ -200,6 +200,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     running: int = 0  # invocations, when its runner last heard of it
     ended: Mapping[str, int] = msgspec.field(default_factory=dict)  # of late, by queue: see `lifecycle.queues.rates`
+    unresponsive_since: float | None = None  # its runner asks it, and it does not answer
 
 
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -269,5 +269,8 @@ class WaitingPlaces:
     def soften(self, keys: Iterable[str]) -> None:
         """Time stands still while a task runs."""
 
+    def is_blocked(self, key: str) -> bool:
+        return False
+
     def close(self) -> None:
         pass

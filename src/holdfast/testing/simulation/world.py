@@ -25,6 +25,7 @@ from holdfast.lifecycle import joins
 from holdfast.lifecycle.limits import Limit, limit_key
 from holdfast.lifecycle.slots import SlotSettings
 from holdfast.lifecycle.status import FINAL
+from holdfast.loglines import REPEATS
 from holdfast.schedules import cron
 from holdfast.store.contract import Ability, Store
 from holdfast.testing import checker
@@ -420,6 +421,7 @@ def defects() -> Iterator[list[str]]:
 
     logger, listener = logging.getLogger("holdfast"), Listener(logging.ERROR)
     level, propagates = logger.level, logger.propagate
+    REPEATS.forget()  # what an earlier run said is no reason to be silent in this one
     logger.addHandler(listener)
     logger.setLevel(logging.ERROR)
     logger.propagate = False

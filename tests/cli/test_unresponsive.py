@@ -1,0 +1,267 @@
+"""Workers that live and do not answer: told of, relieved of what they have not started, and ended for a call that is
+past its time. Real runners and workers on SQLite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.processes import Command, Process, eventually, is_gone
+
+from holdfast import App, TimedOut
+from holdfast.cli.discovery import import_module
+from holdfast.cli.reach import with_store
+from holdfast.errors import WorkerLost
+from holdfast.lifecycle.records import WorkerRecord
+
+SHOP = """
+import asyncio, os, re, time
+from pathlib import Path
+from holdfast import App, Fixed, context
+
+app = App("sqlite:///shop.db")
+HERE = Path(__file__).parent
+
+def begun(name):
+    with open(HERE / name, "a") as told:
+        told.write(f"{os.getpid()}\\n")
+
+@app.task(running_concurrency="task")
+def close_everything():
+    begun("closed")
+    os.closerange(3, 4096)
+    time.sleep(600)
+
+@app.task(timeout="300ms", retries=Fixed(1, 0.01))
+def holds_the_lock():
+    if context().attempt == 1:
+        re.match(r"(a+)+$", "a" * 34 + "b")  # takes minutes, and keeps the interpreter lock
+    return "second attempt"
+
+@app.task(cancel_grace="100ms")
+async def beside(name):
+    begun(name)
+    while not (HERE / f"{name}.go").exists():
+        await asyncio.sleep(0.01)
+    return context().attempt
+
+@app.task(timeout="1s")
+def short(name):
+    begun(name)
+    while not (HERE / f"{name}.go").exists():
+        time.sleep(0.01)
+    return "in time"
+
+@app.task(timeout="200ms")
+async def blocks_the_loop():
+    time.sleep(600)
+
+@app.task(timeout="200ms")
+def cannot_be_stopped():
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+
+@app.task
+def who():
+    return os.getpid()
+"""
+UNRESPONSIVE_SECONDS = 1.0
+
+pytestmark = pytest.mark.slow
+
+
+class Shop:
+    def __init__(self, folder: Path, app: App, module: Any) -> None:
+        self.folder = folder
+        self.app = app
+        self.module = module
+
+    def begun(self, name: str) -> int:
+        """Wait until the call has begun, and return the process that it is in."""
+        path = self.folder / name
+        eventually(lambda: path.exists() and path.read_text().endswith("\n"), f"{name} has begun")
+        return int(path.read_text().split()[-1])
+
+    def go(self, name: str) -> None:
+        (self.folder / f"{name}.go").touch()
+
+    def worker(self) -> WorkerRecord:
+        ((worker,),) = [each.workers for each in with_store(self.app, lambda store: store.roster(self.app.name))]
+        return worker
+
+
+@pytest.fixture
+def shop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setenv("HOLDFAST_WORKER_UNRESPONSIVE_SECONDS", f"{UNRESPONSIVE_SECONDS}")
+    monkeypatch.setenv("HOLDFAST_POLL_INTERVAL_SECONDS", "0.1")
+    (folder / "shop.py").write_text(SHOP)
+    module = import_module("shop", folder)
+    yield Shop(folder, module.app, module)
+    module.app.close()
+
+
+@pytest.fixture
+def run(shop: Shop) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def begin(*arguments: str) -> Process:
+        started.append(Process(shop.folder, "run", "shop:app", *arguments))
+        started[-1].says("/1 is ready")
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.signal(signal.SIGCONT)
+        process.end()
+        print(*process.err, sep="", end="\n\n")  # for whoever has to find out why a test failed
+
+
+def test_a_worker_that_closes_its_descriptors_is_ended_and_the_call_is_charged(
+    shop: Shop, run: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_MAX_CRASH_RECOVERIES", "0")
+    runner = run()
+    invocation = shop.module.close_everything.submit()
+    with pytest.raises(WorkerLost, match="crash 1 in a row"):
+        invocation.result(timeout=30)
+    assert shop.module.who.submit().result(timeout=30) != shop.begun("closed")
+    assert sum(map(len, runner.err)) < 20_000, "a loop that cannot turn does not fill the log"
+
+
+def test_a_call_that_holds_the_interpreter_lock_beyond_its_timeout_is_ended_by_the_runner(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    runner = run("--concurrency", "2")
+    neighbour = shop.module.beside.submit("neighbour")
+    first = shop.begun("neighbour")
+    invocation = shop.module.holds_the_lock.submit()
+    assert invocation.result(timeout=30) == "second attempt"
+    (failed,) = invocation.record().errors
+    assert failed.error.type_name == "holdfast.errors:TimedOut"
+    expected = "TimedOut: timed out after 300ms; its worker did not answer and was killed; attempt 1 of 2 failed"
+    assert expected in next(entry.why for entry in invocation.record().history if entry.why)
+    shop.go("neighbour")
+    assert neighbour.result(timeout=30) == 2
+    walked = [entry.status.value for entry in neighbour.record().history]
+    assert "killed" in walked
+    assert "running_recovery" not in walked, "what another call did is not charged to it"
+    assert is_gone(first)
+    assert len(runner.said("is killed: it has not answered")) == 1
+
+
+def test_a_worker_that_does_not_answer_is_told_of_and_gives_back_what_it_has_not_started(
+    shop: Shop, run: Callable[..., Process], holdfast: Command
+) -> None:
+    runner = run()
+    invocation = shop.module.beside.submit("silent")
+    worker = shop.begun("silent")
+    os.kill(worker, signal.SIGSTOP)
+    eventually(lambda: shop.worker().unresponsive_since is not None, "the roster tells it")
+    why = invocation.explain()
+    assert "but its worker has not answered for" in why
+    assert "It has no timeout that would end it" in why
+    assert "has not answered for" in holdfast("runners").out
+    (told,) = holdfast("runners", "--json").json["runners"][0]["workers"]
+    assert told["unresponsive_since"].endswith("Z")
+    assert told["running"] == 1
+    waiting = shop.module.who.submit()
+    assert "its only worker has not answered for" in waiting.explain()
+    os.kill(worker, signal.SIGCONT)
+    runner.says("answers again, after")
+    assert len(runner.said("has not answered for")) == 1, "that is said once"
+    eventually(lambda: shop.worker().unresponsive_since is None, "the roster tells it")
+    shop.go("silent")
+    assert invocation.result(timeout=30) == 1, "it was left alone"
+    assert waiting.result(timeout=30) == worker
+
+
+# --- with `make faults`
+
+
+@pytest.mark.faults
+def test_a_stopped_worker_is_ended_for_a_call_past_its_time_and_no_result_comes_later(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    run()
+    invocation = shop.module.short.submit("stopped")
+    worker = shop.begun("stopped")
+    os.kill(worker, signal.SIGSTOP)
+    shop.go("stopped")
+    with pytest.raises(TimedOut):
+        invocation.result(timeout=30)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGCONT)
+    eventually(lambda: is_gone(worker), "the worker is over")
+    assert shop.module.who.submit().result(timeout=30) != worker
+    record = invocation.record()
+    assert (record.status.value, record.result) == ("failed", None)
+    assert record.reason == "TimedOut: timed out after 1s; its worker did not answer and was killed"
+
+
+@pytest.mark.faults
+def test_a_stopped_worker_is_ended_for_a_cancelled_call_past_its_grace(shop: Shop, run: Callable[..., Process]) -> None:
+    run()
+    invocation = shop.module.beside.submit("cancelled")
+    worker = shop.begun("cancelled")
+    os.kill(worker, signal.SIGSTOP)
+    invocation.cancel()
+    eventually(lambda: invocation.record().status.value == "cancelled", "it is cancelled")
+    assert is_gone(worker)
+
+
+@pytest.mark.faults
+def test_a_runner_that_was_stopped_together_with_its_worker_kills_nobody(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    """As when a machine sleeps: the time of the call is over by then, but nobody was there to end it."""
+    runner = run()
+    invocation = shop.module.short.submit("asleep")
+    worker = shop.begun("asleep")
+    for process in (runner.pid, worker):
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(UNRESPONSIVE_SECONDS * 4)  # what is tested is what follows a while in which nothing happens
+    for process in (runner.pid, worker):
+        os.kill(process, signal.SIGCONT)
+    with pytest.raises(TimedOut):
+        invocation.result(timeout=30)
+    assert invocation.record().reason == "TimedOut: timed out after 1s", "its worker ended it"
+    assert shop.module.who.submit().result(timeout=30) == worker
+    assert not runner.said("has not answered")
+
+
+@pytest.mark.faults
+def test_a_worker_whose_event_loop_is_blocked_for_good_gives_way_to_another(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    run("--concurrency", "3")
+    sister = shop.module.beside.submit("sister")
+    worker = shop.begun("sister")
+    with pytest.raises(TimedOut):
+        shop.module.blocks_the_loop.submit().result(timeout=30)
+    shop.go("sister")
+    assert sister.result(timeout=30) == 2
+    reasons = [entry.why for entry in sister.record().history]
+    assert any("code that cannot be stopped blocked the event loop of its worker" in why for why in reasons)
+    assert is_gone(worker)
+
+
+@pytest.mark.faults
+def test_a_worker_whose_places_are_all_taken_by_what_cannot_be_stopped_gives_way_to_another(
+    shop: Shop, run: Callable[..., Process]
+) -> None:
+    run("--concurrency", "1")
+    worker = shop.module.who.submit().result(timeout=30)
+    with pytest.raises(TimedOut):
+        shop.module.cannot_be_stopped.submit().result(timeout=30)
+    assert shop.module.who.submit().result(timeout=30) != worker
+    eventually(lambda: is_gone(worker), "the worker is over")
