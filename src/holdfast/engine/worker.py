@@ -183,7 +183,7 @@ class Worker:
                     await self._bell.wait(_WITHOUT_PERMIT_SECONDS)  # a permit rings it
                     continue
                 await self._fill()
-                if not await self._bell.wait(self._patience_for_news()):
+                if not await self._bell.wait(self._patience_for_news()) or self._is_overdue():
                     await self._look_around()
         except StoreError:
             if not self._stopping:
@@ -257,13 +257,13 @@ class Worker:
     async def _look_around(self) -> None:
         """Nobody said anything for a while: look for work, and now and then for lanes that nobody told us of."""
         self._demand.anything()
-        if self._store.now() >= self._next_discovery:
+        if self._loop_time() >= self._next_discovery:
             await self._discover()
 
     async def _discover(self) -> None:
         found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self._app))
-        self._lanes.know(found, self._store.now())
-        self._next_discovery = self._store.now() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
+        self._lanes.know(found, self._loop_time())
+        self._next_discovery = self._loop_time() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
 
     async def _fill(self) -> None:
         """Give the free places something to do: what is in reserve first, then what a claim finds."""
@@ -298,13 +298,13 @@ class Worker:
         wanted = min(most, expected)
         self._claiming += 1
         try:
-            if self._lanes.turns.wants_to_know(self._store.now()):
+            if self._lanes.turns.wants_to_know(self._loop_time()):
                 await self._discover()
             ask = self._lanes.next(wanted)
             claimed = await self._claimer.claim(ask.lanes, ask.most, start=start, limited=limited)
         finally:
             self._claiming -= 1
-        self._demand.learn(self._lanes.turns, ask, claimed, expected)
+        self._demand.learn(self._lanes.turns, ask, claimed, expected, self._loop_time())
         return claimed.records
 
     async def _prefetch(self) -> None:
@@ -352,7 +352,11 @@ class Worker:
         """Seconds to sleep before looking unasked; None when no place is free, since then only an outcome matters."""
         if self._free() <= 0 or self._prefetching is not None:
             return self._reserve.patience(self._loop_time())
-        return self._demand.pause(self._store.now(), self._hub.trust)
+        return self._demand.pause(self._store.now(), self._loop_time(), self._hub.trust)
+
+    def _is_overdue(self) -> bool:
+        """Return whether a look is due that nobody asked for, however often the bell rings."""
+        return not self._demand.look and self._free() > 0 and self._patience_for_news() == 0.0
 
     # --- running
 
