@@ -128,7 +128,7 @@ class Engine:
         leaves_unfinished: bool = False,
         patience: int = 1,
         look_seconds: float = 2.0,
-        heeds_pauses: bool = True,
+        for_core: bool = False,
     ) -> Worker:
         """A worker of these tasks, not started yet. Core tasks lie in an app of their own, and nobody pauses them.
 
@@ -171,7 +171,7 @@ class Engine:
             max_tasks=max_tasks,
             leaves_unfinished=leaves_unfinished,
             look_seconds=look_seconds,
-            heeds_pauses=heeds_pauses,
+            for_core=for_core,
             cancel_grace_seconds=self._grace,
         )
 
@@ -337,7 +337,7 @@ class Engine:
             drain_timeout_seconds=0.0,
             make_places=lambda place, deliver: InlinePlaces(deliver),
             patience=_CORE_PATIENCE,
-            heeds_pauses=False,
+            for_core=True,
         )
 
 

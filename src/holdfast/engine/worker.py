@@ -64,7 +64,8 @@ class Worker:
     """One owner of work. Made of the store, a clock's worth of settings, and the tasks it knows.
 
     `around` spans its life; after `max_tasks` it retires by itself. One that `leaves_unfinished` what still runs after
-    the drain timeout relies on somebody who ends its process and then gives that work back.
+    the drain timeout relies on somebody who ends its process and then gives that work back. One `for_core` tasks heeds
+    no pauses, and does not look again after a full claim: what one run of a core task leaves, the next one finds.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Worker:
         max_tasks: int | None = None,
         leaves_unfinished: bool = False,
         look_seconds: float = 2.0,
-        heeds_pauses: bool = True,
+        for_core: bool = False,
         cancel_grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.owner = owner
@@ -101,7 +102,7 @@ class Worker:
         self._around = around
         self._max_tasks = max_tasks
         self._leaves_unfinished = leaves_unfinished
-        self._heeds_pauses = heeds_pauses
+        self._for_core = for_core
         self._recovery = recovery
         self.account = Account()
         self._throughput = Throughput()
@@ -113,7 +114,7 @@ class Worker:
         self._lanes = Lanes(serves)
         self._lanes.hear([lane for d in self._tasks.values() for lane in d.lanes])
         self._next_discovery = 0.0
-        self._demand = Demand(poll_interval_seconds)
+        self._demand = Demand(poll_interval_seconds, doubts=not for_core)
         self._drain = drain_timeout_seconds
         self._search = Patience(rng)
         slots = RunningLimits(store, hub, ids, app=app, limits=limits_of(self._tasks.values()))
@@ -147,7 +148,7 @@ class Worker:
         """
         unsubscribe = self._hub.on_ready(self._hinted)
         self._permit.on_grant(self._bell.ring)
-        if self._heeds_pauses:
+        if not self._for_core:
             self._permit.on_pause(self._heed)
             self._heed(self._permit.paused)
         try:
