@@ -192,6 +192,9 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
         return (
             f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
         )
+    ahead = entry.heartbeat_at - around.now
+    if ahead > around.dead_after_seconds:
+        meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"
     return f"{meaning}.{_children(around)}"
 
 
