@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, reached
 from holdfast.codec import Codec, Limits
 from holdfast.engine.archive import Archive
 from holdfast.engine.cancel import GRACE_SECONDS, Canceller
@@ -110,6 +110,13 @@ class Engine:
         await self.submitter.close()
         self.hub.connect(None)
         await self.store.close()
+
+    def due_after(self, delay_seconds: float, now: float | None = None) -> float:
+        """Return when a call is due that is to wait so long from now: not before, however far the store's clock is off.
+        One that is not to wait is due by every clock.
+        """
+        now, error = self.store.now() if now is None else now, self.store.clock_error()
+        return reached("delay", now + error, delay_seconds) if delay_seconds else now - error
 
     def worker(
         self,

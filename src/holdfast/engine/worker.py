@@ -353,7 +353,8 @@ class Worker:
         """Seconds to sleep before looking unasked; None when no place is free, since then only an outcome matters."""
         if self._free() <= 0 or self._prefetching is not None:
             return self._reserve.patience(self._loop_time())
-        return self._demand.pause(self._store.now(), self._loop_time(), self._hub.trust)
+        now = self._store.now() - self._store.clock_error()  # the time by which the claimer claims
+        return self._demand.pause(now, self._loop_time(), self._hub.trust)
 
     def _is_overdue(self) -> bool:
         """Return whether a look is due that nobody asked for, however often the bell rings."""

@@ -113,6 +113,12 @@ class Store(Protocol):
         """The store's time, seconds since the epoch: what due times are compared with."""
         ...
 
+    def clock_error(self) -> float:
+        """Return by how many seconds `now` may be off; 0 where the host's clock is the store's. Work is claimed when it
+        is due for certain, so that a call that is to wait never starts early.
+        """
+        ...
+
     async def open(self) -> None:
         """Connect, and create what is missing.
 

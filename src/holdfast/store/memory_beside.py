@@ -31,6 +31,9 @@ class MemoryBeside:
     def now(self) -> float:
         return self._clock.now()
 
+    def clock_error(self) -> float:
+        return 0.0
+
     async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
         with self._lock:
             queue = (pause.app, pause.name)

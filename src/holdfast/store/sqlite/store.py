@@ -78,6 +78,9 @@ class SqliteStore:
     def now(self) -> float:
         return self._clock.now()
 
+    def clock_error(self) -> float:
+        return 0.0
+
     # --- opening and closing
 
     async def open(self) -> None:

@@ -189,6 +189,9 @@ class Line:
     def now(self) -> float:
         return self._server.clock.now() + self._skew + self.shift
 
+    def clock_error(self) -> float:
+        return 0.0
+
     def hints(self) -> Hints:
         return self._hints
 
