@@ -380,6 +380,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
 FIRST = {
     "no_epoch_check": 36,
     "unsteady_observers": 11,
+    "stamps_believed": 11,
     "insert_replaces": 11,
     "slots_counted_and_then_taken": 20,
     "no_sweep": 526,
