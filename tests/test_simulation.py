@@ -16,6 +16,7 @@ from holdfast.engine import declarations, failing, recovery, schedules, submit, 
 from holdfast.engine.ends import Ends
 from holdfast.engine.heart import Heart
 from holdfast.engine.limits import Limits
+from holdfast.engine.observer import Observer
 from holdfast.engine.permit import Permit
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.schedules import Scheduler
@@ -185,6 +186,26 @@ def unsteady_observers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Heart, "steady_seconds", lambda self: 1e9)
 
 
+def stamps_believed(patch: pytest.MonkeyPatch) -> None:
+    """Whoever is silent for less than nothing is alive."""
+
+    def silence(self: Observer, runner: RunnerRecord, age: float) -> tuple[float, float]:
+        return (age, self._dead_after / 8) if age < 0 else judge(self, runner, age)
+
+    judge = Observer._silence
+    patch.setattr(Observer, "_silence", silence)
+
+
+def stamps_taken_for_proof(patch: pytest.MonkeyPatch) -> None:
+    """What is stamped long ago is dead, whoever stamped it."""
+
+    def silence(self: Observer, runner: RunnerRecord, age: float) -> tuple[float, float]:
+        return (age, 0.0) if min(age, self._steady()) > self._dead_after else judge(self, runner, age)
+
+    judge = Observer._silence
+    patch.setattr(Observer, "_silence", silence)
+
+
 def no_crash_cap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "last_crash", lambda record, most, why: None)
 
@@ -334,6 +355,8 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (settle_with_a_new_operation, "I6"),
     (permit_ignored, "permit"),
     (unsteady_observers, "I20"),
+    (stamps_believed, "I1"),
+    (stamps_taken_for_proof, "I20"),
     (no_crash_cap, "I14"),
     (claim_forgets_what_it_got, "I20"),
     (insert_replaces, "I3"),
@@ -357,10 +380,11 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
 FIRST = {
     "no_epoch_check": 36,
     "unsteady_observers": 11,
+    "stamps_believed": 11,
     "insert_replaces": 11,
     "slots_counted_and_then_taken": 20,
-    "no_sweep": 316,
-    "joins_that_forget": 540,
+    "no_sweep": 526,
+    "joins_that_forget": 673,
 }  # each shows where a process dies between two writes, or the like, and most seeds have none of that
 
 

@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
-from holdfast.clock import Duration, parse_moment, reached
+from holdfast.clock import Duration, parse_moment
 from holdfast.engine.archive import Page, Rerun, Search
 from holdfast.errors import InvocationNotFound, UsageError
 from holdfast.ids import InvocationId
@@ -171,7 +171,7 @@ class Archived:
                 done += [Rerun(record, None) for record in records]
                 continue
             at, delay = due
-            due_at = reached("delay", engine.store.now(), delay) if at is None else at
+            due_at = engine.due_after(delay) if at is None else at
             done += await engine.archive.rerun(records, request=request, due_at=due_at)
         return Reruns(
             request,

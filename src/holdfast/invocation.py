@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from holdfast._bridge import refuse_on_loop
-from holdfast.clock import Duration, format_duration, length_of, parse_moment, reached
+from holdfast.clock import Duration, format_duration, length_of, parse_moment
 from holdfast.codec import Codec, Payloads, references
 from holdfast.engine.core import Engine
 from holdfast.errors import (
@@ -146,7 +146,7 @@ class Invocation(Generic[R]):
 
     async def _rerun(self, due: tuple[float | None, float], request: str | None) -> Invocation[R]:
         engine, record = await self._app._engine(), await self._record()
-        due_at = reached("delay", engine.store.now(), due[1]) if due[0] is None else due[0]
+        due_at = engine.due_after(due[1]) if due[0] is None else due[0]
         (done,) = await engine.archive.rerun([record], request=request or engine.ids.new(), due_at=due_at)
         if done.id is None:
             kind = PayloadLost if record.status in FINAL else InvocationStatusTransitionError

@@ -279,7 +279,7 @@ class Submittable(Generic[P, R]):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
-        due_at = reached("delay", now, options.delay_seconds) if options.at is None else options.at
+        due_at = engine.due_after(options.delay_seconds, now) if options.at is None else options.at
         bind(task.signature, args, kwargs, task.name)
         packed = self._app._codec.pack_call(args, kwargs, self._names, engine.limits, seen)
         payloads += packed.payloads

@@ -58,6 +58,7 @@ def test_runners_tell_who_is_alive_and_what_each_does(app: App, holdfast: Comman
     enrol(app, "busy", workers=workers, queues=("bulk", "mail"), tags=("gpu",))
     enrol(app, "leaving", draining=True, wish="drain")
     enrol(app, "silent", heartbeat_at=NOW - 3600)
+    enrol(app, "early", heartbeat_at=NOW + 3600)
     enrol(app, "lazy", sits_out_until=NOW + 120)
     enrol(app, "hung", can_run_atomic_service=False)
     facts = {each["id"]: each for each in holdfast("runners", "--json").json["runners"]}
@@ -65,6 +66,7 @@ def test_runners_tell_who_is_alive_and_what_each_does(app: App, holdfast: Comman
         "busy": "alive",
         "leaving": "draining",
         "silent": "dead",
+        "early": "alive",
         "lazy": "alive",
         "hung": "alive",
     }
@@ -82,6 +84,7 @@ def test_runners_tell_who_is_alive_and_what_each_does(app: App, holdfast: Comman
     )
     assert lines["leaving"] == "leaving draining, asked to drain h 1 9.9 0 of 4 any no 1s ago"
     assert lines["silent"] == "silent dead h 1 9.9 0 of 4 any no 1h ago"
+    assert lines["early"].endswith(" 1h ahead of this clock")
     assert lines["lazy"] == "lazy alive h 1 9.9 0 of 4 any sits out for 2m 1s ago"
     assert lines["hung"] == "hung alive h 1 9.9 0 of 4 any no 1s ago"
 

@@ -40,7 +40,7 @@ DUTIES = Duties(
     recover_pending_cron=cron("*/15 * * * * *"),
 )
 NEVER = cron("0 0 0 1 1 *")  # so that a test sees what happens without the backstop
-PLAIN = frozenset({"abilities", "schema_version", "now", "joined", "hints"})
+PLAIN = frozenset({"abilities", "schema_version", "now", "clock_error", "joined", "hints"})
 
 
 class Line:

@@ -291,10 +291,12 @@ def test_both_the_silence_and_the_observers_own_steadiness_count(silence: float,
         await fleet.store.enrol(RunnerRecord(id="silent", app=APP, concurrency=1, tasks=(), **facts))  # type: ignore[arg-type]
         observer = Observer(
             fleet.store,
+            fleet.clock,
             random.Random(1),
             app=APP,
             dead_after_seconds=DEAD_AFTER,
             steady_seconds=lambda: steady,
+            heard_seconds=lambda: steady,
             on_death=bury,
         )
         await observer._look()

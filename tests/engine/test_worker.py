@@ -586,6 +586,41 @@ def test_a_lost_hint_of_the_end_costs_the_waiter_one_polling_interval() -> None:
     virtually(scenario)
 
 
+def test_ends_that_are_heard_of_do_not_put_off_the_look_for_one_whose_hint_was_lost() -> None:
+    async def scenario(harness: Harness) -> None:
+        ids = [await harness.submit("somebody_elses") for _ in range(20)]
+        ended: dict[str, float] = {}
+
+        async def end(id: str, *, hint: bool) -> None:
+            record = await harness.record(id)
+            entry = replace(record.history[-1], version=2, status=Status.SUCCESS)
+            harness.store._put(replace(record, status=Status.SUCCESS, result=b"x", history=(*record.history, entry)))
+            if hint:
+                harness.engine.hub.send(Hint(ENDED, (id,)))
+            ended[id] = harness.clock.now()
+
+        reads: list[tuple[float, tuple[str, ...]]] = []
+        get = harness.store.get
+
+        async def noted(app: str, asked: Sequence[str]) -> Sequence[InvocationRecord | None]:
+            reads.append((harness.clock.now(), tuple(asked)))
+            return await get(app, asked)
+
+        await asyncio.sleep(5)
+        waiting = asyncio.create_task(harness.end(*ids))
+        await asyncio.sleep(5.05)
+        harness.store.get = noted  # type: ignore[method-assign]
+        await end(ids[0], hint=False)
+        for id in ids[1:]:
+            await asyncio.sleep(POLL / 2)
+            await end(id, hint=True)
+        await waiting
+        first = min(at for at, asked in reads if ids[0] in asked and len(asked) > 1)
+        assert first - ended[ids[0]] <= POLL + 0.01
+
+    virtually(scenario)
+
+
 @pytest.mark.parametrize("failures", [1, 2, 5])
 @pytest.mark.parametrize("after_the_write", [False, True])
 def test_nothing_is_lost_or_done_twice_when_the_store_fails(failures: int, after_the_write: bool) -> None:

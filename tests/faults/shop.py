@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import signal
 import threading
 import time
@@ -71,6 +72,9 @@ else:
 
 
 # --- a clock that a test can set
+
+if "FAKETIME" in os.environ:  # libfaketime 0.9.10 breaks the system call behind time.sleep
+    time.sleep = lambda seconds: select.select((), (), (), seconds)
 
 if path := os.environ.get("HOLDFAST_TEST_CLOCK"):
     app._clock = HostClock(path)

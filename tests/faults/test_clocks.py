@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.fleet import DEAD_AFTER, Fleet, nap, virtually
+from tests.faketime import clock_off_by
 from tests.faults.clock import HostClock, set_clock
 from tests.faults.session import Session
 from tests.faults.settings import DEAD_AFTER_SECONDS
@@ -19,12 +20,13 @@ from tests.faults.stores import on
 
 from holdfast.clock import SystemClock
 from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.status import FINAL, Status
+from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.virtual import VirtualClock
 from holdfast.testing.witness import What
 
-TEN_MINUTES = 600.0
+TEN_MINUTES, HOUR = 600.0, 3600.0
 DELAY_SECONDS = 2.0
 
 
@@ -96,6 +98,40 @@ def test_on_sqlite_the_hosts_clock_may_be_set(session: Session, tmp_path: Path) 
     session.verdict()
 
 
+@on("sqlite")
+@pytest.mark.parametrize(
+    "off", [pytest.param(HOUR, id="ahead"), pytest.param(-HOUR, id="behind", marks=pytest.mark.faults)]
+)
+def test_on_sqlite_a_runner_with_a_clock_of_its_own_takes_nothing_and_its_death_is_noticed(
+    session: Session, off: float
+) -> None:
+    """Real libfaketime. Its heartbeats are stamped an hour off, and so are the others' in its eyes."""
+    wrong = session.start_runner("--workers", "0", "--concurrency", "1", **clock_off_by(off))
+    session.start_runner("--workers", "0", "--concurrency", "2")
+    session.until(lambda: len(session.roster()) == 2, "both join")
+    now = session.ask(_now)
+    (stamped,) = [runner for runner in session.roster() if runner.pid == wrong.pid]
+    assert abs(stamped.heartbeat_at - now - off) < 60, "its clock is not wrong"
+    ids = session.submit("one", "two", "three", task="hold")
+    if off > 0:
+        session.began("one", "two", "three")
+    names = {runner.id for runner in session.roster()}
+    passes(session, 1.5 * DEAD_AFTER_SECONDS)
+    assert {runner.id for runner in session.roster()} == names, session.told()
+    nothing_was_taken = {entry.status for id in ids for entry in session.record(id).history}
+    assert nothing_was_taken <= {Status.REGISTERED, Status.PENDING, Status.RUNNING}
+    wrong.end()
+    died = SystemClock().monotonic()
+    session.until(lambda: stamped.id not in {runner.id for runner in session.roster()}, "its death is noticed")
+    session.release()
+    session.until(lambda: all(session.record(id).status in FINAL for id in ids), "all of it is done")
+    assert SystemClock().monotonic() - died < 20
+
+
+async def _now(store: Store) -> float:
+    return store.now()
+
+
 class SetStore(MemoryStore):
     """Its clock is set at the worst moment: after a beat, and right before somebody asks who was silent.
 
@@ -124,13 +160,12 @@ class SetStore(MemoryStore):
         self._known = self._real
         return await super().heartbeat(app, runner_id, workers, ticks=ticks, draining=draining)
 
-    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
         if self.is_to_be_set:
             self.is_to_be_set, self._real = False, self._off
             if not self._is_server:
                 self._known = self._real
-        found = await super().silent(app)
-        return None if found is None else (found[0], found[1] + self._real - self._known)
+        return [(runner, age + self._real - self._known) for runner, age in await super().silent(app)]
 
 
 @pytest.mark.parametrize("off", [TEN_MINUTES, -TEN_MINUTES, DEAD_AFTER + 1])

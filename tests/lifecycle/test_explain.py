@@ -81,6 +81,11 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
             [replace(LIVE, heartbeat_at=NOW - 60)],
             "silent for 1m and counts as dead: its work waits for recovery",
         ),
+        (
+            {"status": Status.RUNNING, "owner": "r1/0"},
+            [replace(LIVE, heartbeat_at=NOW + 3600)],
+            "the clock of that runner is 1h ahead of this one.",
+        ),
         ({"status": Status.PARKED, "reason": "it no longer binds"}, [LIVE], "it no longer binds"),
         ({"status": Status.PARKED, "reason": "x"}, [LIVE], "holdfast wake i1"),
         ({"status": Status.FAILED, "reason": "ValueError: no"}, [LIVE], "ended with an error: ValueError: no"),

@@ -24,6 +24,7 @@ from tests.mongo.parties import LONG, SOON, Party, settle_down, two
 from tests.mongo.tools import Events, auntil, database_of, failing, nudge, opened, until, with_options
 from tests.mongod import Mongod
 
+from holdfast.engine.demand import DOUBT_SECONDS
 from holdfast.lifecycle.records import FINAL, READY, Hint
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Observe
@@ -47,6 +48,17 @@ def test_a_submit_elsewhere_wakes_a_runner(mongo_url: str) -> None:
         other.task.submit()
         until(lambda: runner.started)
         assert runner.started[0] - began < SOON
+
+
+def test_a_submit_whose_submitter_died_before_its_hint_does_not_hold_up_the_next_one(mongo_url: str) -> None:
+    with two(mongo_url) as (runner, other):
+        settle_down(runner)
+        hub, hints = other.app._run(other.app._engine()).hub, other.hints
+        hub.connect(None)  # whoever dies between insert and hint sends none
+        other.task.submit()
+        hub.connect(hints)
+        other.task.submit()
+        until(lambda: len(runner.started) == 2, DOUBT_SECONDS + SOON, "the hint leads to both of them")
 
 
 def test_an_end_elsewhere_wakes_who_waits(mongo_url: str) -> None:

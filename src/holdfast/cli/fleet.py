@@ -62,12 +62,17 @@ def runners(
                 _queues(runner),
                 ", ".join(runner.tags),
                 _serves(chosen, runner, now),
-                f"{length(now - runner.heartbeat_at)} ago",
+                _age(now - runner.heartbeat_at),
                 "; ".join(_worker(each, now) for each in runner.workers),
             )
             for runner in roster
         ]
         out.table(_TITLES, rows, empty="no runners; start one with: holdfast run")
+
+
+def _age(seconds: float) -> str:
+    """Return how old a heartbeat is; or that whoever stamped it has another clock than we have."""
+    return f"{length(seconds)} ago" if seconds > -1 else f"{length(-seconds)} ahead of this clock"
 
 
 def drain(

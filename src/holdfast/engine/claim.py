@@ -48,6 +48,10 @@ class Claimer:
         self._owner = owner
         self._limits = limits
 
+    def _now(self) -> float:
+        """Return the time that it certainly is: what is due by then is not early, whatever the clock's error."""
+        return self._store.now() - self._store.clock_error()
+
     async def claim(self, lanes: Iterable[str], limit: int, *, start: bool = True, limited: bool = True) -> Claimed:
         """Up to `limit` invocations, ours and RUNNING (PENDING, without `start`); without `limited`, only what lies
         before the first that needs a slot. Waits while the store is away.
@@ -58,7 +62,7 @@ class Claimer:
             limit=limit,
             owner=self._owner,
             operation=self._ids.operation(),
-            at=self._store.now(),
+            at=self._now(),
             start=start,
             limits=self._limits,
             limited=limited,
@@ -72,7 +76,7 @@ class Claimer:
                 raise StoreUnavailable(f"nothing is claimed until the store hears this runner again. {away}")
             crashpoint("claim.before")
             try:
-                claimed = await self._store.claim(replace(claim, at=self._store.now(), again=True) if again else claim)
+                claimed = await self._store.claim(replace(claim, at=self._now(), again=True) if again else claim)
             except StoreError as error:
                 away = str(error)
                 raise

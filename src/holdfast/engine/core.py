@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, reached
 from holdfast.codec import Codec, Limits
 from holdfast.engine.archive import Archive
 from holdfast.engine.cancel import GRACE_SECONDS, Canceller
@@ -113,6 +113,13 @@ class Engine:
         self.hub.connect(None)
         await self.store.close()
 
+    def due_after(self, delay_seconds: float, now: float | None = None) -> float:
+        """Return when a call is due that is to wait so long from now: not before, however far the store's clock is off.
+        One that is not to wait is due by every clock.
+        """
+        now, error = self.store.now() if now is None else now, self.store.clock_error()
+        return reached("delay", now + error, delay_seconds) if delay_seconds else now - error
+
     def worker(
         self,
         definitions: Iterable[TaskDefinition],
@@ -130,7 +137,7 @@ class Engine:
         leaves_unfinished: bool = False,
         patience: int = 1,
         look_seconds: float = 2.0,
-        heeds_pauses: bool = True,
+        for_core: bool = False,
     ) -> Worker:
         """A worker of these tasks, not started yet. Core tasks lie in an app of their own, and nobody pauses them.
 
@@ -173,7 +180,7 @@ class Engine:
             max_tasks=max_tasks,
             leaves_unfinished=leaves_unfinished,
             look_seconds=look_seconds,
-            heeds_pauses=heeds_pauses,
+            for_core=for_core,
             cancel_grace_seconds=self._grace,
         )
 
@@ -340,7 +347,7 @@ class Engine:
             drain_timeout_seconds=0.0,
             make_places=lambda place, deliver: InlinePlaces(deliver),
             patience=_CORE_PATIENCE,
-            heeds_pauses=False,
+            for_core=True,
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -29,7 +30,7 @@ from holdfast.engine.submit import Submitter
 from holdfast.ids import Ids, derived_id
 from holdfast.lifecycle.limits import limit_key
 from holdfast.lifecycle.records import InvocationRecord, registered
-from holdfast.lifecycle.schedules import Call, CatchUp, Rules
+from holdfast.lifecycle.schedules import KIND, Call, CatchUp, Rules
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.schedules import Cron
 from holdfast.store.contract import Filter, Store
@@ -48,6 +49,9 @@ async def _never(record: InvocationRecord, why: str) -> None:
 KEPT_SECONDS = 3600.0
 _LOOK_SECONDS = 10.0  # nobody makes new ones; when each is due is known
 LONGEST_SECONDS = 60.0
+_CHECK_SECONDS = 60.0  # between two looks whether a schedule is further than the clock
+_SOON_SECONDS = 1.0
+_FEW = 20
 
 
 class CoreTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,8 @@ class CoreTaskRegistry:
         )
         self._book = ScheduleBook(store, submitter, hub, ids, app=app)
         self._no_arguments = Codec().encode_call((), {})
+        self._monotonic = monotonic
+        self._check_at = monotonic() + _CHECK_SECONDS
 
     def add(self, name: str, function: Callable[[], Awaitable[object]], cron: Cron) -> None:
         async def bounded() -> object:
@@ -112,13 +118,28 @@ class CoreTaskRegistry:
         await Declarations(self._store, self._book, declared, app=self.app).register()
 
     async def fire_due(self) -> bool:
-        return await self._scheduler.fire_due()
+        more = await self._scheduler.fire_due()
+        if self._monotonic() >= self._check_at:
+            self._check_at = self._monotonic() + _CHECK_SECONDS
+            await self._fire_overdue()
+        return more
+
+    async def _fire_overdue(self) -> None:
+        """Fire those whose schedule is further than the clock: it was set back, or a runner whose clock was ahead had
+        the services. A user's schedule rests then, since its ticks are decided; a duty cannot.
+        """
+        now = self._store.now()
+        for entry in await self._store.entries(self.app, KIND, list(self._tasks)):
+            next_two = list(self._tasks[entry.name].cron.ticks(now, limit=2))
+            if entry.due_at is not None and entry.due_at > max(next_two, default=math.inf):
+                await self.fire(entry.name, f"its schedule is ahead of the clock at {now:.0f}")
 
     async def fire(self, name: str, cause: str) -> None:
         """Let it run once for this cause, soon; unless a run is waiting, which will do."""
-        if await self._store.find(self.app, Filter(statuses=_WAITING, tasks=frozenset({name})), 1):
-            return
         now = self._store.now()
+        waiting = await self._store.find(self.app, Filter(statuses=_WAITING, tasks=frozenset({name})), _FEW)
+        if any(record.due_at <= now + _SOON_SECONDS for record in waiting):  # later: put off by a wrong clock
+            return
         record = InvocationRecord(
             id=derived_id("core", self.app, name, cause),
             app=self.app,

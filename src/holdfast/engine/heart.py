@@ -62,7 +62,7 @@ class Heart:
         self._on_death = on_death
         self._last = joined  # when the last beat was sent that was heard; joining is one
         self._heard_at = self._last  # when its answer came, which may be much later
-        self._steady_since = self._last
+        self._heard_since = self._steady_since = self._last  # without a missed beat; and by one and the same clock
         self._ahead = store.now() - self._last  # of our own elapsed time: the store's, as far as we know it
         self._soon = asyncio.Event()
         self._is_dead = False
@@ -132,7 +132,9 @@ class Heart:
             self._on_death()
         elif sent > self._last:
             self._calm_down()
-            if sent - self._last > self._every * _MISSED or self._was_set():
+            if sent - self._last > self._every * _MISSED:
+                self._heard_since = self._steady_since = sent
+            if self._was_set():
                 self._steady_since = sent
             self._ahead = self._store.now() - self._clock.monotonic()
             self._last = sent
@@ -143,10 +145,14 @@ class Heart:
         """Something has changed that the roster should tell."""
         self._soon.set()
 
-    def steady_seconds(self) -> float:
-        """For how long the store has heard every beat, by one and the same clock; 0 if the last one is overdue."""
+    def heard_seconds(self) -> float:
+        """Return for how long the store has heard every beat; 0 if the last one is overdue."""
         now = self._clock.monotonic()
-        return 0.0 if now - self._last > self._every * _MISSED or self._was_set() else now - self._steady_since
+        return 0.0 if now - self._last > self._every * _MISSED else now - self._heard_since
+
+    def steady_seconds(self) -> float:
+        """Return for how long the store has heard every beat, and its clock was not set."""
+        return 0.0 if self._was_set() else min(self.heard_seconds(), self._clock.monotonic() - self._steady_since)
 
     def _was_set(self) -> bool:
         """Whether the store's clock was set since the last beat."""

@@ -76,15 +76,17 @@ class Recovery:
 
     def change(self, record: InvocationRecord, why: str) -> Change:
         """What becomes of work whose owner died."""
-        last = last_crash(record, self.max_crashes, why)
-        return changes.recovered(
+        last, at = last_crash(record, self.max_crashes, why), self._store.now()
+        change = changes.recovered(
             record,
             by=self.by or record.owner,
             operation=self._ids.operation(),
-            at=self._store.now(),
+            at=at,
             why=last or why,
             error=None if last is None else self._codec.encode_error(WorkerLost(last, invocation_id=record.id)),
         )
+        # Its owner has begun it, so it was due by the owner's clock. If that was ahead, nobody is to wait for it.
+        return replace(change, due_at=at) if record.due_at > at and change.target in AVAILABLE else change
 
     def ended(self, record: InvocationRecord, why: str) -> Change:
         """What becomes of work that its own runner ended before it was done."""
@@ -173,10 +175,10 @@ class Recovery:
         *,
         ended: bool = False,
         apart: Collection[str] = (),
-        before: float = float("inf"),
+        for_seconds: float = 0.0,
         overdue: Mapping[str, int] | None = None,
     ) -> int:
-        """Everything that this owner holds, and has held since `before`: it died, or (`ended`) its runner ended it.
+        """Everything that this owner holds, and has held `for_seconds`: it died, or (`ended`) its runner ended it.
         Those that ran `apart` from it ended with it, and are not charged. It was ended for those that are `overdue` (id
         and epoch), which have timed out.
         """
@@ -184,7 +186,7 @@ class Recovery:
         where = Filter(runner=runner_of(owner), statuses=OWNED)
         while True:
             found = await self._store.find(self.app, where, _AT_ONCE)
-            mine = [record for record in found if record.owner == owner and record.changed_at < before]
+            mine = [record for record in found if record.owner == owner and self._lasts(record, for_seconds)]
             crashpoint("recovery.found")
             if overdue:
                 late = [r for r in mine if overdue.get(r.id) == r.epoch and r.status in _WORKING]
@@ -208,31 +210,44 @@ class Recovery:
             if runner is None:
                 count += await self.of_owner(owner, f"its owner {owner} is dead")
             elif not _works_there(owner, runner):
-                since = self._store.now() - _SUPERVISED_SECONDS
-                count += await self.of_owner(owner, f"its worker {owner} is dead", before=since)
+                why = f"its worker {owner} is dead"
+                count += await self.of_owner(owner, why, for_seconds=_SUPERVISED_SECONDS)
         return count
 
-    async def pending(self) -> int:
-        """Claimed work that nobody starts, though its owner may be alive."""
-        now = self._store.now()
-        stuck = await self._since(frozenset({Status.PENDING}), now - self.max_pending)
-        count = 0
+    async def stuck(self) -> list[InvocationRecord]:
+        """Return claimed work that nobody starts, though its owner may be alive."""
+        return await self._standing(frozenset({Status.PENDING}), self.max_pending)
+
+    async def still_as_they_were(self, before: Sequence[InvocationRecord]) -> list[InvocationRecord]:
+        """Return those that have not changed since."""
+        found = await self._store.get(self.app, [record.id for record in before])
+        return [now for was, now in zip(before, found, strict=True) if now is not None and now.version == was.version]
+
+    async def recover_stuck(self, stuck: Sequence[InvocationRecord]) -> int:
+        count, now = 0, self._store.now()
         for record in stuck:
-            why = f"{record.owner} claimed it {format_duration(now - record.changed_at)} ago and has not started it"
+            since = max(self.max_pending, now - record.changed_at)
+            why = f"{record.owner} claimed it {format_duration(since)} ago and has not started it"
             count += await self.recover([record], why)
         return count
 
     async def passed_through(self) -> int:
         """What stands where nothing ever stays: no write of ours stops there, but somebody's may."""
-        left = await self._since(PASSED_THROUGH, self._store.now() - _PASSING_SECONDS)
+        left = await self._standing(PASSED_THROUGH, _PASSING_SECONDS)
         return await self._apply([(record, self.rescue(record)) for record in left])
 
-    async def _since(self, statuses: frozenset[Status], before: float) -> list[InvocationRecord]:
+    def _lasts(self, record: InvocationRecord, seconds: float) -> bool:
+        """Return whether it was changed so long ago. A stamp that lies ahead tells of a wrong clock, and counts as old:
+        else it would keep work from everybody until that time has come.
+        """
+        return seconds <= 0.0 or abs(self._store.now() - record.changed_at) > seconds
+
+    async def _standing(self, statuses: frozenset[Status], seconds: float) -> list[InvocationRecord]:
         found: list[InvocationRecord] = []
         where = Filter(statuses=statuses)
         while True:
             page = await self._store.find(self.app, where, _AT_ONCE)
-            found += [record for record in page if record.changed_at < before]
+            found += [record for record in page if self._lasts(record, seconds)]
             if len(page) < _AT_ONCE:
                 return found
             where = replace(where, before_id=page[-1].id)

@@ -39,7 +39,7 @@ from holdfast.errors import StoreError
 from holdfast.ids import Ids
 from holdfast.lifecycle.records import DRAIN, ROSTER, STOP, Hint, RunnerRecord, runner_of
 from holdfast.lifecycle.slots import SlotSettings
-from holdfast.store.contract import Store
+from holdfast.store.contract import Ability, Store
 from holdfast.wakeup.hub import Hub
 
 log = logging.getLogger("holdfast.runner")
@@ -177,14 +177,7 @@ class Runner:
             on_entry=self._obey,
             on_death=dead.set,
         )
-        observer = Observer(
-            self._store,
-            self._rng,
-            app=record.app,
-            dead_after_seconds=self._settings.dead_after_seconds,
-            steady_seconds=heart.steady_seconds,
-            on_death=lambda dead: self._bury(dead, services),
-        )
+        observer = self._observer(record, heart, services)
         core_worker = self._make_core_worker(f"{record.id}/core", permit)
         self._steady = heart.steady_seconds
         beating = asyncio.create_task(heart.run())
@@ -300,6 +293,18 @@ class Runner:
         )
         return services
 
+    def _observer(self, record: RunnerRecord, heart: Heart, services: Services) -> Observer:
+        return Observer(
+            self._store,
+            self._clock,
+            self._rng,
+            app=record.app,
+            dead_after_seconds=self._settings.dead_after_seconds,
+            steady_seconds=heart.steady_seconds,
+            heard_seconds=heart.heard_seconds,
+            on_death=lambda dead: self._bury(dead, services),
+        )
+
     async def _bury(self, dead: RunnerRecord, services: Services) -> None:
         """Whoever declares a death sees to the work. The dead one's core tasks come first: recovery cannot wait for
         itself.
@@ -322,4 +327,10 @@ class Runner:
         """The core task of that name. The time for which the store was away does not count."""
         if self._steady() < self._recovery.max_pending:
             return 0
-        return await self._recovery.pending()
+        stuck = await self._recovery.stuck()
+        if stuck and Ability.SHARED_CLOCK not in self._store.abilities:
+            await asyncio.sleep(self._recovery.max_pending)  # their stamps prove nothing: their clock may differ
+            if self._steady() < self._recovery.max_pending:
+                return 0
+            stuck = await self._recovery.still_as_they_were(stuck)
+        return await self._recovery.recover_stuck(stuck)

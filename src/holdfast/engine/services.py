@@ -98,7 +98,7 @@ class Services:
         self._runner_id = runner_id
         self._settings = settings
         self._duties = duties
-        self._next: dict[str, float] = {}
+        self._next: dict[str, float] = {}  # by the monotonic clock: the store's may be set
         self._seldom = Seldom(clock.monotonic)
         self._moved = clock.monotonic()
         self._sharing: list[str] = []
@@ -233,11 +233,11 @@ class Services:
         If somebody reaps us meanwhile (we were declared dead, or seem to overrun) the next one may begin before we
         notice. That does no harm: every write of a duty is conditional, and the permit ends before a death is declared.
         """
-        while (now := self._store.now()) < until and self._permit.holds():
+        while self._store.now() < until and self._permit.holds():
             for duty in self._duties:
-                if now >= self._next.get(duty.name, 0.0):
+                if self._clock.monotonic() >= self._next.get(duty.name, 0.0):
                     more = await self._see_to(duty)
-                    self._next[duty.name] = self._store.now() + (0.0 if more else duty.every_seconds)
+                    self._next[duty.name] = self._clock.monotonic() + (0.0 if more else duty.every_seconds)
             await self._sleep(min(self._settings.check_interval_seconds, max(0.0, until - self._store.now())))
 
     async def _see_to(self, duty: Duty) -> bool:

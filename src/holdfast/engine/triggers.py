@@ -31,6 +31,7 @@ log = logging.getLogger("holdfast.triggers")
 _SWEEP_SECONDS = 2.0
 _LOOK_SECONDS = 15.0  # whether there are triggers now
 _IDLE_SECONDS = 120.0
+_THOROUGH_SECONDS = 60.0
 _PUT_OFF_SECONDS = 60.0
 _REST_SECONDS = 15.0
 _AT_ONCE = 100
@@ -148,6 +149,7 @@ class Sweep:
         self._monotonic = monotonic
         self._next = float("-inf")
         self._idle_until = monotonic() + _IDLE_SECONDS
+        self._thorough_at = monotonic() + _THOROUGH_SECONDS
         self._put_off: dict[str, float] = {}
         self._seldom = Seldom(monotonic)
 
@@ -161,6 +163,8 @@ class Sweep:
             return False
         self._idle_until = self._monotonic() + _IDLE_SECONDS
         before = self._store.now() - _SWEEP_SECONDS
+        if self._monotonic() >= self._thorough_at:  # some may be stamped by a clock that was ahead
+            self._thorough_at, before = self._monotonic() + _THOROUGH_SECONDS, float("inf")
         more = await self._ended(before)
         more |= await self._due(events.KIND, self._tell)
         more |= await self._due(joins.KIND, self._teller.tidy)

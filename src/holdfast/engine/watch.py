@@ -47,19 +47,23 @@ class Watcher:
         try:
             if fresh and not await news.wait(FIRST_READ_SECONDS):
                 news.add(open_ids)
+            look_at = loop.time() + pace.pause(trust=self._hub.trust)  # at all of them: news of one do not put that off
             while open_ids:
                 asked = tuple(news.take() & open_ids)
+                are_all = len(asked) == len(open_ids)
                 for id, record in zip(asked, await self._store.get(self._app, asked), strict=True):
                     if record is None:
                         raise InvocationNotFound(f"the store has no invocation {id} of the app '{self._app}'")
                     if record.status in FINAL:
                         ended[id] = record
                         open_ids.discard(id)
-                pause = pace.pause(trust=self._hub.trust)
-                patience = pause if deadline is None else min(pause, deadline - loop.time())
-                if open_ids and patience <= 0:
+                now = loop.time()
+                if open_ids and deadline is not None and now >= deadline:
                     break
-                if open_ids and not await news.wait(patience):
+                if are_all:
+                    look_at = now + pace.pause(trust=self._hub.trust)
+                patience = (look_at if deadline is None else min(look_at, deadline)) - now
+                if open_ids and (patience <= 0 or not await news.wait(patience)):
                     news.add(open_ids)
         finally:
             for unsubscribe in subscriptions:

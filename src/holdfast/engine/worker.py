@@ -64,7 +64,8 @@ class Worker:
     """One owner of work. Made of the store, a clock's worth of settings, and the tasks it knows.
 
     `around` spans its life; after `max_tasks` it retires by itself. One that `leaves_unfinished` what still runs after
-    the drain timeout relies on somebody who ends its process and then gives that work back.
+    the drain timeout relies on somebody who ends its process and then gives that work back. One `for_core` tasks heeds
+    no pauses, and does not look again after a full claim: what one run of a core task leaves, the next one finds.
     """
 
     why_ended = ""  # if it ends by itself, and leaves something behind
@@ -93,7 +94,7 @@ class Worker:
         max_tasks: int | None = None,
         leaves_unfinished: bool = False,
         look_seconds: float = 2.0,
-        heeds_pauses: bool = True,
+        for_core: bool = False,
         cancel_grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.owner = owner
@@ -103,7 +104,7 @@ class Worker:
         self._around = around
         self._max_tasks = max_tasks
         self._leaves_unfinished = leaves_unfinished
-        self._heeds_pauses = heeds_pauses
+        self._for_core = for_core
         self._recovery = recovery
         self.account = Account()
         self._throughput = Throughput()
@@ -115,7 +116,7 @@ class Worker:
         self._lanes = Lanes(serves)
         self._lanes.hear([lane for d in self._tasks.values() for lane in d.lanes])
         self._next_discovery = 0.0
-        self._demand = Demand(poll_interval_seconds)
+        self._demand = Demand(poll_interval_seconds, doubts=not for_core)
         self._drain = drain_timeout_seconds
         self._search = Patience(rng)
         slots = RunningLimits(store, hub, ids, app=app, limits=limits_of(self._tasks.values()))
@@ -149,7 +150,7 @@ class Worker:
         """
         unsubscribe = self._hub.on_ready(self._hinted)
         self._permit.on_grant(self._bell.ring)
-        if self._heeds_pauses:
+        if not self._for_core:
             self._permit.on_pause(self._heed)
             self._heed(self._permit.paused)
         try:
@@ -185,7 +186,7 @@ class Worker:
                     await self._bell.wait(_WITHOUT_PERMIT_SECONDS)  # a permit rings it
                     continue
                 await self._fill()
-                if not await self._bell.wait(self._patience_for_news()):
+                if not await self._bell.wait(self._patience_for_news()) or self._is_overdue():
                     await self._look_around()
         except StoreError:
             if not self._stopping:
@@ -260,13 +261,13 @@ class Worker:
     async def _look_around(self) -> None:
         """Nobody said anything for a while: look for work, and now and then for lanes that nobody told us of."""
         self._demand.anything()
-        if self._store.now() >= self._next_discovery:
+        if self._loop_time() >= self._next_discovery:
             await self._discover()
 
     async def _discover(self) -> None:
         found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self._app))
-        self._lanes.know(found, self._store.now())
-        self._next_discovery = self._store.now() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
+        self._lanes.know(found, self._loop_time())
+        self._next_discovery = self._loop_time() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
 
     async def _fill(self) -> None:
         """Give the free places something to do: what is in reserve first, then what a claim finds."""
@@ -301,13 +302,13 @@ class Worker:
         wanted = min(most, expected)
         self._claiming += 1
         try:
-            if self._lanes.turns.wants_to_know(self._store.now()):
+            if self._lanes.turns.wants_to_know(self._loop_time()):
                 await self._discover()
             ask = self._lanes.next(wanted)
             claimed = await self._claimer.claim(ask.lanes, ask.most, start=start, limited=limited)
         finally:
             self._claiming -= 1
-        self._demand.learn(self._lanes.turns, ask, claimed, expected)
+        self._demand.learn(self._lanes.turns, ask, claimed, expected, self._loop_time())
         return claimed.records
 
     async def _prefetch(self) -> None:
@@ -355,7 +356,12 @@ class Worker:
         """Seconds to sleep before looking unasked; None when no place is free, since then only an outcome matters."""
         if self._free() <= 0 or self._prefetching is not None:
             return self._reserve.patience(self._loop_time())
-        return self._demand.pause(self._store.now(), self._hub.trust)
+        now = self._store.now() - self._store.clock_error()  # the time by which the claimer claims
+        return self._demand.pause(now, self._loop_time(), self._hub.trust)
+
+    def _is_overdue(self) -> bool:
+        """Return whether a look is due that nobody asked for, however often the bell rings."""
+        return not self._demand.look and self._free() > 0 and self._patience_for_news() == 0.0
 
     # --- running
 

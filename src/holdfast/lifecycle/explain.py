@@ -210,6 +210,9 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
     worker = next((each for each in entry.workers if each.id == (record.owner or "").partition("/")[2]), None)
     if worker is not None and worker.unresponsive_since is not None:
         return f"{meaning}, but {unanswered(worker.unresponsive_since, around.now)}: {_then(record)}."
+    ahead = entry.heartbeat_at - around.now
+    if ahead > around.dead_after_seconds:
+        meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"
     return f"{meaning}.{_children(around)}"
 
 

@@ -51,6 +51,7 @@ class Ability(Flag):
     CHANGE_NOTIFICATIONS = auto()
     TRANSACTIONS = auto()
     TTL = auto()
+    SHARED_CLOCK = auto()  # all processes have the same `now`, and it stamps heartbeats: their ages can be believed
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,12 @@ class Store(Protocol):
 
     def now(self) -> float:
         """The store's time, seconds since the epoch: what due times are compared with."""
+        ...
+
+    def clock_error(self) -> float:
+        """Return by how many seconds `now` may be off; 0 where the host's clock is the store's. Work is claimed when it
+        is due for certain, so that a call that is to wait never starts early.
+        """
         ...
 
     async def open(self, beside: object = None) -> None:
@@ -299,8 +306,13 @@ class Store(Protocol):
         """
         ...
 
-    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
-        """The runner whose last heartbeat is oldest, and for how many seconds it was silent, by the store's clock."""
+    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
+        """The roster entries that may be those of dead runners, each with the seconds since its last heartbeat, by the
+        store's clock. With `SHARED_CLOCK`: the entry with the oldest heartbeat, and those that are stamped more than
+        a second ahead, since that clock was set back; for them the seconds are below zero. Without: every entry.
+
+        Order: oldest heartbeat first.
+        """
         ...
 
     async def declare_dead(self, runner: RunnerRecord) -> bool:

@@ -45,7 +45,7 @@ _Place = tuple[int, float, str]
 class MemoryStore(MemoryBeside):
     """See `holdfast.store.contract.Store`."""
 
-    abilities = Ability.NONE
+    abilities = Ability.SHARED_CLOCK
     schema_version = 0
 
     def __init__(self, clock: Clock, observe: Observe = ignore) -> None:

@@ -31,6 +31,9 @@ class MemoryBeside:
     def now(self) -> float:
         return self._clock.now()
 
+    def clock_error(self) -> float:
+        return 0.0
+
     async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
         with self._lock:
             queue = (pause.app, pause.name)
@@ -105,11 +108,14 @@ class MemoryBeside:
             fresh = self._runners[app, runner_id] = replace(runner, **facts)
             return fresh
 
-    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
         with self._lock:
-            mine = [runner for runner in self._runners.values() if runner.app == app]
-            oldest = min(mine, key=lambda runner: (runner.heartbeat_at, runner.id), default=None)
-            return None if oldest is None else (oldest, self.now() - oldest.heartbeat_at)
+            mine = sorted(
+                (runner for runner in self._runners.values() if runner.app == app),
+                key=lambda runner: (runner.heartbeat_at, runner.id),
+            )
+            ages = [(runner, self.now() - runner.heartbeat_at) for runner in mine]
+            return ages[:1] + [each for each in ages[1:] if each[1] < -1.0]
 
     async def declare_dead(self, runner: RunnerRecord) -> bool:
         with self._lock:

@@ -147,20 +147,34 @@ class ReadConformance:
 
     def test_the_runner_that_was_silent_longest_is_told(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
-            assert await store.silent("shop") is None
+            assert list(await store.silent("shop")) == []
             now = store.now()
             for id, age in (("a", 3.0), ("b", 10.0), ("c", 5.0)):
                 await store.enrol(runner(id, heartbeat_at=now - age))
             await store.enrol(runner("d", app="other", heartbeat_at=now - 99))
-            found = await store.silent("shop")
-            assert found is not None
-            entry, silence = found
+            (entry, silence), *others = await store.silent("shop")
             assert entry.id == "b"
             assert 9.5 < silence < 15
+            shared = Ability.SHARED_CLOCK in store.abilities
+            assert [other.id for other, _ in others] == ([] if shared else ["c", "a"])
             await store.heartbeat("shop", "b")
-            found = await store.silent("shop")
-            assert found is not None
-            assert found[0].id == "c"
+            (entry, _), *_ = await store.silent("shop")
+            assert entry.id == "c"
+
+        stage.play(scenario)
+
+    def test_runners_whose_heartbeats_lie_ahead_are_told_too(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            now = store.now()
+            for id, ahead in (("a", -3.0), ("b", 3600.0), ("c", -1.0), ("d", 1800.0)):
+                await store.enrol(runner(id, heartbeat_at=now + ahead))
+            found = {entry.id: silence for entry, silence in await store.silent("shop")}
+            shared = Ability.SHARED_CLOCK in store.abilities
+            assert list(found) == (["a", "d", "b"] if shared else ["a", "c", "d", "b"])
+            assert -3601 < found["b"] < -3595
+            assert (await store.silent("shop"))[-1][0] == next(
+                entry for entry in await store.roster("shop") if entry.id == "b"
+            )
 
         stage.play(scenario)
 

@@ -80,6 +80,9 @@ class MongoBase:
     def now(self) -> float:
         return self._time.now()
 
+    def clock_error(self) -> float:
+        return self._time.error()
+
     # --- opening and closing
 
     async def open(self, beside: object = None) -> None:

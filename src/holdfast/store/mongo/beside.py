@@ -19,7 +19,7 @@ from holdfast.lifecycle.records import (
     WorkerRecord,
 )
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.store.mongo import entries, executions, payloads, queries, queues, schema
+from holdfast.store.mongo import entries, executions, payloads, queries, queues, roster, schema
 from holdfast.store.mongo.base import MongoBase
 from holdfast.store.mongo.documents import (
     Document,
@@ -120,13 +120,10 @@ class MongoBeside(MongoBase):
             self._time.learn(found["heartbeat_at"], asked)
         return found
 
-    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
+    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
         runners = self._collection(schema.RUNNERS)
-        found = await self._ask("silent", lambda again: queries.silent(runners, app))
-        if found is None:
-            return None
-        silence = float(found.pop("silent"))
-        return runner_of(found), silence
+        found = await self._ask("silent", lambda again: roster.silent(runners, app, self.now()))
+        return [(runner_of(document), silence) for document, silence in found]
 
     async def declare_dead(self, runner: RunnerRecord) -> bool:
         return await self._ask("declare dead", lambda again: self._declare_dead(runner, again))

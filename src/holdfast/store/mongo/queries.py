@@ -243,18 +243,6 @@ async def roster(runners: Invocations, app: str) -> list[Document]:
     return await runners.find({"app": app}, hint="roster").sort(order).to_list()
 
 
-async def silent(runners: Invocations, app: str) -> Document | None:
-    """The entry with the oldest heartbeat, and how old that is by the server's clock. Index: heartbeats."""
-    stages: list[dict[str, Any]] = [
-        {"$match": {"app": app}},
-        {"$sort": {"heartbeat_at": 1}},
-        {"$limit": 1},
-        {"$set": {"silent": {"$subtract": [{"$divide": [{"$toLong": "$$NOW"}, 1000]}, "$heartbeat_at"]}}},
-    ]
-    found = await (await runners.aggregate(stages, hint="heartbeats")).to_list()
-    return found[0] if found else None
-
-
 async def owners(invocations: Invocations, app: str) -> list[str]:
     """The distinct owners. Index: owned, jumping from owner to owner (no hint before 7.1)."""
     found = await invocations.distinct("owner", {"owned": True, "app": app})

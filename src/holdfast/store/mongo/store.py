@@ -62,7 +62,14 @@ _MOST_BYTES = 14 * 2**20
 class MongoStore(MongoBeside):
     """See `holdfast.store.contract.Store`."""
 
-    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.COSTLY_CLAIMS | Ability.TRANSACTIONS | Ability.TTL
+    abilities = (
+        Ability.MULTI_PROCESS
+        | Ability.DURABLE
+        | Ability.COSTLY_CLAIMS
+        | Ability.TRANSACTIONS
+        | Ability.TTL
+        | Ability.SHARED_CLOCK
+    )
     schema_version = schema.SCHEMA_VERSION
 
     # --- insert

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -428,7 +429,10 @@ def alter_runner(connection: sqlite3.Connection, app: str, id: str, facts: Mappi
     row = connection.execute(queries.GET_RUNNER, (app, id)).fetchone()
     if row is None:
         return None
-    runner = msgspec.structs.replace(runner_of(row), **facts)
+    before = runner_of(row)
+    runner = msgspec.structs.replace(before, **facts)
+    if "heartbeat_at" in facts and runner.heartbeat_at == before.heartbeat_at:  # even if its clock stands still
+        runner = msgspec.structs.replace(runner, heartbeat_at=math.nextafter(before.heartbeat_at, math.inf))
     _, _, _, heartbeat_at, body = runner_row(runner)
     connection.execute(queries.SET_RUNNER, (heartbeat_at, body, app, id))
     return runner

@@ -151,7 +151,7 @@ ENROL = "INSERT OR REPLACE INTO holdfast_runners (app, id, started_at, heartbeat
 GET_RUNNER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? AND id = ?"
 SET_RUNNER = "UPDATE holdfast_runners SET heartbeat_at = ?, body = ? WHERE app = ? AND id = ?"
 SILENT = """
-SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? ORDER BY heartbeat_at, id LIMIT 1
+SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? ORDER BY heartbeat_at, id
 """  # heartbeats
 DECLARE_DEAD = "DELETE FROM holdfast_runners WHERE app = ? AND id = ? AND heartbeat_at = ?"
 OWNERS = f"""

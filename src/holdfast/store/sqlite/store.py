@@ -91,6 +91,9 @@ class SqliteStore:
     def now(self) -> float:
         return self._clock.now()
 
+    def clock_error(self) -> float:
+        return 0.0
+
     # --- opening and closing
 
     async def open(self, beside: object = None) -> None:
@@ -333,9 +336,9 @@ class SqliteStore:
         }
         return await self._write(lambda connection: jobs.alter_runner(connection, app, runner_id, facts))
 
-    async def silent(self, app: str) -> tuple[RunnerRecord, float] | None:
-        row = await self._read(lambda connection: connection.execute(queries.SILENT, (app,)).fetchone())
-        return None if row is None else (found := runner_of(row), self.now() - found.heartbeat_at)
+    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
+        rows = await self._read(lambda connection: connection.execute(queries.SILENT, (app,)).fetchall())
+        return [(found := runner_of(row), self.now() - found.heartbeat_at) for row in rows]
 
     async def declare_dead(self, runner: RunnerRecord) -> bool:
         values = (runner.app, runner.id, runner.heartbeat_at)

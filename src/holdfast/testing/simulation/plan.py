@@ -103,6 +103,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     costly_claims: bool = False
     limit: int = 1  # how many jobs with one limit key may run at once
     skew: float = 0.0  # how far the clocks of nodes are from the server's, at most
+    own_clocks: float = 0.0  # how far the clocks are off by which runners stamp heartbeats; 0: the server stamps them
     chaos_seconds: float = 30.0
     weather: Weather = Weather()
     jobs: tuple[Job, ...] = ()
@@ -133,7 +134,9 @@ def plan_of(seed: int) -> Plan:
     if timers:
         jumps = _jumps(random.Random(f"jumps {seed}"), nodes, chaos)
         plan = replace(plan, strikes=tuple(sorted([*plan.strikes, *jumps], key=lambda strike: strike.at)))
-    return replace(plan, emissions=_emissions(random.Random(f"emissions {seed}"), chaos, plan.jobs))
+    own_clocks = random.Random(f"own clocks {seed}").choice((0.0, 0.0, 8.0, 3600.0))
+    emissions = _emissions(random.Random(f"emissions {seed}"), chaos, plan.jobs)
+    return replace(plan, emissions=emissions, own_clocks=own_clocks)
 
 
 def _weather(rng: random.Random) -> Weather:

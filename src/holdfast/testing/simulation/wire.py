@@ -72,11 +72,26 @@ class Trace:
         return self._hash.hexdigest()
 
 
+class Stamping(MemoryStore):
+    """The server's store. Heartbeats may be stamped, and judged, by the clock of whoever asks."""
+
+    off = 0.0  # of that clock; it is set for one call
+    shows_all = False
+
+    def now(self) -> float:
+        return super().now() + self.off
+
+    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
+        if not self.shows_all:
+            return await super().silent(app)
+        return [(runner, self.now() - runner.heartbeat_at) for runner in await self.roster(app)]
+
+
 class Server:
     """Carries out what arrives, and notes what only it can know."""
 
     def __init__(self, clock: VirtualClock, ledger: Ledger, trace: Trace) -> None:
-        self.store = MemoryStore(clock)
+        self.store = Stamping(clock)
         self.clock = clock
         self.ledger = ledger
         self.trace = trace
@@ -171,6 +186,7 @@ class Line:
         hints: Hints,
         abilities: Ability,
         skew: float,
+        off: float | None = None,
     ) -> None:
         self._server = server
         self._process = process
@@ -178,6 +194,7 @@ class Line:
         self._weather = weather
         self._hints = hints
         self._skew = skew
+        self._off = off  # of the clock that stamps its heartbeats, if that is its own
         self.shift = 0.0  # of its host's clock, which somebody has set
         self.abilities = abilities
         self.schema_version = 0
@@ -188,6 +205,9 @@ class Line:
 
     def now(self) -> float:
         return self._server.clock.now() + self._skew + self.shift
+
+    def clock_error(self) -> float:
+        return 0.0
 
     def hints(self) -> Hints:
         return self._hints
@@ -209,7 +229,8 @@ class Line:
         pid = self._process.pid
         match name:
             case "enrol":
-                return (replace(args[0], host=self._process.name, pid=pid),)
+                stamp = args[0].heartbeat_at + (self._off or 0.0)
+                return (replace(args[0], host=self._process.name, pid=pid, heartbeat_at=stamp),)
             case "heartbeat":
                 return (*args[:2], tuple(replace(worker, pid=pid) for worker in args[2]))
             case "claim":
@@ -256,7 +277,11 @@ class Line:
     ) -> None:
         if self._is_cut:
             return
+        store = self._server.store
+        if self._off is not None and name in ("heartbeat", "silent"):
+            store.off, store.shows_all = self._off + self.shift, True
         found = self._server.carry_out(self._process, name, args, named)
+        store.off, store.shows_all = 0.0, False
         said = [record.id for record in found.records] if isinstance(found, Claimed) else found
         self._server.trace.add(self._server.clock.monotonic(), self._process.name, "is told", name, said)
         if isinstance(found, Claimed) and answer.done():

@@ -139,8 +139,10 @@ class World:
             self.rng("line", name),
             lambda: self.weather,
             hints=hints,
-            abilities=Ability.COSTLY_CLAIMS if self.plan.costly_claims else Ability.NONE,
+            abilities=(Ability.COSTLY_CLAIMS if self.plan.costly_claims else Ability.NONE)
+            | (Ability.NONE if self.plan.own_clocks else Ability.SHARED_CLOCK),
             skew=rng.uniform(-self.plan.skew, self.plan.skew),
+            off=self.rng("clock", name).choice((-1, 0, 1)) * self.plan.own_clocks if self.plan.own_clocks else None,
         )
         self.lines[process.pid] = line
         engine = self._engine(rng, cast(Store, line))
