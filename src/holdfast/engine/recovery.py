@@ -24,9 +24,9 @@ from holdfast.engine.limits import Limits
 from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Applied, Change
+from holdfast.lifecycle.changes import Applied, Change, back_in_queue
 from holdfast.lifecycle.crashes import PASSED_THROUGH, last_crash
-from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord, RunnerRecord, runner_of
+from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord, RunnerRecord, runner_of, work_hint
 from holdfast.lifecycle.status import AVAILABLE, OWNED, Status
 from holdfast.store.contract import Filter, Store
 from holdfast.wakeup.hub import Hub
@@ -108,11 +108,9 @@ class Recovery:
             facts = {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}
             level = logging.ERROR if change.target is Status.FAILED else logging.WARNING
             log.log(level, "%s %s → %s: %s", record.task, record.status, change.target, change.why, extra=facts)
-        ready = [record.lane for record, change in done if change.target in AVAILABLE]
+        ready = [back_in_queue(record, change) for record, change in done if change.target in AVAILABLE]
         ended = [record.id for record, change in done if change.target not in AVAILABLE]
-        hints = [
-            Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in ((READY, ready), (FINAL, ended))
-        ]
+        hints = [work_hint(ready), Hint(FINAL, tuple(dict.fromkeys(ended)), len(ended))]
         self._hub.send(*[hint for hint in hints if hint.subjects])
         await self._limits.released(record for record, change in done if change.frees)
         return len(done)

@@ -18,6 +18,7 @@ from holdfast.store.contract import Finding
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document
 from holdfast.store.mongo.retry import is_forbidden
+from holdfast.store.mongo.sentinels import NO_SENTINEL
 
 _SKEW_SECONDS = 1.0
 _SHOWN = 5
@@ -173,7 +174,7 @@ async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
 
 async def _deep(database: AsyncDatabase[Document]) -> Finding:
     seen, bad = 0, []
-    async for document in database[schema.INVOCATIONS].find():
+    async for document in database[schema.INVOCATIONS].find(NO_SENTINEL):
         seen += 1
         try:
             from_document(document)
