@@ -57,11 +57,19 @@ class Claims:
         got = Claimed(tuple(await self._claimed_before(claim) if again else ()))
         if claim.lanes and len(got.records) < claim.limit:
             got = await self._take(claim, got)
-            if not claim.ids:
-                self._behind.look_soon(claim.app, claim.lanes, began)
-        if len(got.records) >= claim.limit or claim.ids or not claim.lanes or got.cut:
+        if not _is_short(claim, got):
+            self._behind.look_soon(claim.app, claim.lanes, began)
             return got
-        return replace(got, next_due_at=await self._next_due(claim))
+        due = await self._next_due(claim)
+        if due is not None and due <= claim.at:
+            # It is due and was not taken. Most likely it is new, or of a rank that nobody here has met; but if nobody
+            # can ever take it, set it aside.
+            self._marks.forget(claim.app, claim.lanes)
+            if (await self._candidates(claim, claim.limit))[0]:
+                got = await self._take(claim, got)
+            due = await self._next_due(claim) if _is_short(claim, got) else None
+        self._behind.look_soon(claim.app, claim.lanes, began)
+        return replace(got, next_due_at=due)
 
     async def _narrowed(self, claim: Claim) -> Claim:
         """Of very many lanes, ask only for those that have something."""
@@ -82,13 +90,12 @@ class Claims:
 
     async def _next_due(self, claim: Claim) -> float | None:
         invocations = self._collection(schema.INVOCATIONS)
-        since = self._marks.lowest(claim.app, claim.lanes)
-        due = await queries.next_due(invocations, claim, since)
-        if due is not None and due <= claim.at:
-            # It is due and was not taken. Most likely it is new; but if nobody can ever take it, set it aside.
-            await self._candidates(claim, claim.limit)
-            due = await queries.next_due(invocations, claim, since)
-        return due
+        found = await queries.next_due(invocations, claim, self._marks.lowest(claim.app, claim.lanes))
+        if found is None:
+            return None
+        for one in seen_in([found]) or ():
+            self._marks.lower(claim.app, *one)  # when it falls due, its rank is looked at
+        return float(found["due_at"])
 
     async def _take(self, claim: Claim, got: Claimed) -> Claimed:
         wanted = claim.limit - len(got.records)
@@ -118,7 +125,7 @@ class Claims:
                 if found is not None:
                     return await self._quarantine.readable([found])
         found = await self._take_head(claim, self._marks.begin(claim.app, claim.lanes))
-        if found is None and self._marks.is_stale(claim.app, claim.lanes):
+        if found is None and self._is_worth_a_whole_look(claim):
             found = await self._take_head(claim, self._marks.begin(claim.app, claim.lanes, whole=True))
         self.crowd.took_head(found is not None)
         return [] if found is None else await self._quarantine.readable([found])
@@ -183,8 +190,20 @@ class Claims:
         if claim.ids:
             return await queries.candidates_by_id(invocations, claim, most)
         whole = self._marks.is_stale(claim.app, claim.lanes)
+        found = await self._look(claim, most, share, whole=whole)
+        if len(found) < most and share is None and not whole and self._is_worth_a_whole_look(claim):
+            found = await self._look(claim, most, share, whole=True)
+        return found
+
+    def _is_worth_a_whole_look(self, claim: Claim) -> bool:
+        """Whether a look from the marks on that found too little has to be followed by one at the whole lanes."""
+        wanted = (claim.app, claim.lanes)
+        return self._marks.is_stale(*wanted) or self._marks.may_hide_ranks(*wanted)
+
+    async def _look(self, claim: Claim, most: int, share: str | None, *, whole: bool) -> list[Document]:
         look, seen = self._marks.begin(claim.app, claim.lanes, whole=whole), None
         try:
+            invocations = self._collection(schema.INVOCATIONS)
             found = await queries.candidates(invocations, claim, look.ranges, most, share)
             seen = seen_in(found) if share is None else None
             return found
@@ -330,6 +349,11 @@ class Claims:
             return Claimed(())
         no = tuple(candidate.id for candidate in allotment.refused)
         return Claimed(tuple(records), refused=no, cut=allotment.cut)
+
+
+def _is_short(claim: Claim, got: Claimed) -> bool:
+    """Whether a claim has seen everything and got less than it wanted."""
+    return len(got.records) < claim.limit and not claim.ids and bool(claim.lanes) and not got.cut
 
 
 class _Candidate(NamedTuple):

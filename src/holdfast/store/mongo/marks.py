@@ -22,7 +22,7 @@ from holdfast.lifecycle.records import READY, Hint, InvocationRecord
 
 SLACK_SECONDS = 0.5
 FRESH_SECONDS = 1.5  # how long a look at the whole lane serves
-_MOST_RANKS = 8  # of one lane; with more of them the whole lane is looked at
+_MOST_RANKS = 4  # of one lane; with more of them the whole lane is looked at
 _FIRST = float("-inf")
 _PLAIN_RANK = 0.0  # that of the default priority
 
@@ -67,16 +67,17 @@ class _Result:
         self._at = at
         self._last = seen[-1] if len(seen) >= limit else None  # the look ended there
         self._first: dict[tuple[str, float], float] = {}
+        self.is_cut = self._last is not None
         for each in seen:
             self._first.setdefault((each.lane, each.rank), each.due_at)
 
     def of_lane(self, lane: str, before: Mapping[float, float]) -> dict[float, float]:
-        """Return the marks of a lane after a look at all of it. A rank in which nothing was seen is forgotten, unless
-        the look ended before it.
+        """Return the marks of a lane after a look at all of it. Ranks in which nothing was seen are forgotten only when
+        there are many: what is not due yet was not seen.
         """
         ranks = {rank for where, rank in (*self._first, *self._look.lowered) if where == lane} | {_PLAIN_RANK}
-        if self._last is not None:
-            ranks |= {rank for rank in before if rank > self._last.rank}
+        if len(ranks | before.keys()) <= _MOST_RANKS:
+            ranks |= before.keys()
         return {rank: self.mark(lane, rank, before.get(rank, _FIRST)) for rank in ranks}
 
     def mark(self, lane: str, rank: float, before: float) -> float:
@@ -105,6 +106,7 @@ class _Lane:
     def __init__(self) -> None:
         self.marks: dict[float, float] = {}
         self.whole_at = _FIRST
+        self.has_all_ranks = False  # the last look at the whole lane was not cut short
 
 
 class Marks:
@@ -150,12 +152,17 @@ class Marks:
             known = self._lanes.setdefault((look.app, lane), _Lane())
             if rank is None:
                 known.marks, known.whole_at = result.of_lane(lane, known.marks), look.began
+                known.has_all_ranks = not result.is_cut
                 for other in self._looks:  # one that began at a higher mark has not seen these
                     result.tell(lane, other)
             elif rank in known.marks:
                 known.marks[rank] = result.mark(lane, rank, since)
             if len(known.marks) > _MOST_RANKS:
                 known.marks = {}
+
+    def may_hide_ranks(self, app: str, lanes: Iterable[str]) -> bool:
+        """Tell whether some lane may have ranks that no look got to: whoever finds too little looks at all of it."""
+        return not all((known := self._lanes.get((app, lane))) and known.has_all_ranks for lane in lanes)
 
     def is_stale(self, app: str, lanes: Iterable[str]) -> bool:
         """Tell whether all of some lane was not looked at for long."""

@@ -20,7 +20,7 @@ from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document, key_of
 from holdfast.store.mongo.marks import Range
-from holdfast.store.mongo.sentinels import REAL_DUE, REAL_OWNER, REAL_RANK
+from holdfast.store.mongo.sentinels import BESIDE, REAL_DUE, REAL_OWNER, REAL_RANK
 
 T = TypeVar("T")
 
@@ -47,7 +47,9 @@ def ready(app: str, ranges: Sequence[Range], at: float, more: Document | None = 
     branches: list[Document] = []
     for (rank, since), names in together.items():
         due: Document = {"$lte": at} if rank is None else {"$gte": since, "$lte": at}
-        where: Document = {"app": app, "lane": {"$in": names}, "rank": REAL_RANK if rank is None else rank}
+        # Ranks are whole numbers. A single point would keep MongoDB from merging the lanes in order.
+        ranks = REAL_RANK if rank is None else {"$gte": rank, "$lt": rank + BESIDE}
+        where: Document = {"app": app, "lane": {"$in": names}, "rank": ranks}
         branches.append(where | {"due_at": due, "ready": True} | (more or {}))
     return branches[0] if len(branches) == 1 else {"$or": branches}
 
@@ -120,15 +122,16 @@ async def claimed_before(invocations: Invocations, claim: Claim) -> list[Documen
     return await invocations.find(wanted, hint="owned").to_list()
 
 
-async def next_due(invocations: Invocations, claim: Claim, since: float) -> float | None:
-    """When the first of the claim's lanes falls due; nothing does before `since`. Index: due."""
-    times: list[float] = []
+async def next_due(invocations: Invocations, claim: Claim, since: float) -> Document | None:
+    """Where the first of the claim's lanes lies that falls due; nothing does before `since`. Index: due."""
+    first: list[Document] = []
     due = REAL_DUE if since == float("-inf") else REAL_DUE | {"$gte": since}
     for lanes in _portions(claim.lanes):
         wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": due}
-        cursor = invocations.find(wanted, {"_id": False, "due_at": True}, hint="due").sort([("due_at", ASCENDING)])
-        times += [found["due_at"] for found in await cursor.limit(1).to_list()]
-    return min(times, default=None)
+        fields = {"lane": True, "rank": True, "due_at": True}
+        cursor = invocations.find(wanted, fields, hint="due").sort([("due_at", ASCENDING)])
+        first += await cursor.limit(1).to_list()
+    return min(first, key=lambda found: float(found["due_at"]), default=None)
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:

@@ -5,7 +5,7 @@ one that is there, over all that was removed in the lanes behind; and a write th
 that was removed before it. Entries that are always there stop both. A sentinel has such entries at the end of every
 range that a query on the hot path reads:
 
-- `ready`: after the due times of each rank (due at infinity), and after the last rank of each lane (rank MaxKey);
+- `ready`: after each rank (half a rank further), and after the last rank of each lane (rank MaxKey);
 - `due`: before and after each lane, by the same two documents;
 - `owned`: after the last owner of an app (owner MaxKey);
 - `status`: after each status that invocations only pass through.
@@ -30,6 +30,7 @@ from holdfast.store.mongo.retry import DUPLICATE
 
 LAST = MaxKey()
 NO_SENTINEL: Document = {"_id.sentinel": {"$exists": False}}
+BESIDE = 0.5  # ranks are whole numbers; the sentinel of one lies so far behind it
 REAL_RANK: Document = {"$lt": LAST}
 REAL_OWNER: Document = {"$lt": LAST}
 _FIRST_DUE, _LAST_DUE = float("-inf"), float("inf")
@@ -37,9 +38,9 @@ REAL_DUE: Document = {"$gt": _FIRST_DUE, "$lt": _LAST_DUE}
 
 
 def of_rank(app: str, lane: str, rank: float) -> Document:
-    """Return the sentinel after the due times of a rank."""
+    """Return the sentinel after the due times of a rank, and after those of its lane."""
     key = {"sentinel": "rank", "app": app, "lane": lane, "rank": rank}
-    return {"_id": key, "app": app, "lane": lane, "rank": rank, "due_at": _LAST_DUE, "ready": True}
+    return {"_id": key, "app": app, "lane": lane, "rank": rank + BESIDE, "due_at": _LAST_DUE, "ready": True}
 
 
 def of_lane(app: str, lane: str) -> Document:
@@ -76,7 +77,7 @@ class Sentinels:
     def are_there(self, documents: Iterable[Document]) -> None:
         for one in documents:
             if "lane" in one:
-                self._known.add((one["app"], one["lane"], None if one["rank"] == LAST else one["rank"]))
+                self._known.add((one["app"], one["lane"], None if one["rank"] == LAST else one["rank"] - BESIDE))
             else:
                 self._apps.add(one["app"])
 
