@@ -24,7 +24,8 @@ from holdfast.engine.limits import Limits
 from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Applied, Change, back_in_queue
+from holdfast.lifecycle.changes import Applied, Change
+from holdfast.lifecycle.claims import back_in_queue
 from holdfast.lifecycle.crashes import PASSED_THROUGH, last_crash
 from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord, RunnerRecord, runner_of, work_hint
 from holdfast.lifecycle.status import AVAILABLE, OWNED, Status

@@ -30,7 +30,8 @@ from holdfast.execution.call import Crashed, Interrupted, Outcome, Raised, Retur
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.cancelling import expired, gave_way
-from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict, back_in_queue
+from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
+from holdfast.lifecycle.claims import back_in_queue
 from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord, work_hint
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES

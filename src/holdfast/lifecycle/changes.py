@@ -235,12 +235,6 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
     return msgspec.structs.replace(record, **updates)
 
 
-def back_in_queue(record: InvocationRecord, change: Change) -> tuple[str, float, int]:
-    """Return the lane, due time and priority of an invocation that a change made available."""
-    lane = record.lane if isinstance(change.lane, UnsetType) else change.lane
-    return lane, record.due_at if isinstance(change.due_at, UnsetType) else change.due_at, record.priority
-
-
 OPTIONAL = (
     "due_at",
     "result",

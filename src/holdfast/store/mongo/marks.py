@@ -71,13 +71,13 @@ class _Result:
         for each in seen:
             self._first.setdefault((each.lane, each.rank), each.due_at)
 
-    def of_lane(self, lane: str, before: Mapping[float, float]) -> dict[float, float]:
+    def of_lane(self, lane: str, before: Mapping[float, float], heard_of: set[float]) -> dict[float, float]:
         """Return the marks of a lane after a look at all of it. Ranks in which nothing was seen are forgotten only when
         there are many: what is not due yet was not seen.
         """
         ranks = {rank for where, rank in (*self._first, *self._look.lowered) if where == lane} | {_PLAIN_RANK}
-        if len(ranks | before.keys()) <= _MOST_RANKS:
-            ranks |= before.keys()
+        if len(ranks | before.keys() | heard_of) <= _MOST_RANKS:
+            ranks |= before.keys() | heard_of
         return {rank: self.mark(lane, rank, before.get(rank, _FIRST)) for rank in ranks}
 
     def mark(self, lane: str, rank: float, before: float) -> float:
@@ -105,6 +105,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.marks: dict[float, float] = {}
+        self.ranks: set[float] = set()  # that were heard of while there were no marks: what is not due yet is not seen
         self.whole_at = _FIRST
         self.has_all_ranks = False  # the last look at the whole lane was not cut short
 
@@ -151,7 +152,8 @@ class Marks:
                 continue
             known = self._lanes.setdefault((look.app, lane), _Lane())
             if rank is None:
-                known.marks, known.whole_at = result.of_lane(lane, known.marks), look.began
+                known.marks, known.whole_at = result.of_lane(lane, known.marks, known.ranks), look.began
+                known.ranks = set()
                 known.has_all_ranks = not result.is_cut
                 for other in self._looks:  # one that began at a higher mark has not seen these
                     result.tell(lane, other)
@@ -198,9 +200,13 @@ class Marks:
         for look in self._looks:
             if look.app == app:
                 look.lower(lane, rank, due_at)
-        known = self._lanes.get((app, lane))
-        if known is not None and known.marks:
-            known.marks[rank] = min(due_at, known.marks.get(rank, due_at))
+        known = self._lanes.get((app, lane)) or self._lanes.setdefault((app, lane), _Lane())
+        if known.marks:
+            # Of a rank that no look got to, nobody knows what is there already.
+            unknown = due_at if known.has_all_ranks else _FIRST
+            known.marks[rank] = min(due_at, known.marks.get(rank, unknown))
+        elif len(known.ranks) < _MOST_RANKS:
+            known.ranks.add(rank)
 
     def lower_for(self, records: Iterable[InvocationRecord]) -> None:
         """These are there."""
@@ -225,6 +231,7 @@ class Marks:
                     look.forgotten |= names
         for (each, lane), known in self._lanes.items():
             if app in (None, each) and (names is None or lane in names):
+                known.ranks |= known.marks.keys()
                 known.marks, known.whole_at = {}, _FIRST
 
     def hear(self, hint: Hint) -> None:

@@ -20,12 +20,13 @@ from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document, key_of
 from holdfast.store.mongo.marks import Range
-from holdfast.store.mongo.sentinels import BESIDE, REAL_DUE, REAL_OWNER, REAL_RANK
+from holdfast.store.mongo.sentinels import BESIDE, REAL_DUE, REAL_RANK
 
 T = TypeVar("T")
 
 Invocations = AsyncCollection[Document]
 
+BESIDE_CLAIMS = "holdfast: behind the low-water marks"  # told to the server's log: no operation waits for it
 QUEUE_ORDER = [("rank", ASCENDING), ("due_at", ASCENDING), ("id", ASCENDING)]
 
 
@@ -90,7 +91,7 @@ async def places(invocations: Invocations, app: str, lanes: Sequence[str], at: f
     found: list[Document] = []
     for some in _portions([Range(lane, None, float("-inf")) for lane in lanes]):
         cursor = invocations.find(ready(app, some, at), {"lane": True, "rank": True, "due_at": True}, hint="ready")
-        found += await cursor.sort(QUEUE_ORDER).limit(limit).to_list()
+        found += await cursor.sort(QUEUE_ORDER).limit(limit).comment(BESIDE_CLAIMS).to_list()
     return found if len(lanes) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
 
 
@@ -291,7 +292,7 @@ async def silent(runners: Invocations, app: str) -> Document | None:
 
 async def owners(invocations: Invocations, app: str) -> list[str]:
     """The distinct owners. Index: owned, jumping from owner to owner (no hint before 7.1)."""
-    found = await invocations.distinct("owner", {"owned": True, "app": app, "owner": REAL_OWNER})
+    found = await invocations.distinct("owner", {"owned": True, "app": app})
     return sorted(owner for owner in found if isinstance(owner, str))
 
 

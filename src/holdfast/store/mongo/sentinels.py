@@ -7,12 +7,13 @@ range that a query on the hot path reads:
 
 - `ready`: after each rank (half a rank further), and after the last rank of each lane (rank MaxKey);
 - `due`: before and after each lane, by the same two documents;
-- `owned`: after the last owner of an app (owner MaxKey);
-- `status`: after each status that invocations only pass through.
+- `status`: after each status that invocations only pass through;
+- every index that begins with the app, or with a fixed word and the app: after all entries of an app, by one document
+  whose app is the app's name and a character more.
 
-Nobody meets a sentinel: its `_id` is no text, so no range of keys contains it; it has no status, task or queue that
-anybody asks for; it never expires; and whoever reads a whole index leaves out its rank, due time or owner. Two
-processes that make the same one get one. Without sentinels everything works, only slower.
+Nobody meets a sentinel: its `_id` is no text, so no range of keys contains it; it has no app, or no status, task or
+queue, that anybody asks for; it never expires; and whoever reads all lanes leaves out its due time. Two processes that
+make the same one get one. Without sentinels everything works, only slower.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LAST = MaxKey()
 NO_SENTINEL: Document = {"_id.sentinel": {"$exists": False}}
 BESIDE = 0.5  # ranks are whole numbers; the sentinel of one lies so far behind it
 REAL_RANK: Document = {"$lt": LAST}
-REAL_OWNER: Document = {"$lt": LAST}
+_WAITING = Status.CONCURRENCY_CONTROLLED.value
 _FIRST_DUE, _LAST_DUE = float("-inf"), float("inf")
 REAL_DUE: Document = {"$gt": _FIRST_DUE, "$lt": _LAST_DUE}
 
@@ -50,8 +51,11 @@ def of_lane(app: str, lane: str) -> Document:
 
 
 def of_app(app: str) -> Iterator[Document]:
-    """Return the sentinels after the owners and after each passing status of an app."""
-    yield {"_id": {"sentinel": "owners", "app": app}, "app": app, "owned": True, "owner": LAST}
+    """Return the sentinel after all entries of an app in every index, and one after each passing status."""
+    behind = dict.fromkeys(("owner", "limit_key", "slot", "key", "twin", "rerun_of"), "")
+    facts = behind | {"ready": True, "owned": True, "start_by": 0, "outbox": [], "parent_id": "-"}
+    name = f"{app}\0"  # no app is called so, and none has a name in between
+    yield {"_id": {"sentinel": "app", "app": app}, "app": name, "status": _WAITING, **facts}
     for status in sorted(set(Status) - FINAL):
         key = {"sentinel": "status", "app": app, "status": status.value}
         yield {"_id": key, "app": app, "status": f"{status.value}~"}  # sorts behind it and before any other
@@ -79,7 +83,7 @@ class Sentinels:
             if "lane" in one:
                 self._known.add((one["app"], one["lane"], None if one["rank"] == LAST else one["rank"] - BESIDE))
             else:
-                self._apps.add(one["app"])
+                self._apps.add(one["_id"]["app"])
 
 
 async def make(invocations: AsyncCollection[dict[str, Any]], documents: list[Document]) -> None:
