@@ -369,8 +369,8 @@ class Queue:
             self.told.discard(number)
 
     def hidden(self) -> list[Seen]:
-        """Those that somebody was told of, that are due, and that a look from the marks on would not see. A rank that no
-        look got to is no matter: who finds too little looks for such ranks.
+        """Those that somebody was told of, that are due, and that a look from the marks on would not see. A rank that
+        no look got to is no matter: who finds too little looks for such ranks.
         """
         known = set(self.marks.known(APP, "ab"))
         return [

@@ -221,11 +221,26 @@ def test_a_sound_database_is_sound(mongo_url: str) -> None:
     found = findings(mongo_url, deep=True)
     assert all(finding.ok for finding in found.values()), found
     assert set(found) == {
-        *("schema", "indexes", "replica set", "clock", "write concern", "quarantine", "records"),
+        *("schema", "indexes", "replica set", "clock", "write concern", "index history", "quarantine", "records"),
     }
     assert f"version {schema.SCHEMA_VERSION}" in found["schema"].detail
     assert "with 1 members" in found["replica set"].detail
     assert "majority" in found["write concern"].detail
+
+
+@pytest.mark.parametrize(("seconds", "advised"), [(300, False), (77, False), (900, True)])
+def test_a_check_tells_how_long_removed_index_entries_are_kept(
+    mongo_url: str, client: MongoClient[dict[str, Any]], seconds: int, advised: bool
+) -> None:
+    parameter = "minSnapshotHistoryWindowInSeconds"
+    client.admin.command({"setParameter": 1, parameter: seconds})
+    try:
+        found = findings(mongo_url)["index history"]
+    finally:
+        client.admin.command({"setParameter": 1, parameter: 300})
+    assert found.ok
+    assert f"for {seconds} s ({parameter})" in found.detail
+    assert bool(found.advice) is advised
 
 
 def test_a_standalone_says_what_it_lacks(alone_url: str) -> None:

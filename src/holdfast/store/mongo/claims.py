@@ -33,7 +33,7 @@ from holdfast.store.mongo.behind import Behind, seen_in
 from holdfast.store.mongo.crowd import Crowd
 from holdfast.store.mongo.documents import Document, pipeline
 from holdfast.store.mongo.limits import held_slots, release_waiters
-from holdfast.store.mongo.marks import Look, Seen
+from holdfast.store.mongo.marks import FRESH_SECONDS, Look, Seen
 from holdfast.store.mongo.quarantine import Collections, Quarantine
 from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_the_document, is_transient
 
@@ -50,6 +50,7 @@ class Claims:
         self._quarantine = quarantine
         self._behind = behind
         self._marks = behind.marks
+        self._there: dict[str, tuple[float, frozenset[str]]] = {}  # by app: lanes that had something, and when
         self.crowd = Crowd(rng)
 
     async def claim(self, claim: Claim, again: bool) -> Claimed:
@@ -72,10 +73,19 @@ class Claims:
         return replace(got, next_due_at=due)
 
     async def _narrowed(self, claim: Claim) -> Claim:
-        """Of very many lanes, ask only for those that have something."""
+        """Of very many lanes, ask only for those that have something. Which ones that are is asked for now and then,
+        since the answer steps over all that was removed; lanes that something comes to meanwhile are added.
+        """
         if len(claim.lanes) <= queries.MOST_RANGES:
             return claim
-        there = set(await queries.lanes(self._collection(schema.INVOCATIONS), claim.app))
+        app, news = claim.app, self._marks.news(claim.app)
+        asked_at, there = self._there.get(app, (float("-inf"), frozenset()))
+        if news is None or self._marks.now() - asked_at >= FRESH_SECONDS:
+            asked_at = self._marks.now()
+            self._marks.ask_for_lanes(app)
+            there = frozenset(await queries.lanes(self._collection(schema.INVOCATIONS), app))
+            self._there[app] = asked_at, there
+        there |= self._marks.news(app) or set()
         return replace(claim, lanes=tuple(lane for lane in claim.lanes if lane in there))
 
     async def _claimed_before(self, claim: Claim) -> list[InvocationRecord]:

@@ -22,6 +22,7 @@ from holdfast.store.mongo.sentinels import NO_SENTINEL
 
 _SKEW_SECONDS = 1.0
 _SHOWN = 5
+_HISTORY_WINDOW = "minSnapshotHistoryWindowInSeconds"
 
 
 async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int) -> list[Finding]:
@@ -34,6 +35,7 @@ async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool
         _replica_set(hello),
         _clock(hello, hello_before, seen),
         await _write_concern(database),
+        await _history_window(database),
         *await _allowed("quarantine", _quarantine(database)),
         *(await _allowed("records", _deep(database)) if deep else []),
     ]
@@ -159,6 +161,23 @@ async def _write_concern(database: AsyncDatabase[Document]) -> Finding:
     except OperationFailure:
         pass  # a standalone, or a user that may not ask
     return Finding(subject="write concern", ok=True, detail=detail)
+
+
+async def _history_window(database: AsyncDatabase[Document]) -> Finding:
+    """Tell for how long the server keeps removed index entries, which its cursors step over. Nothing breaks by it."""
+    subject = "index history"
+    try:
+        found = await database.client.admin.command({"getParameter": 1, _HISTORY_WINDOW: 1})
+    except OperationFailure as error:
+        why = "this user may not read it" if is_forbidden(error) else "this server does not tell it"
+        return Finding(subject=subject, ok=True, detail=f"{_HISTORY_WINDOW}: {why}; 300 by default")
+    seconds = found.get(_HISTORY_WINDOW)
+    return Finding(
+        subject=subject,
+        ok=True,
+        detail=f"removed index entries are kept for {seconds} s ({_HISTORY_WINDOW})",
+        advice="see 'Index history' in docs/operating-mongodb.md" if isinstance(seconds, int) and seconds > 300 else "",
+    )
 
 
 async def _quarantine(database: AsyncDatabase[Document]) -> Finding:

@@ -115,6 +115,7 @@ class Marks:
         self.now = monotonic
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._looks: set[Look] = set()
+        self._news: dict[str, set[str]] = {}  # by app, since its lanes were asked for: those that something came to
 
     # --- looking
 
@@ -166,6 +167,14 @@ class Marks:
         """Tell whether some lane may have ranks that no look got to: whoever finds too little looks at all of it."""
         return not all((known := self._lanes.get((app, lane))) and known.has_all_ranks for lane in lanes)
 
+    def ask_for_lanes(self, app: str) -> None:
+        """From now on remember which lanes of the app something comes to."""
+        self._news[app] = set()
+
+    def news(self, app: str) -> set[str] | None:
+        """Return the lanes that something came to since they were asked for; None: nobody knows."""
+        return self._news.get(app)
+
     def is_stale(self, app: str, lanes: Iterable[str]) -> bool:
         """Tell whether all of some lane was not looked at for long."""
         return self.fresh_for(app, lanes) <= 0
@@ -197,6 +206,8 @@ class Marks:
 
     def lower(self, app: str, lane: str, rank: float, due_at: float) -> None:
         """Something is there that is due at that time."""
+        if app in self._news:
+            self._news[app].add(lane)
         for look in self._looks:
             if look.app == app:
                 look.lower(lane, rank, due_at)
@@ -223,6 +234,12 @@ class Marks:
     def forget(self, app: str | None = None, lanes: Iterable[str] | None = None) -> None:
         """Something is there, nobody knows how old: look at these lanes from their heads (None: at all of them)."""
         names = None if lanes is None else set(lanes)
+        for each in tuple(self._news):
+            if app in (None, each):
+                if names is None:
+                    del self._news[each]
+                else:
+                    self._news[each] |= names
         for look in self._looks:
             if app in (None, look.app):
                 if names is None:
@@ -242,7 +259,9 @@ class Marks:
             self.forget(lanes=hint.subjects or None)
             return
         names = set(hint.subjects)
-        apps = {look.app for look in self._looks} | {app for app, lane in self._lanes if lane in names}
+        apps = (
+            {look.app for look in self._looks} | self._news.keys() | {app for app, lane in self._lanes if lane in names}
+        )
         for app in apps:
             for lane in hint.subjects:
                 for priority in hint.priorities:
