@@ -189,5 +189,10 @@ def core_app(app: str) -> str:
     return app + CORE
 
 
+def is_core(app: str) -> bool:
+    """Tell whether an app holds core tasks, and no user's."""
+    return app.endswith(CORE)
+
+
 def roster_of(app: str) -> str:
     return app.removesuffix(CORE)

@@ -24,7 +24,7 @@ from holdfast.engine.expiry import expiry
 from holdfast.engine.failing import change_after
 from holdfast.engine.limits import Limits
 from holdfast.engine.patience import Patience
-from holdfast.engine.recovery import Recovery
+from holdfast.engine.recovery import Recovery, is_core
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import Crashed, Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
@@ -302,7 +302,8 @@ class Settler:
                 if record.slot is not None and change.frees:
                     freed.append(record)
                 if target in FINAL_STATUSES:
-                    ended.append(record.id)
+                    if not is_core(record.app):  # for whose end nobody waits
+                        ended.append(record.id)
                     if record.cancellation is not None and record.cancellation.children:
                         self._beside(record.id, self._cancel_children(record))
                 elif target in AVAILABLE:

@@ -40,9 +40,9 @@ async def waiting_keys(invocations: Invocations, app: str) -> dict[str, int]:
 async def release_waiters(
     invocations: Invocations, quarantine: Quarantine, app: str, wishes: Sequence[Release], operation: str, at: float
 ) -> list[InvocationRecord]:
-    if len(wishes) > 1:  # where each call has a key of its own, hardly anybody ever waits
-        waiting = await queries.waiting_keys(invocations, app, [wish.limit_key for wish in wishes])
-        wishes = [wish for wish in wishes if wish.limit_key in waiting]
+    # Hardly ever does anybody wait: then one question is all. Who begins to wait later looks once more himself.
+    waiting = await queries.waiting_keys(invocations, app, [wish.limit_key for wish in wishes]) if wishes else []
+    wishes = [wish for wish in wishes if wish.limit_key in waiting]
     counted = [wish.limit_key for wish in wishes if wish.most is not None]
     held = await held_slots(invocations, app, counted) if counted else {}
     gone: list[InvocationRecord] = []
