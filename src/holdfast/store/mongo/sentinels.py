@@ -58,7 +58,7 @@ def of_app(app: str) -> Iterator[Document]:
     yield {"_id": {"sentinel": "app", "app": app}, "app": name, "status": _WAITING, **facts}
     for status in sorted(set(Status) - FINAL):
         key = {"sentinel": "status", "app": app, "status": status.value}
-        yield {"_id": key, "app": app, "status": f"{status.value}~"}  # sorts behind it and before any other
+        yield {"_id": key, "app": app, "status": f"{status.value}\0"}  # sorts behind it and before any other
 
 
 class Sentinels:
