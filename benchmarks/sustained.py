@@ -42,7 +42,7 @@ class Figures:
 
     @property
     def rate_ratio(self) -> float:
-        return self.rates[-1] / self.rates[1]
+        return self.rates[-1] / self.rates[1] if self.rates[1] else 0.0  # nothing was done: that is too slow
 
     @property
     def latency_ratio(self) -> float:

@@ -302,8 +302,7 @@ class Settler:
                 if record.slot is not None and change.frees:
                     freed.append(record)
                 if target in FINAL_STATUSES:
-                    if not is_core(record.app):  # for whose end nobody waits
-                        ended.append(record.id)
+                    ended.append(record.id)
                     if record.cancellation is not None and record.cancellation.children:
                         self._beside(record.id, self._cancel_children(record))
                 elif target in AVAILABLE:
@@ -313,7 +312,8 @@ class Settler:
                 _log_lost(record, change, verdict)
                 if isinstance(verdict, Lost) and _is_to_end(record, verdict):
                     self._beside(record.id, self._give_way(record))
-        hints = [Hint(FINAL, tuple(dict.fromkeys(ended)), len(ended))] if ended else []
+        is_awaited = bool(ended) and not is_core(group[0][0].app)  # nobody waits for the end of a core task
+        hints = [Hint(FINAL, tuple(dict.fromkeys(ended)), len(ended))] if is_awaited else []
         if ready:
             hints.append(work_hint(ready))
         if hints:
