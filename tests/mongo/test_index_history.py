@@ -84,7 +84,7 @@ def pass_through(raw: Raw, count: int) -> None:
     raw.holdfast_invocations.update_many({"app": APP}, ended)
 
 
-PASSED = 15_000
+PASSED = 8_000
 
 
 @pytest.fixture(scope="module")
@@ -415,6 +415,9 @@ def test_nobody_meets_a_sentinel(mongo_url: str, raw: Raw, client: MongoClient[d
         assert [each.id for each in claimed.records] == [one.id]
         await auntil(lambda: has_sentinels(client, mongo_url))
         assert {each["_id"]["sentinel"] for each in raw.holdfast_invocations.find({"_id.sentinel": {"$exists": True}})}
+        old: dict[str, Any] = {"app": APP, "lane": LANE, "ready": True}  # as a Holdfast asks that knows no sentinels
+        assert raw.holdfast_invocations.count_documents(old | {"due_at": {"$lte": store.now() + 1e9}}) == 0
+        assert raw.holdfast_invocations.count_documents(old | {"due_at": {"$gte": float("-inf")}}) == 0
         everything = await store.find(APP, Filter(), 100)
         assert {each.id for each in everything} == {one.id, other.id}
         for status in Status:

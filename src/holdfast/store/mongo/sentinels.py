@@ -12,8 +12,9 @@ range that a query on the hot path reads:
   whose app is the app's name and a character more.
 
 Nobody meets a sentinel: its `_id` is no text, so no range of keys contains it; it has no app, or no status, task or
-queue, that anybody asks for; it never expires; and whoever reads all lanes leaves out its due time. Two processes that
-make the same one get one. Without sentinels everything works, only slower.
+queue, that anybody asks for; it never expires; its due time is no number, and no query for due times matches that, not
+even one of a Holdfast that knows no sentinels. Two processes that make the same one get one. Without sentinels
+everything works, only slower.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bson import MaxKey
+from bson import MaxKey, MinKey
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import BulkWriteError
 
@@ -29,25 +30,24 @@ from holdfast.lifecycle.status import FINAL, Status
 from holdfast.store.mongo.documents import Document
 from holdfast.store.mongo.retry import DUPLICATE
 
-LAST = MaxKey()
+FIRST, LAST = MinKey(), MaxKey()
 NO_SENTINEL: Document = {"_id.sentinel": {"$exists": False}}
 BESIDE = 0.5  # ranks are whole numbers; the sentinel of one lies so far behind it
 REAL_RANK: Document = {"$lt": LAST}
 _WAITING = Status.CONCURRENCY_CONTROLLED.value
-_FIRST_DUE, _LAST_DUE = float("-inf"), float("inf")
-REAL_DUE: Document = {"$gt": _FIRST_DUE, "$lt": _LAST_DUE}
+REAL_DUE: Document = {"$gt": float("-inf"), "$lt": float("inf")}
 
 
 def of_rank(app: str, lane: str, rank: float) -> Document:
     """Return the sentinel after the due times of a rank, and after those of its lane."""
     key = {"sentinel": "rank", "app": app, "lane": lane, "rank": rank}
-    return {"_id": key, "app": app, "lane": lane, "rank": rank + BESIDE, "due_at": _LAST_DUE, "ready": True}
+    return {"_id": key, "app": app, "lane": lane, "rank": rank + BESIDE, "due_at": LAST, "ready": True}
 
 
 def of_lane(app: str, lane: str) -> Document:
     """Return the sentinel after the ranks of a lane, and before its due times."""
     key = {"sentinel": "lane", "app": app, "lane": lane}
-    return {"_id": key, "app": app, "lane": lane, "rank": LAST, "due_at": _FIRST_DUE, "ready": True}
+    return {"_id": key, "app": app, "lane": lane, "rank": LAST, "due_at": FIRST, "ready": True}
 
 
 def of_app(app: str) -> Iterator[Document]:
