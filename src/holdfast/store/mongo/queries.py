@@ -157,6 +157,12 @@ def waiting(app: str, limit_key: str, without: Collection[str] = ()) -> Document
     return wanted | {"lane": {"$nin": sorted(without)}} if without else wanted
 
 
+async def does_anybody_wait(invocations: Invocations, app: str, limit_key: str) -> bool:
+    """Whether somebody waits for a slot of this key. Index: waiting."""
+    found = invocations.find(waiting(app, limit_key), {"_id": True}, hint="waiting")
+    return bool(await found.limit(1).to_list())
+
+
 async def waiting_keys(invocations: Invocations, app: str, among: Sequence[str] | None = None) -> list[str]:
     """The distinct keys that somebody waits for. Index: waiting, jumping from key to key (no hint before 7.1)."""
     wanted: Document = {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app}
