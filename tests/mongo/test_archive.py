@@ -63,7 +63,7 @@ def test_the_date_that_the_index_reads_is_that_of_the_record(mongo_url: str) -> 
 
     play(mongo_url, scenario)
     with MongoClient[dict[str, object]](mongo_url, tz_aware=True) as client:
-        a, b = client.get_default_database().holdfast_invocations.find().sort("id")
+        a, b = client.get_default_database().holdfast_invocations.find(NO_SENTINEL).sort("id")
     assert a["retain_until"] == START + 0.25 + RETENTION_SECONDS
     assert a["expires_at"] == dt.datetime.fromtimestamp(START + 0.25 + RETENTION_SECONDS, dt.UTC)
     assert (b["retain_until"], "expires_at" in b) == (FOREVER, False)
@@ -78,7 +78,7 @@ def test_the_date_is_there_once_everybody_was_told(mongo_url: str) -> None:
 
     play(mongo_url, scenario)
     with MongoClient[dict[str, object]](mongo_url, tz_aware=True) as client:
-        a, b, c = client.get_default_database().holdfast_invocations.find().sort("id")
+        a, b, c = client.get_default_database().holdfast_invocations.find(NO_SENTINEL).sort("id")
     assert a["expires_at"] == dt.datetime.fromtimestamp(START + 0.25 + RETENTION_SECONDS, dt.UTC)
     assert [(one["retain_until"], "expires_at" in one, "outbox" in one) for one in (b, c)] == [
         (FOREVER, False, False),

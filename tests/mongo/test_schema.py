@@ -24,6 +24,7 @@ from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Finding
 from holdfast.store.mongo import connection, open_mongo, schema
+from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.samples import START, ids_of, invocation, the, wish
@@ -179,7 +180,7 @@ def test_fields_of_a_newer_version_survive_every_write(mongo_url: str, raw: Raw)
         assert (await the(store, "c")).status is Status.SUCCESS
 
     play(mongo_url, scenario)
-    for document in raw.holdfast_invocations.find():
+    for document in raw.holdfast_invocations.find(NO_SENTINEL):
         assert {name: document[name] for name in unknown} == unknown
 
 
