@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules check-perf diagram clean
+.PHONY: help demo test quick faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-sustained check-perf diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,8 +26,8 @@ test: check check-perf  ## everything: style, types, all tests, performance coun
 quick: $(READY)  ## the inner loop: everything that is fast
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture and not faults' -x
 
-faults: $(READY)  ## every crash point in every role on both stores, the zombies, MongoDB of every kind (5 minutes)
-	$(BIN)/python -m pytest tests/faults tests/cli/test_unresponsive.py tests/store/test_conformance.py -m '' -n 2 --dist loadgroup --durations=8
+faults: $(READY)  ## every crash point in every role on both stores, damaged records, MongoDB of every kind (10 minutes)
+	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup --durations=8
 
 torture: $(READY)  ## minutes of faults on a real replica set (HOLDFAST_TEST_TORTURE_SECONDS=600 for longer)
 	$(BIN)/python -m pytest -m torture -n 0 -s --durations=0
@@ -56,6 +56,9 @@ bench-recovery: $(READY)  ## kill -9 runners and workers, and measure how long t
 
 bench-schedules: $(READY)  ## how soon ticks and triggers call, with real runners (6 minutes)
 	$(BIN)/python -m benchmarks.schedules
+
+bench-sustained: $(READY)  ## full rate through one queue for 10 minutes on each store: does it slow down?
+	$(BIN)/python -m benchmarks.sustained
 
 check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %
 	$(BIN)/python -m benchmarks.counts --check

@@ -42,6 +42,7 @@ LIMIT = 1.25
 BATCH = 50
 FEW, AGAIN, ARCHIVE, BACKLOG = "few", "few again", "archive", "backlog"
 _PATIENCE_SECONDS = 60.0
+_NOTHING = 5  # index entries: sentinels of MongoDB, which end a look that finds nothing
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def judge(taken: Taken, work: Work, sizes: Sizes) -> list[Line]:
             store=store,
             time=ratio(taken[store][name], taken[FEW][name], sizes.rounds) if sizes.enough else None,
             control=ratio(taken[AGAIN][name], taken[FEW][name], sizes.rounds),
-            work=work[store][name] / max(1, work[FEW][name]),
+            work=work[store][name] / max(_NOTHING, work[FEW][name]),
         )
         for name in NAMES
         for store in (ARCHIVE, BACKLOG)

@@ -17,7 +17,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
 
 import tests.mongod
-from benchmarks import bench, counts, crowd, measure, mongo, neighbour, scale, stock
+from benchmarks import bench, counts, crowd, measure, mongo, neighbour, scale, stock, sustained
 from benchmarks.counts import Verdict, compare, passes, report, smallest
 from benchmarks.quiet import Quiet
 from benchmarks.syncs import CannotCount, SyncCounter
@@ -291,9 +291,29 @@ def test_mongodb_looks_at_no_more_at_scale(replica_set: str) -> None:
     taken, work, lines = scaled(lambda: tests.mongod.fresh_database(replica_set))
     assert [line for line in lines if not line.flat] == []
     for name in scale.NAMES:
-        searches_nothing = name.startswith("submit") or name == "claim, nothing there"
-        assert all((work[store][name] > 0) is not searches_nothing for store in work), name
+        searches_nothing = name.startswith("submit") or name == "claim, nothing there"  # only sentinels are met
+        assert all((work[store][name] < 5) is searches_nothing or name.endswith(" 1") for store in work), name
         assert len(taken[scale.ARCHIVE][name]) == len(taken[scale.FEW][name]) > 0
+
+
+@pytest.mark.slow
+def test_a_short_sustained_run_prints_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    code = sustained.main(["--stores", "memory,sqlite", "--seconds", "1", "--waits", "10", "--quiet"])
+    printed = capsys.readouterr().out
+    assert code in {0, 1}
+    for store in ("memory", "sqlite"):
+        (line,) = [line for line in printed.splitlines() if line.startswith(store)]
+        assert len(line.removesuffix("TOO SLOW").split()) == 1 + sustained.PARTS + 4
+    assert (code == 1) is ("TOO SLOW" in printed)
+
+
+@pytest.mark.parametrize(
+    ("last", "after", "good"), [(90.0, 1.3, True), (89.0, 1.0, False), (120.0, 1.31, False), (95.0, 0.5, True)]
+)
+def test_a_sustained_run_fails_when_it_slows_down(last: float, after: float, good: bool) -> None:
+    figures = sustained.Figures([300.0, 100.0, *[100.0] * 7, last], 1.0, after)
+    assert figures.good is good
+    assert ("TOO SLOW" in sustained.report(600, {"mongo": figures})) is not good
 
 
 @pytest.mark.slow

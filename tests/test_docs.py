@@ -34,6 +34,7 @@ from holdfast.lifecycle import changes
 from holdfast.lifecycle.records import Entry, Origin, Source
 from holdfast.settings import PREFIX, SPECS, Settings
 from holdfast.store.mongo import schema
+from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import START, invocation, wish
 
@@ -212,7 +213,7 @@ class Seen:
 
     def look(self) -> dict[str, set[str]]:
         for name, fields in self._fields.items():
-            for document in self._database[name].find():
+            for document in self._database[name].find(NO_SENTINEL):
                 fields |= fields_of(document)
         return {
             name: {field for field in fields if not any(other.startswith(f"{field}.") for other in fields)}

@@ -18,6 +18,8 @@ from tests.failover.ledger import ACCEPTED, BEGAN, QUIET, READY, SEEN, UNKNOWN, 
 from tests.failover.verdict import Dump, violations
 from tests.mongo.tools import database_of, with_options
 
+from holdfast.store.mongo.sentinels import NO_SENTINEL
+
 LOADS = "loads"  # the database of all loads; each is an app of its own
 CLIENT = "load"  # the name by which fail points know the clients of a load
 
@@ -160,7 +162,7 @@ class Load:
         with client:
             database, ours = client[database_of(self.url)], {"app": self.app}
             dump = Dump(
-                invocations=list(database.holdfast_invocations.find(ours)),
+                invocations=list(database.holdfast_invocations.find(ours | NO_SENTINEL)),
                 runners=list(database.holdfast_runners.find(ours)),
                 quarantine=list(database.holdfast_quarantine.find(ours)),
                 payloads={

@@ -16,6 +16,7 @@ from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
 from holdfast.store.mongo import archive
+from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_archive import DAY, end
 from holdfast.testing.conformance_outbox import end as outboxed
@@ -51,7 +52,7 @@ def test_the_server_removes_what_is_over_and_nothing_else(removing: str) -> None
         entries, gone = client.get_default_database().holdfast_entries, {"id": {"$in": ["over", "told"]}}
         while (there.find_one(gone) or entries.find_one({"name": "over"})) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert sorted(str(found["id"]) for found in there.find()) == ["forever", "live", "now", "untold"]
+        assert sorted(str(found["id"]) for found in there.find(NO_SENTINEL)) == ["forever", "live", "now", "untold"]
         assert sorted(str(found["name"]) for found in entries.find()) == ["always", "forever", "now"]
 
 
@@ -62,7 +63,7 @@ def test_the_date_that_the_index_reads_is_that_of_the_record(mongo_url: str) -> 
 
     play(mongo_url, scenario)
     with MongoClient[dict[str, object]](mongo_url, tz_aware=True) as client:
-        a, b = client.get_default_database().holdfast_invocations.find().sort("id")
+        a, b = client.get_default_database().holdfast_invocations.find(NO_SENTINEL).sort("id")
     assert a["retain_until"] == START + 0.25 + RETENTION_SECONDS
     assert a["expires_at"] == dt.datetime.fromtimestamp(START + 0.25 + RETENTION_SECONDS, dt.UTC)
     assert (b["retain_until"], "expires_at" in b) == (FOREVER, False)
@@ -77,7 +78,7 @@ def test_the_date_is_there_once_everybody_was_told(mongo_url: str) -> None:
 
     play(mongo_url, scenario)
     with MongoClient[dict[str, object]](mongo_url, tz_aware=True) as client:
-        a, b, c = client.get_default_database().holdfast_invocations.find().sort("id")
+        a, b, c = client.get_default_database().holdfast_invocations.find(NO_SENTINEL).sort("id")
     assert a["expires_at"] == dt.datetime.fromtimestamp(START + 0.25 + RETENTION_SECONDS, dt.UTC)
     assert [(one["retain_until"], "expires_at" in one, "outbox" in one) for one in (b, c)] == [
         (FOREVER, False, False),

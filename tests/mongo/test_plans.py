@@ -79,7 +79,9 @@ def number(name: str, explanation: object) -> int:
 
 def bad_plans(raw: Raw, commands: list[tuple[Sent, Command]]) -> list[tuple[Command, set[str]]]:
     found = []
-    for _, command in commands:
+    for (name, _), command in commands:
+        if name == "insert":  # of sentinels, say; it searches nothing
+            continue
         for explanation in explained(raw, command):
             used = set(stages(explanation))
             assert used, explanation
@@ -264,7 +266,11 @@ def test_no_operation_scans_a_collection_or_sorts_in_memory(mongo_url: str, raw:
     play(mongo_url, stocked)
     bad = {}
     for name, step in STEPS.items():
-        commands = [item for item in caught(mongo_url, step) if item[0][0] not in {"count", "getDefaultRWConcern"}]
+        commands = [
+            item
+            for item in caught(mongo_url, step)
+            if item[0][0] not in {"count", "getDefaultRWConcern", "getParameter"}
+        ]
         assert commands, name
         bad[name] = bad_plans(raw, commands)
     assert {name: plans for name, plans in bad.items() if plans} == {}

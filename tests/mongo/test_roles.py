@@ -268,6 +268,8 @@ def test_every_role_may_check_the_store(empty: Mongod, role: str) -> None:
             found = await looking.check(deep=True)
         assert all(finding.ok for finding in found), found
         assert "not allowed" not in str(found)
+        (history,) = [finding.detail for finding in found if finding.subject == "index history"]
+        assert "this user may not read it" in history
 
     play(url(empty, "runner"), scenario)
 

@@ -24,6 +24,7 @@ from holdfast.lifecycle.retention import RETENTION_SECONDS
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Finding
 from holdfast.store.mongo import connection, open_mongo, schema
+from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.samples import START, ids_of, invocation, the, wish
@@ -179,7 +180,7 @@ def test_fields_of_a_newer_version_survive_every_write(mongo_url: str, raw: Raw)
         assert (await the(store, "c")).status is Status.SUCCESS
 
     play(mongo_url, scenario)
-    for document in raw.holdfast_invocations.find():
+    for document in raw.holdfast_invocations.find(NO_SENTINEL):
         assert {name: document[name] for name in unknown} == unknown
 
 
@@ -221,11 +222,26 @@ def test_a_sound_database_is_sound(mongo_url: str) -> None:
     found = findings(mongo_url, deep=True)
     assert all(finding.ok for finding in found.values()), found
     assert set(found) == {
-        *("schema", "indexes", "replica set", "clock", "write concern", "quarantine", "records"),
+        *("schema", "indexes", "replica set", "clock", "write concern", "index history", "quarantine", "records"),
     }
     assert f"version {schema.SCHEMA_VERSION}" in found["schema"].detail
     assert "with 1 members" in found["replica set"].detail
     assert "majority" in found["write concern"].detail
+
+
+@pytest.mark.parametrize(("seconds", "advised"), [(300, False), (77, False), (900, True)])
+def test_a_check_tells_how_long_removed_index_entries_are_kept(
+    mongo_url: str, client: MongoClient[dict[str, Any]], seconds: int, advised: bool
+) -> None:
+    parameter = "minSnapshotHistoryWindowInSeconds"
+    client.admin.command({"setParameter": 1, parameter: seconds})
+    try:
+        found = findings(mongo_url)["index history"]
+    finally:
+        client.admin.command({"setParameter": 1, parameter: 300})
+    assert found.ok
+    assert f"for {seconds} s ({parameter})" in found.detail
+    assert bool(found.advice) is advised
 
 
 def test_a_standalone_says_what_it_lacks(alone_url: str) -> None:

@@ -21,7 +21,7 @@ from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle.eligibility import lane_obstacle, offer_of
 from holdfast.lifecycle.limits import Limit, Release, task_of
 from holdfast.lifecycle.names import counted
-from holdfast.lifecycle.records import READY, Hint, InvocationRecord
+from holdfast.lifecycle.records import InvocationRecord, work_hint
 from holdfast.lifecycle.status import AVAILABLE
 from holdfast.store.contract import Store
 from holdfast.wakeup.hub import Hub
@@ -95,7 +95,7 @@ class Limits:
         gone = await self._store.release_waiters(self._app, wishes, operation=operation, at=at)
         if gone:
             self._gone += len(gone)
-            self._hub.send(Hint(READY, tuple(dict.fromkeys(record.lane for record in gone)), len(gone)))
+            self._hub.send(work_hint([(record.lane, record.due_at, record.priority) for record in gone]))
         return gone
 
     # --- the sweep

@@ -15,7 +15,6 @@ import logging
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import format_duration
@@ -29,8 +28,9 @@ from holdfast.errors import WorkerLost
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Change
+from holdfast.lifecycle.claims import back_in_queue
 from holdfast.lifecycle.crashes import PASSED_THROUGH, last_crash
-from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord, RunnerRecord, runner_of
+from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord, RunnerRecord, runner_of, work_hint
 from holdfast.lifecycle.status import AVAILABLE, OWNED, Status
 from holdfast.store.contract import Filter, Store
 from holdfast.wakeup.hub import Hub
@@ -144,15 +144,9 @@ class Recovery:
             facts = {"invocation": record.id, "task": record.task, "runner": record.owner, "epoch": record.epoch}
             level = logging.ERROR if change.target is Status.FAILED else logging.WARNING
             log.log(level, "%s %s → %s: %s", record.task, record.status, change.target, change.why, extra=facts)
-        ready = [
-            record.lane if change.lane is UNSET else change.lane
-            for record, change in done
-            if change.target in AVAILABLE
-        ]
+        ready = [back_in_queue(record, change) for record, change in done if change.target in AVAILABLE]
         ended = [record.id for record, change in done if change.target not in AVAILABLE]
-        hints = [
-            Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in ((READY, ready), (FINAL, ended))
-        ]
+        hints = [work_hint(ready), Hint(FINAL, tuple(dict.fromkeys(ended)), len(ended))]
         self._hub.send(*[hint for hint in hints if hint.subjects])
         await self._limits.released(record for record, change in done if change.frees)
         return len(done)
@@ -264,6 +258,11 @@ CORE = "~core"
 def core_app(app: str) -> str:
     """Where an app's core tasks lie: beside its own, so that they are in nobody's lists and counts."""
     return app + CORE
+
+
+def is_core(app: str) -> bool:
+    """Tell whether an app holds core tasks, and no user's."""
+    return app.endswith(CORE)
 
 
 def roster_of(app: str) -> str:

@@ -276,7 +276,7 @@ class Runner:
             Duty(name="core tasks", every_seconds=0.0, perform=self._core.fire_due),
             Duty(name="rescue", every_seconds=10.0, perform=self._recovery.passed_through),
             Duty(name="rescue of core tasks", every_seconds=30.0, perform=self._core_recovery.running),
-            Duty(name="limits of core tasks", every_seconds=5.0, perform=self._core.sweep),
+            Duty(name="limits of core tasks", every_seconds=10.0, perform=self._core.sweep),
             Duty(name="declarations", every_seconds=30.0, perform=self._declarations.retire),
             Duty(name="audit trail", every_seconds=60.0, perform=forget_old),
             *self._more_duties,

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.codec import ErrorRecord, Payload
@@ -25,14 +24,15 @@ from holdfast.engine.expiry import expiry
 from holdfast.engine.failing import change_after
 from holdfast.engine.limits import Limits
 from holdfast.engine.patience import Patience
-from holdfast.engine.recovery import Recovery
+from holdfast.engine.recovery import Recovery, is_core
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.execution.call import Crashed, Interrupted, Outcome, Raised, Returned, Unfit
 from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.cancelling import expired, gave_way
 from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
-from holdfast.lifecycle.records import FINAL, READY, Hint, InvocationRecord
+from holdfast.lifecycle.claims import back_in_queue
+from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord, work_hint
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
 from holdfast.store.contract import Store
@@ -295,7 +295,7 @@ class Settler:
         return changes.failed(record, error=failure, operation=operation, at=at, why=_plain(why))
 
     def _announce(self, group: list[tuple[InvocationRecord, Change]], verdicts: Sequence[Verdict]) -> None:
-        ended, ready, freed = list[str](), list[str](), list[InvocationRecord]()
+        ended, ready, freed = list[str](), list[tuple[str, float, int]](), list[InvocationRecord]()
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if isinstance(verdict, Applied):
                 target = change.path[-1]
@@ -306,14 +306,16 @@ class Settler:
                     if record.cancellation is not None and record.cancellation.children:
                         self._beside(record.id, self._cancel_children(record))
                 elif target in AVAILABLE:
-                    ready.append(record.lane if change.lane is UNSET else change.lane)
+                    ready.append(back_in_queue(record, change))
                 _log_end(record, change)
             else:
                 _log_lost(record, change, verdict)
                 if isinstance(verdict, Lost) and _is_to_end(record, verdict):
                     self._beside(record.id, self._give_way(record))
-        told = ((FINAL, ended), (READY, ready))
-        hints = [Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in told if names]
+        is_awaited = bool(ended) and not is_core(group[0][0].app)  # nobody waits for the end of a core task
+        hints = [Hint(FINAL, tuple(dict.fromkeys(ended)), len(ended))] if is_awaited else []
+        if ready:
+            hints.append(work_hint(ready))
         if hints:
             self._hub.send(*hints)
         if freed:

@@ -19,7 +19,7 @@ from holdfast.errors import StoreError
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.pacing import Debounce, amended
-from holdfast.lifecycle.records import READY, Hint, InvocationRecord
+from holdfast.lifecycle.records import Hint, InvocationRecord, work_hint
 from holdfast.store.contract import Store, Transaction
 from holdfast.wakeup.hub import Hub
 
@@ -129,4 +129,4 @@ async def until_over(transaction: Transaction) -> None:
 
 
 def _hint(records: Sequence[InvocationRecord]) -> Hint:
-    return Hint(READY, tuple({record.lane for record in records}), len(records))
+    return work_hint([(record.lane, record.due_at, record.priority) for record in records])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import msgspec
+from msgspec import UnsetType
 
 from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, unowned
@@ -105,3 +106,9 @@ def turned_away(
 def released(record: InvocationRecord, *, operation: str, at: float, why: str = "a slot is free") -> Change:
     """A slot is free: who has waited for one goes back to the queue, to its old place."""
     return unowned("released", record, Status.REROUTED, _WAITING, operation, at, why)
+
+
+def back_in_queue(record: InvocationRecord, change: Change) -> tuple[str, float, int]:
+    """Return the lane, due time and priority of an invocation that a change made available."""
+    lane = record.lane if isinstance(change.lane, UnsetType) else change.lane
+    return lane, record.due_at if isinstance(change.due_at, UnsetType) else change.due_at, record.priority

@@ -293,12 +293,31 @@ class Hint(msgspec.Struct, frozen=True):
     # schedules that changed; empty means: any.
     subjects: tuple[str, ...]
     count: int = 1  # how many invocations it is about
+    # Of work: the oldest due time, and the priorities. None: nobody knows, look everywhere.
+    since: float | None = None
+    priorities: tuple[int, ...] = ()
 
     def joined(self, other: Hint, most_subjects: int) -> Hint:
         """Both hints as one. One that would name too many says: any."""
         subjects = tuple(dict.fromkeys(self.subjects + other.subjects))
         anything = not self.subjects or not other.subjects or len(subjects) > most_subjects
-        return Hint(self.kind, () if anything else subjects, self.count + other.count)
+        since = None if self.since is None or other.since is None else min(self.since, other.since)
+        priorities = tuple(sorted({*self.priorities, *other.priorities}))
+        if since is None or len(priorities) > _MOST_PRIORITIES:
+            since, priorities = None, ()
+        return Hint(self.kind, () if anything else subjects, self.count + other.count, since, priorities)
+
+
+def work_hint(places: Sequence[tuple[str, float, int]]) -> Hint:
+    """Return the hint that work waits: the lane, due time and priority of each invocation."""
+    lanes, priorities = tuple({lane: None for lane, _, _ in places}), {priority for _, _, priority in places}
+    if not places or len(priorities) > _MOST_PRIORITIES:
+        return Hint(READY, lanes, len(places))
+    since = min([due_at for _, due_at, _ in places])
+    return Hint(READY, lanes, len(places), since, tuple(sorted(priorities)))
+
+
+_MOST_PRIORITIES = 8
 
 
 def runner_of(owner: str | None) -> str:

@@ -15,8 +15,10 @@ from pymongo.read_concern import ReadConcern
 
 from holdfast.clock import Clock
 from holdfast.errors import StoreUnavailable
+from holdfast.lifecycle.records import Hint
 from holdfast.store.contract import Observe
 from holdfast.store.mongo import connection, schema
+from holdfast.store.mongo.behind import Behind
 from holdfast.store.mongo.claims import Claims
 from holdfast.store.mongo.documents import (
     Document,
@@ -69,7 +71,8 @@ class MongoBase:
         )
         self._time = ServerTime(clock)
         self._quarantine = Quarantine(self._collection, self.now, observe)
-        self._claims = Claims(self._collection, self._quarantine, rng)
+        self._behind = Behind(self._collection, clock.monotonic, self.now, self._hear)
+        self._claims = Claims(self._collection, self._quarantine, rng, self._behind)
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
         self._told_of_index = False
@@ -102,6 +105,7 @@ class MongoBase:
             use_change_streams=self._use_change_streams,
             observe=self._observe,
             can_be_heard=lambda: not self._alone,
+            on_hint=self._behind.marks.hear,
         )
 
     def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
@@ -123,7 +127,13 @@ class MongoBase:
         self._time.learn(hello["localTime"].timestamp(), asked)
         self._alone = "setName" not in hello and hello.get("msg") != "isdbgrid"
 
+    def _hear(self, hint: Hint) -> None:
+        """Tell this process what no hint told it."""
+        if self._hints is not None:
+            self._hints.tell(hint)
+
     async def close(self) -> None:
+        await self._behind.close()
         if self._hints is not None:
             await self._hints.close()
             self._hints = None

@@ -30,9 +30,11 @@ from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms
 from holdfast.lifecycle.retention import retain_until
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.mongo import queries, schema
+from holdfast.store.mongo.behind import Behind, seen_in
 from holdfast.store.mongo.crowd import Crowd
 from holdfast.store.mongo.documents import Document, pipeline
 from holdfast.store.mongo.limits import held_slots, release_waiters
+from holdfast.store.mongo.marks import FRESH_SECONDS, Look, Seen
 from holdfast.store.mongo.quarantine import Collections, Quarantine
 from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_the_document, is_transient
 
@@ -44,25 +46,47 @@ _MOST_WINDOWS = 8
 
 
 class Claims:
-    def __init__(self, collection: Collections, quarantine: Quarantine, rng: random.Random) -> None:
+    def __init__(self, collection: Collections, quarantine: Quarantine, rng: random.Random, behind: Behind) -> None:
         self._collection = collection
         self._quarantine = quarantine
+        self._behind = behind
+        self._marks = behind.marks
+        self._there: dict[str, tuple[float, frozenset[str]]] = {}  # by app: lanes that had something, and when
         self.crowd = Crowd(rng)
 
     async def claim(self, claim: Claim, again: bool) -> Claimed:
-        claim = await self._narrowed(claim)
+        claim, began = await self._narrowed(claim), self._marks.now()
         got = Claimed(tuple(await self._claimed_before(claim) if again else ()))
         if claim.lanes and len(got.records) < claim.limit:
             got = await self._take(claim, got)
-        if len(got.records) >= claim.limit or claim.ids or not claim.lanes or got.cut:
+        if not _is_short(claim, got):
+            self._behind.look_soon(claim.app, claim.lanes, began)
             return got
-        return replace(got, next_due_at=await self._next_due(claim))
+        due = await self._next_due(claim)
+        if due is not None and due <= claim.at:
+            # It is due and was not taken. Most likely it is new, or of a rank that nobody here has met; but if nobody
+            # can ever take it, set it aside.
+            self._marks.forget(claim.app, claim.lanes)
+            if (await self._candidates(claim, claim.limit))[0]:
+                got = await self._take(claim, got)
+            due = await self._next_due(claim) if _is_short(claim, got) else None
+        self._behind.look_soon(claim.app, claim.lanes, began)
+        return replace(got, next_due_at=due)
 
     async def _narrowed(self, claim: Claim) -> Claim:
-        """Of very many lanes, ask only for those that have something."""
+        """Of very many lanes, ask only for those that have something. Which ones that are is asked for now and then,
+        since the answer steps over all that was removed; lanes that something comes to meanwhile are added.
+        """
         if len(claim.lanes) <= queries.MOST_RANGES:
             return claim
-        there = set(await queries.lanes(self._collection(schema.INVOCATIONS), claim.app))
+        app, news = claim.app, self._marks.news(claim.app)
+        asked_at, there = self._there.get(app, (float("-inf"), frozenset()))
+        if news is None or self._marks.now() - asked_at >= FRESH_SECONDS:
+            asked_at = self._marks.now()
+            self._marks.ask_for_lanes(app)
+            there = frozenset(await queries.lanes(self._collection(schema.INVOCATIONS), app))
+            self._there[app] = asked_at, there
+        there |= self._marks.news(app) or set()
         return replace(claim, lanes=tuple(lane for lane in claim.lanes if lane in there))
 
     async def _claimed_before(self, claim: Claim) -> list[InvocationRecord]:
@@ -77,19 +101,19 @@ class Claims:
 
     async def _next_due(self, claim: Claim) -> float | None:
         invocations = self._collection(schema.INVOCATIONS)
-        due = await queries.next_due(invocations, claim)
-        if due is not None and due <= claim.at:
-            # It is due and was not taken. Most likely it is new; but if nobody can ever take it, set it aside.
-            await self._candidates(claim, claim.limit)
-            due = await queries.next_due(invocations, claim)
-        return due
+        found = await queries.next_due(invocations, claim, self._marks.lowest(claim.app, claim.lanes))
+        if found is None:
+            return None
+        for one in seen_in([found]) or ():
+            self._marks.lower(claim.app, *one)  # when it falls due, its rank is looked at
+        return float(found["due_at"])
 
     async def _take(self, claim: Claim, got: Claimed) -> Claimed:
         wanted = claim.limit - len(got.records)
         try:
             if claim.limits and any(queries.task_in(lane) in claim.limits for lane in claim.lanes):
                 return _with(got, await self._take_with_slots(claim, wanted))
-            if wanted == 1 and not claim.ids and len(claim.lanes) <= queries.MOST_RANGES:
+            if wanted == 1 and not claim.ids and self._marks.ranges(claim.app, claim.lanes) <= queries.MOST_RANGES:
                 return _with(got, Claimed(tuple(await self._take_one(claim))))
             return _with(got, Claimed(tuple(await self._take_many(claim, wanted))))
         except OperationFailure as error:
@@ -111,15 +135,27 @@ class Claims:
                 self.crowd.learn(1, int(found is not None), claim.at)
                 if found is not None:
                     return await self._quarantine.readable([found])
-        found = await self._collection(schema.INVOCATIONS).find_one_and_update(
-            queries.ready(claim, claim.lanes) | _claimable(claim),
-            _pipeline_of(claim),
-            sort=queries.QUEUE_ORDER,
-            hint="ready",
-            return_document=ReturnDocument.AFTER,
-        )
+        found = await self._take_head(claim, self._marks.begin(claim.app, claim.lanes))
+        if found is None and self._is_worth_a_whole_look(claim):
+            found = await self._take_head(claim, self._marks.begin(claim.app, claim.lanes, whole=True))
         self.crowd.took_head(found is not None)
         return [] if found is None else await self._quarantine.readable([found])
+
+    async def _take_head(self, claim: Claim, look: Look) -> Document | None:
+        """Take the first that a look meets. It goes through the index, where a sentinel stops it."""
+        seen: list[Seen] | None = None
+        try:
+            found = await self._collection(schema.INVOCATIONS).find_one_and_update(
+                queries.ready(claim.app, look.ranges, claim.at, {"status": _claimable(claim)["status"]}),
+                _pipeline_of(claim),
+                sort=queries.QUEUE_ORDER,
+                hint="ready",
+                return_document=ReturnDocument.AFTER,
+            )
+            seen = seen_in([] if found is None else [found])
+            return found
+        finally:
+            self._marks.end(look, seen, 1, claim.at)
 
     async def _take_many(self, claim: Claim, wanted: int) -> list[InvocationRecord]:
         """Find candidates, take them with a token, read back what was taken. Repeated while others are faster."""
@@ -140,9 +176,9 @@ class Claims:
         return got
 
     async def _share(self, claim: Claim, most: int) -> tuple[list[Document], bool]:
-        """The candidates of this claimer's share; if it has none, those of all."""
+        """The candidates of this claimer's share; if it has none, those of all. A look at whole lanes is for all."""
         share = None if claim.ids else self.crowd.share(claim.at)
-        if share is not None:
+        if share is not None and not self._marks.is_stale(claim.app, claim.lanes):
             candidates, _ = await self._candidates(claim, most, share)
             if candidates:
                 return candidates, True
@@ -150,7 +186,7 @@ class Claims:
 
     async def _candidates(self, claim: Claim, most: int, share: str | None = None) -> tuple[list[Document], bool]:
         """What a claim may take, and whether there may be more. What is marked as ready and cannot be is set aside."""
-        found = await queries.candidates(self._collection(schema.INVOCATIONS), claim, most, share)
+        found = await self._found(claim, most, share)
         sound = [one for one in found if one.get("status") in _AVAILABLE and isinstance(one.get("rank"), int | float)]
         if len(sound) < len(found):
             strange = [one["_id"] for one in found if one not in sound]
@@ -158,6 +194,32 @@ class Claims:
                 why = f"{document['_id']} is marked as ready with status {document.get('status')!r}"
                 await self._quarantine.set_aside(document, CorruptRecord(f"{why}, rank {document.get('rank')!r}"))
         return sound, len(found) == most
+
+    async def _found(self, claim: Claim, most: int, share: str | None) -> list[Document]:
+        """Look from the marks on; at whole lanes, where that was not done for long."""
+        invocations = self._collection(schema.INVOCATIONS)
+        if claim.ids:
+            return await queries.candidates_by_id(invocations, claim, most)
+        whole = self._marks.is_stale(claim.app, claim.lanes)
+        found = await self._look(claim, most, share, whole=whole)
+        if len(found) < most and share is None and not whole and self._is_worth_a_whole_look(claim):
+            found = await self._look(claim, most, share, whole=True)
+        return found
+
+    def _is_worth_a_whole_look(self, claim: Claim) -> bool:
+        """Whether a look from the marks on that found too little has to be followed by one at the whole lanes."""
+        wanted = (claim.app, claim.lanes)
+        return self._marks.is_stale(*wanted) or self._marks.may_hide_ranks(*wanted)
+
+    async def _look(self, claim: Claim, most: int, share: str | None, *, whole: bool) -> list[Document]:
+        look, seen = self._marks.begin(claim.app, claim.lanes, whole=whole), None
+        try:
+            invocations = self._collection(schema.INVOCATIONS)
+            found = await queries.candidates(invocations, claim, look.ranges, most, share)
+            seen = seen_in(found) if share is None else None
+            return found
+        finally:
+            self._marks.end(look, seen, most, claim.at)
 
     # --- under limits
 
@@ -251,6 +313,7 @@ class Claims:
         records = await release_waiters(
             self._collection(schema.INVOCATIONS), self._quarantine, claim.app, wishes, claim.operation, claim.at
         )
+        self._marks.lower_for(records)
         return tuple(record.lane for record in records)
 
     # --- one by one
@@ -297,6 +360,11 @@ class Claims:
             return Claimed(())
         no = tuple(candidate.id for candidate in allotment.refused)
         return Claimed(tuple(records), refused=no, cut=allotment.cut)
+
+
+def _is_short(claim: Claim, got: Claimed) -> bool:
+    """Whether a claim has seen everything and got less than it wanted."""
+    return len(got.records) < claim.limit and not claim.ids and bool(claim.lanes) and not got.cut
 
 
 class _Candidate(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any
 from bson.errors import BSONError
 from pymongo.asynchronous.collection import AsyncCollection
 
-from holdfast.lifecycle.records import Hint
+from holdfast.lifecycle.records import READY, Hint
 from holdfast.store.contract import Observe
 from holdfast.store.mongo.retry import text_of
 from holdfast.store.mongo.stream import ASK_AGAIN_SECONDS, LAST_WORDS_SECONDS, Stream, stream_of, within
@@ -42,6 +42,7 @@ class StreamHints:
         use_change_streams: bool,
         observe: Observe,
         can_be_heard: Callable[[], bool] = lambda: True,
+        on_hint: Callable[[Hint], None] = lambda hint: None,
         ask_again_seconds: float = ASK_AGAIN_SECONDS,
     ) -> None:
         self._signals = signals
@@ -49,6 +50,7 @@ class StreamHints:
         self._use = use_change_streams
         self.observe = observe
         self._can_be_heard = can_be_heard
+        self._on_hint = on_hint  # called with every hint, those of this process too, before anybody acts on it
         self._ask_again = ask_again_seconds
         self._receivers: dict[str, Callable[[Hint], None]] = {}
         self._waiting: dict[str, Hint] = {}
@@ -60,6 +62,8 @@ class StreamHints:
     # --- sending
 
     def send(self, hints: Sequence[Hint]) -> None:
+        for hint in hints:
+            self._on_hint(hint)
         if not self._use or not self._can_be_heard():
             return
         for hint in hints:
@@ -87,7 +91,7 @@ class StreamHints:
             await self._write([Hint(hint.kind, ()) for hint in hints])
 
     async def _write(self, hints: list[Hint]) -> None:
-        body = [{"kind": hint.kind, "subjects": list(hint.subjects), "count": hint.count} for hint in hints]
+        body = [_written(hint) for hint in hints]
         self._sent += 1
         # Replaced, not updated: an update that sets a field to what it was is left out of the change event.
         document = {"hints": body, "at": dt.datetime.now(dt.UTC), "n": self._sent}
@@ -111,13 +115,20 @@ class StreamHints:
         bodies = (event.get("fullDocument") or {}).get("hints")
         for body in bodies if isinstance(bodies, list) else ():
             try:
-                hint = Hint(str(body["kind"]), tuple(body["subjects"]), int(body["count"]))
+                hint = _read(body)
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue
-            if (receive := self._receivers.get(hint.kind)) and all(isinstance(name, str) for name in hint.subjects):
-                receive(hint)
+            if hint.kind in self._receivers and all(isinstance(name, str) for name in hint.subjects):
+                self._on_hint(hint)
+                self.tell(hint)
+
+    def tell(self, hint: Hint) -> None:
+        """Tell whoever listens in this process."""
+        if receive := self._receivers.get(hint.kind):
+            receive(hint)
 
     def look(self) -> None:
+        self._on_hint(Hint(READY, ()))
         for kind, receive in tuple(self._receivers.items()):
             try:
                 receive(Hint(kind, ()))
@@ -133,3 +144,19 @@ class StreamHints:
         self._sender, stream, self._stream = None, self._stream, None
         if stream is not None:
             await stream.leave(self)
+
+
+def _written(hint: Hint) -> dict[str, Any]:
+    body: dict[str, Any] = {"kind": hint.kind, "subjects": list(hint.subjects), "count": hint.count}
+    if hint.since is not None:
+        body |= {"since": hint.since, "priorities": list(hint.priorities)}
+    return body
+
+
+def _read(body: Mapping[str, Any]) -> Hint:
+    """Return the hint, as far as it can be read: without a proper time it says nothing about the time."""
+    kind, subjects, count = str(body["kind"]), tuple(body["subjects"]), int(body["count"])
+    since, priorities = body.get("since"), body.get("priorities")
+    if not isinstance(since, int | float) or not isinstance(priorities, list):
+        return Hint(kind, subjects, count)
+    return Hint(kind, subjects, count, float(since), tuple(map(int, priorities)))

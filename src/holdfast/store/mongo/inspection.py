@@ -18,9 +18,11 @@ from holdfast.store.contract import Finding
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document
 from holdfast.store.mongo.retry import is_forbidden
+from holdfast.store.mongo.sentinels import NO_SENTINEL
 
 _SKEW_SECONDS = 1.0
 _SHOWN = 5
+_HISTORY_WINDOW = "minSnapshotHistoryWindowInSeconds"
 
 
 async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int) -> list[Finding]:
@@ -33,6 +35,7 @@ async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool
         _replica_set(hello),
         _clock(hello, hello_before, seen),
         await _write_concern(database),
+        await _history_window(database),
         *await _allowed("quarantine", _quarantine(database)),
         *(await _allowed("records", _deep(database)) if deep else []),
     ]
@@ -160,6 +163,23 @@ async def _write_concern(database: AsyncDatabase[Document]) -> Finding:
     return Finding(subject="write concern", ok=True, detail=detail)
 
 
+async def _history_window(database: AsyncDatabase[Document]) -> Finding:
+    """Tell for how long the server keeps removed index entries, which its cursors step over. Nothing breaks by it."""
+    subject = "index history"
+    try:
+        found = await database.client.admin.command({"getParameter": 1, _HISTORY_WINDOW: 1})
+    except OperationFailure as error:
+        why = "this user may not read it" if is_forbidden(error) else "this server does not tell it"
+        return Finding(subject=subject, ok=True, detail=f"{_HISTORY_WINDOW}: {why}; 300 by default")
+    seconds = found.get(_HISTORY_WINDOW)
+    return Finding(
+        subject=subject,
+        ok=True,
+        detail=f"removed index entries are kept for {seconds} s ({_HISTORY_WINDOW})",
+        advice="see 'Index history' in docs/operating-mongodb.md" if isinstance(seconds, int) and seconds > 300 else "",
+    )
+
+
 async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
     count = await database[schema.QUARANTINE].estimated_document_count()
     shown = [f"{e['id']}: {e['why']}" async for e in database[schema.QUARANTINE].find().limit(_SHOWN)] if count else []
@@ -173,7 +193,7 @@ async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
 
 async def _deep(database: AsyncDatabase[Document]) -> Finding:
     seen, bad = 0, []
-    async for document in database[schema.INVOCATIONS].find():
+    async for document in database[schema.INVOCATIONS].find(NO_SENTINEL):
         seen += 1
         try:
             from_document(document)

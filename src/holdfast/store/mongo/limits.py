@@ -41,7 +41,10 @@ async def waiting_keys(invocations: Invocations, app: str) -> dict[str, int]:
 async def release_waiters(
     invocations: Invocations, quarantine: Quarantine, app: str, wishes: Sequence[Release], operation: str, at: float
 ) -> list[InvocationRecord]:
-    if len(wishes) > 1:  # where each call has a key of its own, hardly anybody ever waits
+    # Hardly ever does anybody wait: then one question is all. Who begins to wait later looks once more himself.
+    if len(wishes) == 1:
+        wishes = wishes if await queries.does_anybody_wait(invocations, app, wishes[0].limit_key) else []
+    elif wishes:
         waiting = await queries.waiting_keys(invocations, app, [wish.limit_key for wish in wishes])
         wishes = [wish for wish in wishes if wish.limit_key in waiting]
     counted = [wish.limit_key for wish in wishes if wish.most is not None]

@@ -8,7 +8,7 @@ in order; with more of them it would read everything and sort it, so a query for
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 from pymongo import ASCENDING, DESCENDING
@@ -18,48 +18,81 @@ from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
-from holdfast.store.mongo.documents import Document
+from holdfast.store.mongo.documents import Document, key_of
+from holdfast.store.mongo.marks import Range
+from holdfast.store.mongo.sentinels import BESIDE, REAL_DUE, REAL_RANK
+
+T = TypeVar("T")
 
 Invocations = AsyncCollection[Document]
 
+BESIDE_CLAIMS = "holdfast: behind the low-water marks"  # told to the server's log: no operation waits for it
 QUEUE_ORDER = [("rank", ASCENDING), ("due_at", ASCENDING), ("id", ASCENDING)]
 
 
 MOST_RANGES = 100
 
 
-def _portions(values: Sequence[str]) -> Iterator[list[str]]:
+def _portions(values: Sequence[T]) -> Iterator[list[T]]:
     for first in range(0, len(values), MOST_RANGES):
         yield list(values[first : first + MOST_RANGES])
 
 
-def ready(claim: Claim, lanes: Sequence[str]) -> Document:
-    """What a claim may take of these lanes, on the index `ready`."""
-    wanted: Document = {
-        "app": claim.app,
-        "lane": {"$in": list(lanes)},
-        "due_at": {"$lte": claim.at},
-        "ready": True,
-    }
-    if claim.ids:
-        wanted["id"] = {"$in": list(claim.ids)}
-    return wanted
+def ready(app: str, ranges: Sequence[Range], at: float, more: Document | None = None) -> Document:
+    """What is due at `at` in these ranges, on the index `ready`. Each branch names every field of the index, so that
+    MongoDB merges them in order; lanes that are looked at from the same place on share one.
+    """
+    together: dict[tuple[float | None, float], list[str]] = {}
+    for lane, rank, since in ranges:
+        together.setdefault((rank, since), []).append(lane)
+    branches: list[Document] = []
+    for (rank, since), names in together.items():
+        due: Document = {"$lte": at} if rank is None else {"$gte": since, "$lte": at}
+        # Ranks are whole numbers. A single point would keep MongoDB from merging the lanes in order.
+        ranks = REAL_RANK if rank is None else {"$gte": rank, "$lt": rank + BESIDE}
+        where: Document = {"app": app, "lane": {"$in": names}, "rank": ranks}
+        branches.append(where | {"due_at": due, "ready": True} | (more or {}))
+    return branches[0] if len(branches) == 1 else {"$or": branches}
 
 
-async def candidates(invocations: Invocations, claim: Claim, limit: int, share: str | None = None) -> list[Document]:
+async def candidates(
+    invocations: Invocations, claim: Claim, ranges: Sequence[Range], limit: int, share: str | None = None
+) -> list[Document]:
     """The first `limit` of what a claim may take, in queue order. Index: ready.
 
     Of a share, only those whose id matches it; that is looked up in the index too.
     """
     only: Document = {} if share is None else {"id": {"$regex": share}}
-    fields = {"_id": True, "rank": True, "due_at": True, "id": True, "status": True}
-    if claim.limits:
-        fields |= {"task": True, "limit_key": True, "terms": True, "key": True}
     found: list[Document] = []
-    for lanes in _portions(claim.lanes):
-        cursor = invocations.find(ready(claim, lanes) | only, fields, hint="ready").sort(QUEUE_ORDER).limit(limit)
-        found += await cursor.to_list()
-    return found if len(claim.lanes) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
+    for some in _portions(ranges):
+        wanted = ready(claim.app, some, claim.at, only)
+        found += await invocations.find(wanted, _fields(claim), hint="ready").sort(QUEUE_ORDER).limit(limit).to_list()
+    return found if len(ranges) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
+
+
+async def candidates_by_id(invocations: Invocations, claim: Claim, limit: int) -> list[Document]:
+    """Of the invocations that a claim names, those that it may take, in queue order. Index: _id."""
+    wanted: Document = {
+        "_id": {"$in": [key_of(claim.app, id) for id in claim.ids]},
+        "lane": {"$in": list(claim.lanes)},
+        "due_at": {"$lte": claim.at},
+        "ready": True,
+    }
+    return sorted(await invocations.find(wanted, _fields(claim)).to_list(), key=_place_in_queue)[:limit]
+
+
+def _fields(claim: Claim) -> Document:
+    names = ("_id", "lane", "rank", "due_at", "id", "status")
+    return dict.fromkeys((*names, "task", "limit_key", "terms", "key") if claim.limits else names, True)
+
+
+async def places(invocations: Invocations, app: str, lanes: Sequence[str], at: float, limit: int) -> list[Document]:
+    """Where the first `limit` that are due lie, in queue order, from the heads of these lanes on. Index: ready."""
+    found: list[Document] = []
+    for some in _portions([Range(lane, None, float("-inf")) for lane in lanes]):
+        cursor = invocations.find(ready(app, some, at), {"lane": True, "rank": True, "due_at": True}, hint="ready")
+        found += await cursor.sort(QUEUE_ORDER).limit(limit).comment(BESIDE_CLAIMS).to_list()
+    return found if len(lanes) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
 
 
 def _place_in_queue(found: Document) -> tuple[float, float, str]:
@@ -90,19 +123,21 @@ async def claimed_before(invocations: Invocations, claim: Claim) -> list[Documen
     return await invocations.find(wanted, hint="owned").to_list()
 
 
-async def next_due(invocations: Invocations, claim: Claim) -> float | None:
-    """When the first of the claim's lanes falls due. Index: due."""
-    times: list[float] = []
+async def next_due(invocations: Invocations, claim: Claim, since: float) -> Document | None:
+    """Where the first of the claim's lanes lies that falls due; nothing does before `since`. Index: due."""
+    first: list[Document] = []
+    due = REAL_DUE if since == float("-inf") else REAL_DUE | {"$gte": since}
     for lanes in _portions(claim.lanes):
-        wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": {"$gte": float("-inf")}}
-        cursor = invocations.find(wanted, {"_id": False, "due_at": True}, hint="due").sort([("due_at", ASCENDING)])
-        times += [found["due_at"] for found in await cursor.limit(1).to_list()]
-    return min(times, default=None)
+        wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": due}
+        fields = {"lane": True, "rank": True, "due_at": True}
+        cursor = invocations.find(wanted, fields, hint="due").sort([("due_at", ASCENDING)])
+        first += await cursor.limit(1).to_list()
+    return min(first, key=lambda found: float(found["due_at"]), default=None)
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:
     """The distinct lanes of what is ready. Index: due, jumping from lane to lane (no hint before 7.1)."""
-    return sorted(await invocations.distinct("lane", {"app": app, "ready": True}))
+    return sorted(await invocations.distinct("lane", {"app": app, "ready": True, "due_at": REAL_DUE}))
 
 
 async def start_limits(invocations: Invocations, app: str, limit: int) -> list[Document]:
@@ -120,6 +155,12 @@ def waiting(app: str, limit_key: str, without: Collection[str] = ()) -> Document
     """Who waits for a slot of this key, on the index `waiting`."""
     wanted: Document = {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app, "limit_key": limit_key}
     return wanted | {"lane": {"$nin": sorted(without)}} if without else wanted
+
+
+async def does_anybody_wait(invocations: Invocations, app: str, limit_key: str) -> bool:
+    """Whether somebody waits for a slot of this key. Index: waiting."""
+    found = invocations.find(waiting(app, limit_key), {"_id": True}, hint="waiting")
+    return bool(await found.limit(1).to_list())
 
 
 async def waiting_keys(invocations: Invocations, app: str, among: Sequence[str] | None = None) -> list[str]:

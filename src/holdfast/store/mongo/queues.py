@@ -13,6 +13,7 @@ from pymongo.errors import DuplicateKeyError
 from holdfast.lifecycle.queues import MOST_OPERATIONS, QueueDepth, QueuePause, gathered, in_lane
 from holdfast.lifecycle.status import Status
 from holdfast.store.mongo.documents import Document, key_of
+from holdfast.store.mongo.sentinels import REAL_DUE
 
 Queues = AsyncCollection[Document]
 
@@ -34,7 +35,7 @@ def looks(app: str, at: float) -> Iterator[tuple[list[dict[str, Any]], str]]:
         "scheduled": {"$sum": {"$cond": [is_due, 0, 1]}},
         "oldest": {"$min": "$due_at"},
     }
-    yield [{"$match": {"ready": True, "app": app}}, {"$group": {"_id": "$lane", **counted}}], "due"
+    yield [{"$match": {"ready": True, "app": app, "due_at": REAL_DUE}}, {"$group": {"_id": "$lane", **counted}}], "due"
     by_queue = {"$group": {"_id": "$queue", "n": {"$sum": 1}}}
     yield [{"$match": {"owned": True, "app": app}}, by_queue], "owned"
     yield [{"$match": {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app}}, by_queue], "waiting"

@@ -84,7 +84,10 @@ class MongoStore(MongoBeside):
                     f"has 16 MB, and {_MOST_BYTES / 2**20:.0f} MB is the most that leaves room for its history and end."
                 )
         documents = [to_document(record) for record in records]
-        return await self._ask("insert", lambda again: self._insert(records, documents))
+        try:
+            return await self._ask("insert", lambda again: self._insert(records, documents))
+        finally:
+            self._behind.marks.lower_for(records)  # whatever the answer was: they may be there
 
     async def _insert(self, records: Sequence[InvocationRecord], documents: list[Document]) -> list[bool]:
         invocations = self._collection(schema.INVOCATIONS)
@@ -144,10 +147,12 @@ class MongoStore(MongoBeside):
         self, app: str, wishes: Sequence[Release], *, operation: str, at: float
     ) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS)
-        return await self._ask(
+        records = await self._ask(
             "release waiters",
             lambda again: limits.release_waiters(invocations, self._quarantine, app, wishes, operation, at),
         )
+        self._behind.marks.lower_for(records)
+        return records
 
     async def waiting_keys(self, app: str) -> Mapping[str, int]:
         invocations = self._collection(schema.INVOCATIONS)
@@ -168,8 +173,11 @@ class MongoStore(MongoBeside):
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         verdicts: dict[int, Verdict] = {}
-        for this_round in rounds(changes):
-            verdicts.update(await self._ask("apply", lambda again: self._apply(this_round)))  # noqa: B023
+        try:
+            for this_round in rounds(changes):
+                verdicts.update(await self._ask("apply", lambda again: self._apply(this_round)))  # noqa: B023
+        finally:
+            self._behind.heed(changes)
         return [verdicts[index] for index in range(len(changes))]
 
     async def _apply(self, items: list[tuple[int, Change]]) -> dict[int, Verdict]:

@@ -1,0 +1,268 @@
+"""Low-water marks: where a look into the queue begins.
+
+MongoDB keeps removed index entries for minutes, and a cursor steps over every one of them. A look that began at the
+head of a lane would step over all that was claimed there. So a process remembers, by lane and rank, up to which due
+time it has seen nothing, and begins there.
+
+A mark never hides work for long. What this process writes lowers the marks at once, and so does a hint, which tells the
+oldest due time of what it is about. What arrives behind a mark without either (a submitter died before its hint, an
+insert took long, a clock was wrong) is found by a look at the whole lane: one every `FRESH_SECONDS` while claims go on,
+and one after the last of them.
+
+Marks stay `SLACK_SECONDS` behind the time of a claim, so that the usual differences between submitters do not matter.
+A look that is under way when something is written keeps the mark below it: see `Look`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.lifecycle.records import READY, Hint, InvocationRecord
+
+SLACK_SECONDS = 0.5
+FRESH_SECONDS = 1.5  # how long a look at the whole lane serves
+_MOST_RANKS = 4  # of one lane; with more of them the whole lane is looked at
+_FIRST = float("-inf")
+_PLAIN_RANK = 0.0  # that of the default priority
+
+
+class Range(NamedTuple):
+    """What to look at in a lane: one rank from a due time on, or all of it."""
+
+    lane: str
+    rank: float | None
+    since: float
+
+
+class Seen(NamedTuple):
+    """Where a document was found."""
+
+    lane: str
+    rank: float
+    due_at: float
+
+
+class Look:
+    """A look that is under way, and what was written meanwhile: it may not have seen that."""
+
+    def __init__(self, app: str, ranges: Sequence[Range], began: float) -> None:
+        self.app = app
+        self.ranges = ranges
+        self.began = began
+        self.lowered: dict[tuple[str, float], float] = {}
+        self.forgotten: set[str] = set()
+        self.is_void = False
+
+    def lower(self, lane: str, rank: float, due_at: float) -> None:
+        key = (lane, rank)
+        self.lowered[key] = min(due_at, self.lowered.get(key, due_at))
+
+
+class _Result:
+    """What a look tells about the marks."""
+
+    def __init__(self, look: Look, seen: Sequence[Seen], limit: int, at: float) -> None:
+        self._look = look
+        self._at = at
+        self._last = seen[-1] if len(seen) >= limit else None  # the look ended there
+        self._first: dict[tuple[str, float], float] = {}
+        self.is_cut = self._last is not None
+        for each in seen:
+            self._first.setdefault((each.lane, each.rank), each.due_at)
+
+    def of_lane(self, lane: str, before: Mapping[float, float], heard_of: set[float]) -> dict[float, float]:
+        """Return the marks of a lane after a look at all of it. Ranks in which nothing was seen are forgotten only when
+        there are many: what is not due yet was not seen.
+        """
+        ranks = {rank for where, rank in (*self._first, *self._look.lowered) if where == lane} | {_PLAIN_RANK}
+        if len(ranks | before.keys() | heard_of) <= _MOST_RANKS:
+            ranks |= before.keys() | heard_of
+        return {rank: self.mark(lane, rank, before.get(rank, _FIRST)) for rank in ranks}
+
+    def mark(self, lane: str, rank: float, before: float) -> float:
+        """Return the due time before which nothing lies in a lane and rank."""
+        key, last = (lane, rank), self._last
+        if key in self._first:
+            mark = self._first[key]
+        elif last is None or rank < last.rank:
+            mark = self._at
+        elif rank == last.rank:
+            mark = last.due_at
+        else:
+            mark = before  # the look did not get there
+        return min(mark, self._at - SLACK_SECONDS, self._look.lowered.get(key, self._at))
+
+    def tell(self, lane: str, other: Look) -> None:
+        """Let a look that is still under way keep its marks below what this one saw."""
+        for (where, rank), due_at in self._first.items():
+            if where == lane and other.app == self._look.app:
+                other.lower(lane, rank, due_at)
+
+
+class _Lane:
+    """The marks of a lane by rank, and when all of it was looked at."""
+
+    def __init__(self) -> None:
+        self.marks: dict[float, float] = {}
+        self.ranks: set[float] = set()  # that were heard of while there were no marks: what is not due yet is not seen
+        self.whole_at = _FIRST
+        self.has_all_ranks = False  # the last look at the whole lane was not cut short
+
+
+class Marks:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.now = monotonic
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._looks: set[Look] = set()
+        self._news: dict[str, set[str]] = {}  # by app, since its lanes were asked for: those that something came to
+
+    # --- looking
+
+    def begin(self, app: str, lanes: Iterable[str], *, whole: bool = False) -> Look:
+        """Return a look at these lanes from their marks on, or at all of them. It is over with `end`."""
+        ranges: list[Range] = []
+        for lane in lanes:
+            found = self._lanes.get((app, lane))
+            if whole or found is None or not found.marks:
+                ranges.append(Range(lane, None, _FIRST))
+            else:
+                ranges += [Range(lane, rank, since) for rank, since in found.marks.items()]
+        look = Look(app, ranges, self.now())
+        self._looks.add(look)
+        return look
+
+    def ranges(self, app: str, lanes: Iterable[str]) -> int:
+        """Return how many ranges a look at these lanes has."""
+        return sum(max(1, len(known.marks)) if (known := self._lanes.get((app, lane))) else 1 for lane in lanes)
+
+    def known(self, app: str, lanes: Iterable[str]) -> list[tuple[str, float]]:
+        """Return the lanes and ranks that have a mark."""
+        return [(lane, rank) for lane in lanes if (known := self._lanes.get((app, lane))) for rank in known.marks]
+
+    def end(self, look: Look, seen: Sequence[Seen] | None, limit: int, at: float) -> None:
+        """Learn from what a look has seen, in queue order, up to `limit` documents that were due at `at`. None: the
+        look failed, or did not see everything.
+        """
+        self._looks.discard(look)
+        if seen is None or look.is_void:
+            return
+        result = _Result(look, seen, limit, at)
+        for lane, rank, since in look.ranges:
+            if lane in look.forgotten:
+                continue
+            known = self._lanes.setdefault((look.app, lane), _Lane())
+            if rank is None:
+                known.marks, known.whole_at = result.of_lane(lane, known.marks, known.ranks), look.began
+                known.ranks = set()
+                known.has_all_ranks = not result.is_cut
+                for other in self._looks:  # one that began at a higher mark has not seen these
+                    result.tell(lane, other)
+            elif rank in known.marks:
+                known.marks[rank] = result.mark(lane, rank, since)
+            if len(known.marks) > _MOST_RANKS:
+                known.marks = {}
+
+    def may_hide_ranks(self, app: str, lanes: Iterable[str]) -> bool:
+        """Tell whether some lane may have ranks that no look got to: whoever finds too little looks at all of it."""
+        return not all((known := self._lanes.get((app, lane))) and known.has_all_ranks for lane in lanes)
+
+    def ask_for_lanes(self, app: str) -> None:
+        """From now on remember which lanes of the app something comes to."""
+        self._news[app] = set()
+
+    def news(self, app: str) -> set[str] | None:
+        """Return the lanes that something came to since they were asked for; None: nobody knows."""
+        return self._news.get(app)
+
+    def is_stale(self, app: str, lanes: Iterable[str]) -> bool:
+        """Tell whether all of some lane was not looked at for long."""
+        return self.fresh_for(app, lanes) <= 0
+
+    def fresh_for(self, app: str, lanes: Iterable[str]) -> float:
+        """Return the seconds until some lane has to be looked at as a whole."""
+        now = self.now()
+        return min([self.whole_at(app, lane) for lane in lanes], default=now) + FRESH_SECONDS - now
+
+    def whole_at(self, app: str, lane: str) -> float:
+        """Return when the last look at the whole lane began."""
+        known = self._lanes.get((app, lane))
+        return _FIRST if known is None else known.whole_at
+
+    def is_behind(self, app: str, seen: Seen) -> bool:
+        """Tell whether a look from the marks on would not have seen this."""
+        known = self._lanes.get((app, seen.lane))
+        return known is not None and bool(known.marks) and seen.due_at < known.marks.get(seen.rank, float("inf"))
+
+    def lowest(self, app: str, lanes: Iterable[str]) -> float:
+        """Return the due time before which nothing was seen in any of these lanes."""
+        return min((self._lowest(app, lane) for lane in lanes), default=_FIRST)
+
+    def _lowest(self, app: str, lane: str) -> float:
+        known = self._lanes.get((app, lane))
+        return _FIRST if known is None else min(known.marks.values(), default=_FIRST)
+
+    # --- news
+
+    def lower(self, app: str, lane: str, rank: float, due_at: float) -> None:
+        """Something is there that is due at that time."""
+        if app in self._news:
+            self._news[app].add(lane)
+        for look in self._looks:
+            if look.app == app:
+                look.lower(lane, rank, due_at)
+        known = self._lanes.get((app, lane)) or self._lanes.setdefault((app, lane), _Lane())
+        if known.marks:
+            # Of a rank that no look got to, nobody knows what is there already.
+            unknown = due_at if known.has_all_ranks else _FIRST
+            known.marks[rank] = min(due_at, known.marks.get(rank, unknown))
+        elif len(known.ranks) < _MOST_RANKS:
+            known.ranks.add(rank)
+
+    def lower_for(self, records: Iterable[InvocationRecord]) -> None:
+        """These are there."""
+        for record in records:
+            self.lower(record.app, record.lane, -record.priority, record.due_at)
+
+    def lower_all(self, app: str, due_at: float) -> None:
+        """Something is there in some lane of this app, at a rank that this process has met."""
+        for (each, lane), known in self._lanes.items():
+            if each == app:
+                for rank in tuple(known.marks):
+                    self.lower(app, lane, rank, due_at)
+
+    def forget(self, app: str | None = None, lanes: Iterable[str] | None = None) -> None:
+        """Something is there, nobody knows how old: look at these lanes from their heads (None: at all of them)."""
+        names = None if lanes is None else set(lanes)
+        for each in tuple(self._news):
+            if app in (None, each):
+                if names is None:
+                    del self._news[each]
+                else:
+                    self._news[each] |= names
+        for look in self._looks:
+            if app in (None, look.app):
+                if names is None:
+                    look.is_void = True
+                else:
+                    look.forgotten |= names
+        for (each, lane), known in self._lanes.items():
+            if app in (None, each) and (names is None or lane in names):
+                known.ranks |= known.marks.keys()
+                known.marks, known.whole_at = {}, _FIRST
+
+    def hear(self, hint: Hint) -> None:
+        """Heed a hint that lanes got work."""
+        if hint.kind != READY:
+            return
+        if hint.since is None or not hint.subjects or not hint.priorities:
+            self.forget(lanes=hint.subjects or None)
+            return
+        names = set(hint.subjects)
+        apps = (
+            {look.app for look in self._looks} | self._news.keys() | {app for app, lane in self._lanes if lane in names}
+        )
+        for app in apps:
+            for lane in hint.subjects:
+                for priority in hint.priorities:
+                    self.lower(app, lane, -priority, hint.since)
