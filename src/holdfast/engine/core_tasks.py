@@ -116,7 +116,8 @@ class CoreTaskRegistry:
 
     async def fire(self, name: str, cause: str) -> None:
         """Let it run once for this cause, soon; unless a run is waiting, which will do."""
-        if await self._store.find(self.app, Filter(statuses=_WAITING, tasks=frozenset({name})), 1):
+        where = Filter(statuses=_WAITING, tasks=frozenset({name}))
+        if await self._store.find(self.app, where, 1, set_aside=True):
             return
         now = self._store.now()
         record = InvocationRecord(

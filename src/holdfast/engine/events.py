@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.crashpoints import crashpoint
@@ -37,7 +37,9 @@ class Events:
         crashpoint("event.stored")
         if not stored and event.key:
             entries = await self._store.entries(self._app, KIND, [event.id])
-            return from_entry(entries[0]) if entries else event  # it was told of then
+            with contextlib.suppress(CorruptRecord):
+                return from_entry(entries[0]) if entries else event  # it was told of then
+            return event
         try:
             return await self.tell(event)
         except StoreError as error:
@@ -52,9 +54,13 @@ class Events:
                 return event
             there = await self._store.entries(self._app, KEY_KIND, [entry.name])
             if there:
-                first = msgspec.json.decode(there[0].body, type=EventRecord)
+                try:
+                    first = from_entry(there[0])
+                except CorruptRecord as error:
+                    await self._store.quarantine_entry(there[0], error)
+                    continue
                 if first.keep_until > self._store.now():
-                    return first
+                    return replace(first, version=event.version)
                 await self._store.remove_entry(there[0])
         raise StoreError(
             f"the key '{event.key}' of the event '{event.name}' is used by others again and again; try again"

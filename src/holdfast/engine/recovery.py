@@ -126,7 +126,7 @@ class Recovery:
         count = 0
         where = Filter(runner=runner_of(owner), statuses=OWNED)
         while True:
-            found = await self._store.find(self.app, where, _AT_ONCE)
+            found = await self._store.find(self.app, where, _AT_ONCE, set_aside=True)
             mine = [record for record in found if record.owner == owner and record.changed_at < before]
             crashpoint("recovery.found")
             spared = [record for record in mine if ended or record.id in apart]
@@ -138,7 +138,8 @@ class Recovery:
             where = replace(where, before_id=found[-1].id)
 
     async def running(self) -> int:
-        """Everything whose owner is no longer there."""
+        """Everything whose owner is no longer there; and what could never be recovered is set aside."""
+        await self._store.quarantine_hidden(self.app)
         owners = await self._store.owners(self.app)
         runners = {runner.id: runner for runner in await self._store.roster(roster_of(self.app))}
         count = 0
@@ -170,7 +171,7 @@ class Recovery:
         found: list[InvocationRecord] = []
         where = Filter(statuses=statuses)
         while True:
-            page = await self._store.find(self.app, where, _AT_ONCE)
+            page = await self._store.find(self.app, where, _AT_ONCE, set_aside=True)
             found += [record for record in page if record.changed_at < before]
             if len(page) < _AT_ONCE:
                 return found

@@ -70,13 +70,13 @@ class EntryConformance:
         """A version alone does not tell: it begins with 1 each time."""
 
         async def scenario(store: Store) -> None:
-            old, new = entry(body=b"old"), entry(body=b"new")
+            old, new = entry(body=b'"old"'), entry(body=b'"new"')
             after_old = replace(old, version=2)
             assert not await store.put_entry(after_old, old), "it is not there"
             await store.put_entry(new)
             assert not await store.put_entry(after_old, old)
             assert list(await store.entries("shop", "schedule")) == [new]
-            after_new = replace(new, version=2, body=b"newer")
+            after_new = replace(new, version=2, body=b'"newer"')
             assert await store.put_entry(after_new, new)
             assert await store.put_entry(after_new, new), "again: it is there as it was put"
             assert list(await store.entries("shop", "schedule")) == [after_new]
@@ -99,7 +99,7 @@ class EntryConformance:
             first = entry()
             await store.put_entry(first)
             assert not await store.remove_entry(replace(first, version=2))
-            assert not await store.remove_entry(replace(first, body=b"made anew"))
+            assert not await store.remove_entry(replace(first, body=b'"made anew"'))
             assert await store.remove_entry(first)
             assert not await store.remove_entry(first)
             assert await names(store) == []

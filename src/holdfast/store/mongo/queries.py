@@ -15,6 +15,7 @@ from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.claims import Claim
+from holdfast.lifecycle.decoding import LATEST
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
@@ -96,13 +97,14 @@ async def next_due(invocations: Invocations, claim: Claim) -> float | None:
     for lanes in _portions(claim.lanes):
         wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": {"$gte": float("-inf")}}
         cursor = invocations.find(wanted, {"_id": False, "due_at": True}, hint="due").sort([("due_at", ASCENDING)])
-        times += [found["due_at"] for found in await cursor.limit(1).to_list()]
+        times += [found["due_at"] for found in await cursor.limit(1).to_list() if found["due_at"] <= LATEST]
     return min(times, default=None)
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:
     """The distinct lanes of what is ready. Index: due, jumping from lane to lane (no hint before 7.1)."""
-    return sorted(await invocations.distinct("lane", {"app": app, "ready": True}))
+    found = await invocations.distinct("lane", {"app": app, "ready": True})
+    return sorted(lane for lane in found if isinstance(lane, str))
 
 
 async def start_limits(invocations: Invocations, app: str, limit: int) -> list[Document]:
@@ -179,7 +181,14 @@ def holders(app: str, names: Names) -> Iterator[tuple[Document, str]]:
 async def first_operations(invocations: Invocations, keys: Sequence[str]) -> dict[str, str]:
     """The operation that stored each of these. Index: _id."""
     cursor = invocations.find({"_id": {"$in": list(keys)}}, {"history": {"$slice": 1}})
-    return {found["_id"]: found["history"][0]["op"] for found in await cursor.to_list() if found.get("history")}
+    return {found["_id"]: _first_operation(found.get("history")) for found in await cursor.to_list()}
+
+
+def _first_operation(history: Any) -> str:
+    """An empty text for a history that cannot be read."""
+    first = history[0] if isinstance(history, list) and history else None
+    operation = first.get("op") if isinstance(first, dict) else None
+    return operation if isinstance(operation, str) else ""
 
 
 def listing_filter(app: str, where: Filter) -> tuple[Document, str | None, list[tuple[str, int]]]:
@@ -234,7 +243,7 @@ async def counts(invocations: Invocations, app: str) -> dict[str, int]:
     """How many of each status. Index: status, without reading a document."""
     stages: list[dict[str, Any]] = [{"$match": {"app": app}}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
     cursor = await invocations.aggregate(stages, hint="status")
-    return {found["_id"]: found["n"] for found in await cursor.to_list()}
+    return {found["_id"]: found["n"] for found in await cursor.to_list() if isinstance(found["_id"], str)}
 
 
 async def roster(runners: Invocations, app: str) -> list[Document]:
@@ -243,22 +252,49 @@ async def roster(runners: Invocations, app: str) -> list[Document]:
     return await runners.find({"app": app}, hint="roster").sort(order).to_list()
 
 
-async def silent(runners: Invocations, app: str) -> Document | None:
+async def silent(runners: Invocations, app: str) -> list[Document]:
     """The entry with the oldest heartbeat, and how old that is by the server's clock. Index: heartbeats."""
     stages: list[dict[str, Any]] = [
         {"$match": {"app": app}},
         {"$sort": {"heartbeat_at": 1}},
         {"$limit": 1},
-        {"$set": {"silent": {"$subtract": [{"$divide": [{"$toLong": "$$NOW"}, 1000]}, "$heartbeat_at"]}}},
+        {"$set": {"silent": {"$cond": [{"$isNumber": "$heartbeat_at"}, {"$subtract": [_NOW, "$heartbeat_at"]}, 0]}}},
     ]
-    found = await (await runners.aggregate(stages, hint="heartbeats")).to_list()
-    return found[0] if found else None
+    return await (await runners.aggregate(stages, hint="heartbeats")).to_list()
+
+
+_NOW: Document = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 
 
 async def owners(invocations: Invocations, app: str) -> list[str]:
     """The distinct owners. Index: owned, jumping from owner to owner (no hint before 7.1)."""
     found = await invocations.distinct("owner", {"owned": True, "app": app})
     return sorted(owner for owner in found if isinstance(owner, str))
+
+
+async def of_unknown_status(invocations: Invocations, app: str) -> list[Document]:
+    """Those whose status is none. Index: status, jumping from status to status (no hint before 7.1)."""
+    there = await invocations.distinct("status", {"app": app})
+    strange = [status for status in there if not isinstance(status, str) or status not in _STATUSES]
+    wanted: Document = {"app": app, "status": {"$in": [None, *strange]}}
+    return await invocations.find(wanted, hint="status").limit(MOST_STRANGE).to_list()
+
+
+async def without_owner(invocations: Invocations, app: str) -> list[Document]:
+    """Those that are owned by nobody whose work recovery could ask for. Index: owned."""
+    there = await invocations.distinct("owner", {"owned": True, "app": app})
+    strange = [owner for owner in there if not isinstance(owner, str) or "/" not in owner[1:]]
+    wanted: Document = {"owned": True, "app": app, "owner": {"$in": [None, *strange]}}
+    return await invocations.find(wanted, hint="owned").limit(MOST_STRANGE).to_list()
+
+
+async def all_slot_holders(invocations: Invocations, app: str) -> list[Document]:
+    """Who holds a slot of whatever key. Index: slot."""
+    return await invocations.find({"app": app, "slot": {"$exists": True}}, hint="slot").to_list()
+
+
+_STATUSES = frozenset(status.value for status in Status)
+MOST_STRANGE = 1000
 
 
 async def quarantined(quarantine: Invocations, app: str) -> list[Document]:

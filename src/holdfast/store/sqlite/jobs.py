@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Rel
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.aside import INVOCATIONS, RUNNERS, SetAside
 from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
     cancellation_text,
@@ -50,7 +51,6 @@ _IDS_PER_QUERY = 500
 _WINDOW = 50  # how many candidates are looked at where some of them may be blocked
 
 T = TypeVar("T")
-SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], None]
 
 
 def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
@@ -61,7 +61,7 @@ def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
     there = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
     try:
         return there is not None and history_of(there[0])[0].operation == record.history[0].operation
-    except (ValueError, IndexError, msgspec.MsgspecError):
+    except Exception:
         return False  # what is there cannot be read, but the id is taken
 
 
@@ -84,7 +84,7 @@ def in_the_way(
             if set_aside is None or id == record.id:
                 raise
             rowid, *whole = connection.execute(queries.ROW_BY_ID, (record.app, id)).fetchone()
-            set_aside(connection, rowid, whole, error)
+            set_aside(connection, INVOCATIONS, (rowid, *whole), error)
     return None
 
 
@@ -119,7 +119,7 @@ def _claimed_before(connection: sqlite3.Connection, claim: Claim, set_aside: Set
         try:
             found.append(from_row(row))
         except CorruptRecord as error:
-            set_aside(connection, rowid, row, error)
+            set_aside(connection, INVOCATIONS, (rowid, *row), error)
     return sorted(found, key=lambda record: (-record.priority, record.due_at, record.id))
 
 
@@ -168,7 +168,7 @@ def _read(connection: sqlite3.Connection, candidates: list[Candidate], set_aside
         try:
             found[id] = (rowid, from_row(row))
         except CorruptRecord as error:
-            set_aside(connection, rowid, row, error)
+            set_aside(connection, INVOCATIONS, (rowid, *row), error)
     return found
 
 
@@ -307,7 +307,7 @@ def _amend(connection: sqlite3.Connection, change: Change, set_aside: SetAside) 
     try:
         record = from_row(row)
     except CorruptRecord as error:
-        set_aside(connection, rowid, row, error)
+        set_aside(connection, INVOCATIONS, (rowid, *row), error)
         return MISSING
     if was_applied(change.operation, record.history):
         return APPLIED_AGAIN
@@ -331,7 +331,7 @@ def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], 
     try:
         from_row(row)
     except CorruptRecord as error:
-        set_aside(connection, rowid, row, error)
+        set_aside(connection, INVOCATIONS, (rowid, *row), error)
         return MISSING
     return Lost(Status(status), owner, epoch)
 
@@ -405,7 +405,7 @@ def _cut(connection: sqlite3.Connection, rowid: object) -> None:
     (text,) = connection.execute(queries.HISTORY, (rowid,)).fetchone()
     try:
         connection.execute(queries.SET_HISTORY, (history_text(cut(history_of(text))), rowid))
-    except (ValueError, msgspec.MsgspecError):
+    except Exception:
         return  # whoever reads the whole row finds out
 
 
@@ -418,12 +418,18 @@ def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
 # --- the roster
 
 
-def alter_runner(connection: sqlite3.Connection, app: str, id: str, facts: Mapping[str, object]) -> RunnerRecord | None:
-    """The roster entry with these facts changed, or None if there is none."""
+def alter_runner(
+    connection: sqlite3.Connection, app: str, id: str, facts: Mapping[str, object], set_aside: SetAside
+) -> RunnerRecord | None:
+    """The roster entry with these facts changed, or None if there is none. One that cannot be read is set aside."""
     row = connection.execute(queries.GET_RUNNER, (app, id)).fetchone()
     if row is None:
         return None
-    runner = msgspec.structs.replace(runner_of(row), **facts)
+    try:
+        runner = msgspec.structs.replace(runner_of(row), **facts)
+    except CorruptRecord as error:
+        set_aside(connection, RUNNERS, row, error)
+        return None
     _, _, _, heartbeat_at, body = runner_row(runner)
     connection.execute(queries.SET_RUNNER, (heartbeat_at, body, app, id))
     return runner

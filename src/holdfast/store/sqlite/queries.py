@@ -69,7 +69,7 @@ AMEND = f"""
 UPDATE {TABLE} SET arguments = ?, due_at = ?, changed_at = ?, reason = ?, version = ?, history = ? WHERE rowid = ?
 """
 START_BY = f"""
-SELECT {LIST} FROM {TABLE} WHERE app = ? AND start_by IS NOT NULL ORDER BY start_by, id LIMIT ?
+SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND start_by IS NOT NULL ORDER BY start_by, id LIMIT ?
 """  # holdfast_start_by
 
 # holdfast_slot. The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
@@ -140,8 +140,7 @@ WHERE app = ? AND outbox IS NOT NULL AND changed_at <= ? ORDER BY changed_at, id
 """
 DELIVERED = f"UPDATE {TABLE} SET outbox = NULL WHERE app = ? AND id = ? AND outbox IS NOT NULL"  # identity
 
-QUARANTINE = "INSERT INTO holdfast_quarantine (app, id, at, why, raw) VALUES (?, ?, ?, ?, ?)"
-QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app = ? ORDER BY at"
+QUARANTINED = "SELECT app, id, at, why, raw, kind FROM holdfast_quarantine WHERE app = ? ORDER BY at"
 
 GET = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}})"  # identity
 
