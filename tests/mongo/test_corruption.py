@@ -205,7 +205,7 @@ def test_a_bad_roster_entry_does_not_hide_the_others(mongo_url: str, raw: Raw) -
         assert [entry.id for entry in await store.roster("shop")] == ["a", "c"]
 
     play(mongo_url, scenario, events)
-    assert [facts["id"] for facts in events.named("unreadable")] == ["shop|b"]
+    assert [(facts["kind"], facts["id"]) for facts in events.named("quarantine")] == [("runner", "b")]
 
 
 def test_what_is_set_aside_keeps_its_values(mongo_url: str, raw: Raw) -> None:

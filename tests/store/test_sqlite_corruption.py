@@ -278,7 +278,9 @@ def test_terms_nested_very_deep_do_not_stop_a_claim(stage: Stage, meddle: Meddle
     stage.play(scenario)
 
 
-@pytest.mark.parametrize("damage", ["body = '{'", "body = ''", "body = CAST(x'7bff2c' AS TEXT)", "heartbeat_at = 9e999"])
+@pytest.mark.parametrize(
+    "damage", ["body = '{'", "body = ''", "body = CAST(x'7bff2c' AS TEXT)", "heartbeat_at = 9e999"]
+)
 def test_an_unreadable_roster_entry_hides_nobody(stage: Stage, meddle: Meddle, damage: str) -> None:
     async def scenario(store: Store) -> None:
         for number, id in enumerate("abc"):
@@ -310,7 +312,9 @@ def test_a_runner_whose_roster_entry_cannot_be_read_is_told_that_it_has_none(
     stage.play(scenario)
 
 
-@pytest.mark.parametrize("damage", ["body = x'7b22ff'", "body = x''", f"body = CAST('{DEEP}' AS BLOB)", "due_at = 9e999"])
+@pytest.mark.parametrize(
+    "damage", ["body = x'7b22ff'", "body = x''", f"body = CAST('{DEEP}' AS BLOB)", "due_at = 9e999"]
+)
 def test_an_unreadable_entry_is_set_aside_and_the_others_are_found(stage: Stage, meddle: Meddle, damage: str) -> None:
     async def scenario(store: Store) -> None:
         for name in "abc":

@@ -22,7 +22,7 @@ from holdfast.errors import CorruptRecord
 
 T = TypeVar("T")
 
-EARLIEST, LATEST = -10_000_000_000.0, 253_402_300_799.0  # from 1653 to the end of 9999: every calendar can show it
+EARLIEST, LATEST = -10_000_000_000.0, 253_402_300_799.9999  # from 1653 to the end of 9999: every calendar can show it
 _LARGEST_NUMBER = 2**53
 _LONGEST_SECONDS = 1e15
 DEEPEST = 100
@@ -48,7 +48,8 @@ def corrupt(kind: str, id: object, error: Exception) -> CorruptRecord:
         told = f"{type(error).__name__}: {told}"
     field = _FIELD.search(told)
     name = shown(id)
-    message = f"the stored {kind} {name} cannot be read: {told}"
+    subject = f"the stored invocation {name}" if kind == INVOCATION else f"the {kind} '{name}'"
+    message = f"{subject} cannot be read: {told}"
     return CorruptRecord(message, kind=kind, id=name, field=field[1] if field else "", reason=told)
 
 

@@ -8,7 +8,7 @@ describes a step, and the store takes it if it still applies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UnsetType
@@ -218,7 +218,9 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     can_run_atomic_service: bool = True
     declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
     schema: Count = 0  # the version of the store's schema that its code knows
-    dead_after_seconds: Seconds = 0.0  # by its own settings: it promises to be heard that often
+    dead_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = (
+        0.0  # by its own settings: it promises to be heard that often
+    )
     sits_out_until: Moment | None = None  # it left its slot unused: others do its share until then
 
     @property

@@ -169,13 +169,17 @@ async def _write_concern(database: AsyncDatabase[Document]) -> Finding:
 
 
 async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
-    stages: list[dict[str, Any]] = [{"$group": {"_id": "$kind", "n": {"$sum": 1}}}]
+    stages: list[dict[str, Any]] = [
+        {"$match": {}},
+        {"$group": {"_id": "$kind", "n": {"$sum": 1}}},
+    ]
     quarantine = database[schema.QUARANTINE]
     kinds: Counter[str] = Counter()
-    for found in await (await quarantine.aggregate(stages)).to_list():
+    for found in await (await quarantine.aggregate(stages, hint="kind")).to_list():
         kinds[shown(found["_id"]) if found["_id"] else INVOCATION] += found["n"]
-    latest = quarantine.find({}, {"why": True}).sort([("at", DESCENDING)]).limit(findings.SHOWN) if kinds else None
-    whys = [shown(str(each.get("why"))) for each in (await latest.to_list() if latest else [])]
+    order = [("kind", DESCENDING), ("at", DESCENDING)]
+    some = await quarantine.find({}, {"why": True}, hint="kind").sort(order).limit(findings.SHOWN).to_list()
+    whys = [shown(str(each.get("why"))) for each in some]
     return findings.set_aside(kinds, whys, f"the collection {schema.QUARANTINE}")
 
 

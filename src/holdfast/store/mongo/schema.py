@@ -201,6 +201,7 @@ INDEXES = (
     Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),
+    Index(QUARANTINE, "kind", _up("kind", "at"), "how many of each kind were set aside", {}),
     Index(
         SIGNALS,
         "at",

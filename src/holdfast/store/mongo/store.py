@@ -34,7 +34,7 @@ from holdfast.lifecycle.changes import (
     was_applied,
 )
 from holdfast.lifecycle.claims import Claim, Claimed
-from holdfast.lifecycle.decoding import INVOCATION
+from holdfast.lifecycle.decoding import EARLIEST, INVOCATION, LATEST
 from holdfast.lifecycle.identity import in_the_way
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
@@ -321,7 +321,7 @@ def _quarantined(found: Document) -> Quarantined:
     """What was set aside, as far as that itself can be read."""
     at = found.get("at")
     texts = {name: str(found.get(name, "")) for name in ("app", "id", "why")}
-    moment = float(at) if isinstance(at, int | float) else 0.0
+    moment = float(at) if isinstance(at, int | float) and EARLIEST <= at <= LATEST else 0.0
     return Quarantined(**texts, at=moment, raw=repr(found.get("document")), kind=str(found.get("kind") or INVOCATION))
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.decoding import INVOCATION, corrupt, shown
+from holdfast.lifecycle.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
+from holdfast.lifecycle.records import Quarantined
 from holdfast.lifecycle.status import OWNED, Status
 from holdfast.store.sqlite.rows import (
     COLUMNS,
@@ -68,6 +69,13 @@ def set_aside(connection: sqlite3.Connection, table: Table, row: Row, error: Cor
     connection.execute(QUARANTINE, aside)
     conditions, key = zip(*[_is(name, values[name]) for name in table.key], strict=True)
     connection.execute(f"DELETE FROM {table.name} WHERE {' AND '.join(conditions)}", key)
+
+
+def quarantined(row: Sequence[Any]) -> Quarantined:
+    """What was set aside, as far as that itself can be read."""
+    app, id, at, why, raw, kind = row
+    moment = at if type(at) is float and EARLIEST <= at <= LATEST else 0.0
+    return Quarantined(app=app, id=shown(id), at=moment, why=shown(why), raw=str(raw), kind=shown(kind))
 
 
 def _is(name: str, value: object) -> tuple[str, object]:
@@ -128,7 +136,7 @@ WITH RECURSIVE each (status) AS (
 )
 SELECT status FROM each WHERE status IS NOT NULL
 """  # holdfast_status, jumping from status to status
-OF_STATUS = f"SELECT rowid, {LIST} FROM holdfast_invocations WHERE app = ? AND status IS ? LIMIT {_AT_ONCE}"
+OF_STATUS = f"SELECT rowid, {LIST} FROM holdfast_invocations WHERE app = ? AND {{condition}} LIMIT {_AT_ONCE}"
 _KNOWN = frozenset(status.value for status in Status)
 
 
@@ -155,7 +163,8 @@ def hidden(connection: sqlite3.Connection, app: str, set_aside: SetAside | None)
 def _of_unknown_status(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
     statuses = [status for (status,) in connection.execute(STATUSES, {"app": app})]
     for status in [None, *(status for status in statuses if status not in _KNOWN)]:
-        yield from connection.execute(OF_STATUS, (app, status)).fetchall()
+        condition, value = _is("status", status)
+        yield from connection.execute(OF_STATUS.format(condition=condition), (app, value)).fetchall()
 
 
 def _without_owner(connection: sqlite3.Connection, app: str) -> Iterator[Row]:

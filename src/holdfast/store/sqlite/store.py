@@ -51,6 +51,7 @@ from holdfast.store.sqlite.turn import Turn
 T = TypeVar("T")
 
 _LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limit
+_MOST_TOLD = 10_000
 _KNOWN = frozenset(status.value for status in Status)
 
 
@@ -74,6 +75,7 @@ class SqliteStore:
         self._presence = -1
         self._file = (0, 0)  # device and inode
         self._hints: SocketHints | None = None
+        self._told: set[tuple[str, str]] = set()
 
     def now(self) -> float:
         return self._clock.now()
@@ -129,14 +131,8 @@ class SqliteStore:
         return alone
 
     async def close(self) -> None:
-        writer, reader, turn, self._writer, self._reader, self._turn = (
-            self._writer,
-            self._reader,
-            self._turn,
-            None,
-            None,
-            None,
-        )
+        writer, reader, turn = self._writer, self._reader, self._turn
+        self._writer = self._reader = self._turn = None
         if self._hints is not None:
             await self._hints.close()
             self._hints = None
@@ -436,8 +432,7 @@ class SqliteStore:
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())
-        names = ("app", "id", "at", "why", "raw", "kind")
-        return [Quarantined(**dict(zip(names, row, strict=True))) for row in rows]
+        return [aside.quarantined(row) for row in rows]
 
     async def quarantine_hidden(self, app: str) -> int:
         return await self._tended(lambda connection, set_aside: aside.hidden(connection, app, set_aside))
@@ -471,7 +466,9 @@ class SqliteStore:
     ) -> None:
         """Move a row that cannot be read out of the way, whole, in the same transaction."""
         aside.set_aside(connection, table, row, error, self.now())
-        self._observe("quarantine", {"kind": error.kind, "id": error.id, "why": str(error)})
+        if (error.kind, error.id) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((error.kind, error.id))  # the transaction may be tried again
+            self._observe("quarantine", {"kind": error.kind, "id": error.id, "why": str(error)})
 
 
 # --- the file's surroundings
