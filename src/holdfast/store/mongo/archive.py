@@ -13,12 +13,13 @@ from typing import Any
 from msgspec import convert
 from pymongo import ASCENDING, DESCENDING, UpdateOne
 
+from holdfast.lifecycle.decoding import LATEST
 from holdfast.lifecycle.records import Terms
 from holdfast.lifecycle.retention import FOREVER, OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
 from holdfast.store.mongo.documents import Document, delivered, expiry
-from holdfast.store.mongo.queries import Invocations
+from holdfast.store.mongo.queries import Invocations, is_moment
 
 _ORDER = [("changed_at", DESCENDING), ("id", DESCENDING)]
 _FINAL: Document = {"status": {"$in": list(OUTCOMES)}}
@@ -32,7 +33,13 @@ async def ended(invocations: Invocations, app: str, where: Ended, limit: int) ->
     found: list[Document] = []
     for wanted in looks(app, where):
         found += await invocations.find(wanted, hint="ended").sort(order_of(wanted)).limit(limit).to_list()
-    return sorted(found, key=lambda one: (one["changed_at"], str(one.get("id"))), reverse=True)[:limit]
+    return sorted(found, key=_end_of, reverse=True)[:limit]
+
+
+def _end_of(document: Document) -> tuple[float, str]:
+    """What has no proper end comes first, so it is no end of a page."""
+    at = document.get("changed_at")
+    return at if is_moment(at) else LATEST, str(document.get("id"))
 
 
 def order_of(wanted: Document) -> list[tuple[str, int]]:

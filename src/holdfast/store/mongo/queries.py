@@ -8,14 +8,14 @@ in order; with more of them it would read everything and sort it, so a query for
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from msgspec.structs import replace
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.decoding import LATEST
+from holdfast.lifecycle.decoding import EARLIEST, LATEST
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
@@ -97,8 +97,13 @@ async def next_due(invocations: Invocations, claim: Claim) -> float | None:
     for lanes in _portions(claim.lanes):
         wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": {"$gte": float("-inf")}}
         cursor = invocations.find(wanted, {"_id": False, "due_at": True}, hint="due").sort([("due_at", ASCENDING)])
-        times += [found["due_at"] for found in await cursor.limit(1).to_list() if found["due_at"] <= LATEST]
+        times += [at for found in await cursor.limit(1).to_list() if is_moment(at := found["due_at"])]
     return min(times, default=None)
+
+
+def is_moment(value: object) -> TypeGuard[float]:
+    """Whether a field is a number that can be a time. The server's ranges of numbers have decimals in them, too."""
+    return isinstance(value, int | float) and EARLIEST <= value <= LATEST
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:
@@ -291,6 +296,19 @@ async def without_owner(invocations: Invocations, app: str) -> list[Document]:
 async def all_slot_holders(invocations: Invocations, app: str) -> list[Document]:
     """Who holds a slot of whatever key. Index: slot."""
     return await invocations.find({"app": app, "slot": {"$exists": True}}, hint="slot").to_list()
+
+
+async def never_due(invocations: Invocations, app: str) -> list[Document]:
+    """The first and the last of each lane that is ready: what is due at no time at all stands there. Index: due."""
+    there = await invocations.distinct("lane", {"app": app, "ready": True})
+    strange = [lane for lane in there if not isinstance(lane, str)]
+    wanted: Document = {"ready": True, "app": app, "lane": {"$in": [None, *strange]}}
+    found = await invocations.find(wanted, hint="due").limit(MOST_STRANGE).to_list()
+    for lane in [lane for lane in there if isinstance(lane, str)][:MOST_RANGES]:
+        for direction in (ASCENDING, DESCENDING):
+            cursor = invocations.find(wanted | {"lane": lane}, hint="due").sort([("due_at", direction)])
+            found += [one for one in await cursor.limit(1).to_list() if not is_moment(one.get("due_at"))]
+    return found
 
 
 _STATUSES = frozenset(status.value for status in Status)

@@ -11,10 +11,11 @@ from pymongo import ASCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
-from holdfast.lifecycle.decoding import EARLIEST, LATEST, PAUSE, corrupt, shown
+from holdfast.lifecycle.decoding import PAUSE, corrupt, shown
 from holdfast.lifecycle.queues import MOST_OPERATIONS, QueueDepth, QueuePause, gathered, in_lane
 from holdfast.lifecycle.status import Status
 from holdfast.store.mongo.documents import Document, key_of, name_of
+from holdfast.store.mongo.queries import is_moment
 
 Queues = AsyncCollection[Document]
 
@@ -45,13 +46,10 @@ def looks(app: str, at: float) -> Iterator[tuple[list[dict[str, Any]], str]]:
 def _part(found: Document, hint: str) -> QueueDepth:
     name = str(found["_id"])
     if hint == "due":
-        return in_lane(name, found["waiting"], found["scheduled"], _moment(found["oldest"]))
+        return in_lane(
+            name, found["waiting"], found["scheduled"], oldest if is_moment(oldest := found["oldest"]) else None
+        )
     return QueueDepth(name=name, running=found["n"]) if hint == "owned" else QueueDepth(name=name, blocked=found["n"])
-
-
-def _moment(value: object) -> float | None:
-    is_one = isinstance(value, int | float) and EARLIEST <= value <= LATEST
-    return float(value) if is_one else None  # type: ignore[arg-type]
 
 
 async def pause(queues: Queues, wanted: QueuePause) -> Document | None:

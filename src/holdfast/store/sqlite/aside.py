@@ -15,6 +15,7 @@ from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
 from holdfast.lifecycle.records import Quarantined
 from holdfast.lifecycle.status import OWNED, Status
+from holdfast.store.sqlite.queries import HEADS
 from holdfast.store.sqlite.rows import (
     COLUMNS,
     ENTRY_COLUMNS,
@@ -27,7 +28,7 @@ from holdfast.store.sqlite.rows import (
     from_row,
     raw_text,
 )
-from holdfast.store.sqlite.schema import status_list
+from holdfast.store.sqlite.schema import READY, status_list
 
 T = TypeVar("T")
 Row = Sequence[object]
@@ -127,6 +128,7 @@ OWNERS = f"""
 SELECT rowid, owner FROM holdfast_invocations WHERE app = ? AND status IN ({status_list(OWNED)})
 """  # holdfast_status
 BY_ROWID = f"SELECT rowid, {LIST} FROM holdfast_invocations WHERE rowid = ?"
+_READY = f"SELECT rowid, {LIST} FROM holdfast_invocations WHERE app = ? AND {READY}"
 STATUSES = """
 WITH RECURSIVE each (status) AS (
     SELECT (SELECT min(status) FROM holdfast_invocations WHERE app = :app)
@@ -156,8 +158,8 @@ def hidden(connection: sqlite3.Connection, app: str, set_aside: SetAside | None)
                 raise
             set_aside(connection, INVOCATIONS, row, error)
             count += 1
-    strange = [*_of_unknown_status(connection, app), *_without_owner(connection, app)]
-    return count + _all(connection, strange, set_aside, "nobody owns it, or its status is unknown")
+    strange = [*_of_unknown_status(connection, app), *_without_owner(connection, app), *_never_due(connection, app)]
+    return count + _all(connection, strange, set_aside, "nobody could ever claim or recover it")
 
 
 def _of_unknown_status(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
@@ -172,6 +174,18 @@ def _without_owner(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
     for rowid, owner in connection.execute(OWNERS, (app,)).fetchall():
         if type(owner) is not str or "/" not in owner[1:]:
             yield connection.execute(BY_ROWID, (rowid,)).fetchone()
+
+
+def _never_due(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
+    """Those that are ready, and that no claim would find. A search in holdfast_ready for each lane and rank."""
+    yield from connection.execute(f"{_READY} AND (lane IS NULL OR lane < '') LIMIT {_AT_ONCE}", (app,)).fetchall()
+    heads = {(lane, rank) for lane, rank in connection.execute(HEADS, {"app": app}).fetchall() if type(lane) is str}
+    for lane in {lane for lane, _ in heads}:
+        yield from connection.execute(f"{_READY} AND lane = ? AND rank IS NULL", (app, lane)).fetchall()
+    for lane, rank in heads:
+        for times in ("due_at IS NULL", f"due_at > {LATEST}"):
+            query = f"{_READY} AND lane = ? AND rank = ? AND {times} LIMIT {_AT_ONCE}"
+            yield from connection.execute(query, (app, lane, rank)).fetchall()
 
 
 def _all(connection: sqlite3.Connection, rows: Sequence[Row], set_aside: SetAside | None, why: str) -> int:

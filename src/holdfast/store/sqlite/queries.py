@@ -23,12 +23,14 @@ FREE_KEY = f"UPDATE {TABLE} SET key = NULL WHERE app = ? AND id = ? AND key = ?"
 FIRST_HISTORY = f"SELECT history FROM {TABLE} WHERE app = ? AND id = ?"  # identity
 
 # Which lanes have work, and in which ranks: a loose scan of holdfast_ready that jumps from one (lane, rank) to the
-# next. Its cost is the number of such pairs, not of invocations behind them, so another runner's backlog costs nothing.
+# next; a lane or rank that is none is stepped over. Its cost is the number of such pairs, not of invocations behind
+# them, so another runner's backlog costs nothing.
 # (Two searches, not one comparison of pairs: with a pair SQLite searches by the lane alone and walks all of its rows.)
 HEADS = f"""
 WITH RECURSIVE heads (lane, rank) AS (
     SELECT lane, rank FROM (
-        SELECT lane, rank FROM {TABLE} WHERE app = :app AND {READY} ORDER BY lane, rank LIMIT 1
+        SELECT lane, rank FROM {TABLE} WHERE app = :app AND {READY} AND lane > '' AND rank IS NOT NULL
+        ORDER BY lane, rank LIMIT 1
     )
     UNION ALL
     SELECT following.lane, following.rank FROM heads JOIN {TABLE} AS following ON following.rowid = coalesce(
@@ -39,7 +41,7 @@ WITH RECURSIVE heads (lane, rank) AS (
         ),
         (
             SELECT rowid FROM {TABLE}
-            WHERE app = :app AND {READY} AND lane > heads.lane
+            WHERE app = :app AND {READY} AND lane > heads.lane AND rank IS NOT NULL
             ORDER BY lane, rank LIMIT 1
         )
     )

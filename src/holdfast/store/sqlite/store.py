@@ -162,12 +162,11 @@ class SqliteStore:
         except HoldfastError:
             raise
         except Exception:
-            if self._writer is None or not await do_leniently(self._writer, self._misfits):
+            if self._writer is None or not await do_leniently(
+                self._writer, lambda connection: aside.misfits(connection, self._set_aside)
+            ):
                 raise
         return await do_leniently(thread, job)
-
-    def _misfits(self, connection: sqlite3.Connection) -> int:
-        return aside.misfits(connection, self._set_aside)
 
     async def _tended(self, job: Callable[[sqlite3.Connection, aside.SetAside | None], T]) -> T:
         """Read. If something cannot be read, do the same once more as a write, which sets it aside."""
