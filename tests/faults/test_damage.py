@@ -137,6 +137,11 @@ class Lines(logging.Handler):
         return [(message, count) for message, count in counts.items() if count > MOST_LINES]
 
 
+@pytest.fixture(autouse=True)
+def _audited_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.engine.recovery.AUDIT_SECONDS", 1.0)
+
+
 @pytest.fixture
 def lines() -> Iterator[Lines]:
     root, handler = logging.getLogger(), Lines()

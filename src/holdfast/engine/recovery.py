@@ -35,6 +35,7 @@ log = logging.getLogger("holdfast.recovery")
 
 _AT_ONCE = 500
 _SUPERVISED_SECONDS = 30.0  # a runner sees to its own dead workers; this long nobody else does
+AUDIT_SECONDS = 30.0
 _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only ever passed through
 
 
@@ -50,6 +51,7 @@ class Recovery:
         self.max_crashes = max_crashes
         self.max_pending = max_pending
         self._codec = Codec()
+        self._audit_at = 0.0
         self._limits = Limits(store, hub, ids, app=app)  # of whatever task: as many go on as slots were given back
 
     # --- one invocation
@@ -139,7 +141,7 @@ class Recovery:
 
     async def running(self) -> int:
         """Everything whose owner is no longer there; and what could never be recovered is set aside."""
-        await self._store.quarantine_hidden(self.app)
+        await self._audit()
         owners = await self._store.owners(self.app)
         runners = {runner.id: runner for runner in await self._store.roster(roster_of(self.app))}
         count = 0
@@ -151,6 +153,14 @@ class Recovery:
                 since = self._store.now() - _SUPERVISED_SECONDS
                 count += await self.of_owner(owner, f"its worker {owner} is dead", before=since)
         return count
+
+    async def _audit(self) -> None:
+        """Now and then set aside what holds something and could never be recovered."""
+        now = self._store.now()
+        if now >= self._audit_at:
+            if self._audit_at:
+                await self._store.quarantine_hidden(self.app)
+            self._audit_at = now + AUDIT_SECONDS
 
     async def pending(self) -> int:
         """Claimed work that nobody starts, though its owner may be alive."""

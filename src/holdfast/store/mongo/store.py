@@ -288,7 +288,7 @@ class MongoStore(MongoBeside):
 
     async def quarantine_hidden(self, app: str) -> int:
         invocations, count = self._collection(schema.INVOCATIONS), 0
-        for look in (queries.of_unknown_status, queries.without_owner, queries.never_due, queries.all_slot_holders):
+        for look in (queries.of_unknown_status, queries.without_owner, queries.all_slot_holders):
 
             async def attempt(again: bool, look: Look = look) -> int:
                 _, moved = await self._quarantine.sorted_out(

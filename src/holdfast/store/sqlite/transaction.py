@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.errors import UsageError
+from holdfast.errors import CorruptRecord, UsageError
 from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.records import InvocationRecord, StoredPayload
-from holdfast.store.sqlite import jobs, payloads, queries
+from holdfast.store.sqlite import aside, jobs, payloads, queries
 
 
 class SqliteTransaction:
@@ -59,14 +59,20 @@ class SqliteTransaction:
         payloads.put(connection, records[0].app, stored, now)
         there: list[InvocationRecord | None] = []
         for record in records:
-            holder = jobs.in_the_way(connection, record)
+            holder = jobs.in_the_way(connection, record, self._set_aside)
             if holder is not None and holder.id != record.id and holder.key == record.key and key_is_over(holder, now):
                 connection.execute(queries.FREE_KEY, (holder.app, holder.id, holder.key))
-                holder = jobs.in_the_way(connection, record)
+                holder = jobs.in_the_way(connection, record, self._set_aside)
             if holder is None:
                 jobs.insert(connection, record)
             there.append(holder)
         return there
+
+    def _set_aside(
+        self, connection: sqlite3.Connection, table: aside.Table, row: aside.Row, error: CorruptRecord
+    ) -> None:
+        """In the user's own transaction: a damaged row takes no key."""
+        aside.set_aside(connection, table, row, error, self._clock.now())
 
     async def ainsert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
