@@ -26,7 +26,7 @@ test: check check-perf  ## everything: style, types, all tests, performance coun
 quick: $(READY)  ## the inner loop: everything that is fast
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture and not faults' -x
 
-faults: $(READY)  ## every crash point in every role on both stores, the zombies, MongoDB of every kind (5 minutes)
+faults: $(READY)  ## every crash point in every role on both stores, the zombies, damage to every field, MongoDB of every kind (9 minutes)
 	$(BIN)/python -m pytest tests/faults tests/store/test_conformance.py -m '' -n 2 --dist loadgroup --durations=8
 
 torture: $(READY)  ## minutes of faults on a real replica set (HOLDFAST_TEST_TORTURE_SECONDS=600 for longer)

@@ -35,7 +35,7 @@ from holdfast.store import open_store
 from holdfast.store.contract import Store
 
 SAMPLE = 400
-AT_ONCE = 400
+AT_ONCE = 800
 PATIENCE_SECONDS = 30.0
 MOST_LINES = 3  # about the same damage, in a life of seconds: each runner and reader may tell it once
 Record = dict[str, Any]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from bson import Binary
@@ -33,7 +33,6 @@ from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
 
 Document = dict[str, Any]
-T = TypeVar("T")
 
 
 def key_of(app: str, id: str) -> str:
@@ -131,8 +130,7 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
 def _check_sense(record: InvocationRecord, document: Mapping[str, Any]) -> None:
     """Raise ValueError unless the fields that indexes are made of say what the record says."""
     status = record.status
-    if document["_id"] != key_of(record.app, record.id):
-        raise ValueError(f"it is stored as {shown(document['_id'])}, and says that it is {record.app}|{record.id}")
+    check_key(document, key_of(record.app, record.id))
     if record.lane != document["lane"]:
         raise ValueError(f"its lane {shown(document['lane'])} is not that of its task, queue and tags")
     if (status in AVAILABLE) is not (document.get("ready") is True):
@@ -361,18 +359,21 @@ def runner_document(runner: RunnerRecord) -> Document:
 
 def runner_of(document: Mapping[str, Any]) -> RunnerRecord:
     """Return the roster entry of a document. Raises `CorruptRecord`."""
-    return decoded(document, RUNNER, RunnerRecord)
+    try:
+        runner = msgspec.convert(dict(document), RunnerRecord)
+        check_key(document, key_of(runner.app, runner.id))
+        return runner
+    except Exception as error:
+        raise corrupt(RUNNER, name_of(document), error) from error
 
 
 # --- what else there is
 
 
-def decoded(document: Mapping[str, Any], kind: str, type: type[T]) -> T:
-    """Return what a document says, whose fields are those of a type. Raises `CorruptRecord`."""
-    try:
-        return msgspec.convert(dict(document), type)
-    except Exception as error:
-        raise corrupt(kind, name_of(document), error) from error
+def check_key(document: Mapping[str, Any], key: str) -> None:
+    """Raise ValueError unless a document is stored under the key that it says: nobody could change or remove it."""
+    if document["_id"] != key:
+        raise ValueError(f"it is stored as {shown(document['_id'])}, and says that it is {shown(key)}")
 
 
 def name_of(document: Mapping[str, Any]) -> str:

@@ -10,10 +10,10 @@ from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
-from holdfast.lifecycle.decoding import check_body, corrupt, shown
+from holdfast.lifecycle.decoding import check_body, corrupt
 from holdfast.lifecycle.records import Entry
 from holdfast.lifecycle.retention import FOREVER
-from holdfast.store.mongo.documents import Document, key_of, name_of
+from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
 
 Entries = AsyncCollection[Document]
 
@@ -105,8 +105,7 @@ def entry_of(document: Document) -> Entry:
             document["version"],
         )  # the version has a default, and must be there
         entry = msgspec.convert(document | {"version": version, "body": body}, Entry)
-        if document["_id"] != _key(entry):
-            raise ValueError(f"it is stored as {shown(document['_id'])}, and says that it is {_key(entry)}")
+        check_key(document, _key(entry))
         return entry
     except Exception as error:
         raise corrupt(kind, name, error) from error

@@ -11,7 +11,7 @@ from pymongo.errors import DuplicateKeyError
 
 from holdfast.lifecycle.decoding import EXECUTION, corrupt
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.store.mongo.documents import Document, key_of, name_of
+from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
 
 Executions = AsyncCollection[Document]
 
@@ -58,6 +58,8 @@ async def forget(executions: Executions, app: str, ids: Sequence[str]) -> None:
 def execution_of(document: Document) -> Execution:
     """Return the execution of a document. Raises `CorruptRecord`."""
     try:
-        return msgspec.convert({name: document[name] for name in Execution.__struct_fields__}, Execution)
+        found = msgspec.convert({name: document[name] for name in Execution.__struct_fields__}, Execution)
+        check_key(document, key_of(document["app"], found.id))
+        return found
     except Exception as error:
         raise corrupt(EXECUTION, name_of(document), error) from error

@@ -11,10 +11,10 @@ from pymongo import ASCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
-from holdfast.lifecycle.decoding import PAUSE, corrupt, shown
+from holdfast.lifecycle.decoding import PAUSE, corrupt
 from holdfast.lifecycle.queues import MOST_OPERATIONS, QueueDepth, QueuePause, gathered, in_lane
 from holdfast.lifecycle.status import Status
-from holdfast.store.mongo.documents import Document, key_of, name_of
+from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
 from holdfast.store.mongo.queries import is_moment
 
 Queues = AsyncCollection[Document]
@@ -90,8 +90,7 @@ def pause_of(document: Document) -> QueuePause | None:
         fields |= {"at": document["paused_at"], "by": document["paused_by"], "reason": document["reason"]}
         is_paused = fields["at"] is not None
         found = msgspec.convert(fields if is_paused else fields | {"at": 0.0}, QueuePause)
-        if document["_id"] != key_of(found.app, found.name):
-            raise ValueError(f"it is stored as {shown(document['_id'])}")
+        check_key(document, key_of(found.app, found.name))
         return found if is_paused else None
     except Exception as error:
         raise corrupt(PAUSE, name_of(document), error) from error
