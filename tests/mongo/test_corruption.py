@@ -459,3 +459,19 @@ def test_a_database_whose_schema_version_cannot_be_one_is_refused(new_url: str, 
 
     with pytest.raises(SchemaMismatch, match=r"schema's version.*Restore a backup"):
         play(new_url, nothing)
+
+
+@pytest.mark.parametrize("change", [{"arguments": 7}, {"status": "?"}, {"owner": None}, {"owner": "x"}, {"history": 1}])
+def test_a_damaged_holder_gives_its_slot_back(mongo_url: str, raw: Raw, change: dict[str, Any]) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([limited(id) for id in "ab"])
+        assert ids_of((await store.claim(bounded("first", limit=1))).records) == ["a"]
+        raw.holdfast_invocations.update_one({"id": "a"}, {"$set": change})
+        assert ids_of((await store.claim(bounded("second"))).records) == []
+        assert await store.quarantine_hidden("shop") == 1
+        assert await store.quarantine_hidden("shop") == 0
+        assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
+        released = await store.release_waiters("shop", [Release(limit_key=KEY)], operation="r", at=START)
+        assert ids_of(released) == ["b"]
+
+    play(mongo_url, scenario)

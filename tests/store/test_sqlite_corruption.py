@@ -17,10 +17,12 @@ from holdfast.clock import SystemClock
 from holdfast.errors import CorruptRecord, SchemaMismatch, StoreError
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import MISSING
+from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import Entry
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
+from holdfast.testing.conformance_limits import KEY, bounded, limited
 from holdfast.testing.conformance_outbox import end
 from holdfast.testing.samples import START, Stage, ids_of, invocation, owned, runner, wish
 
@@ -351,5 +353,48 @@ def test_the_check_counts_by_kind_what_was_set_aside(stage: Stage, meddle: Meddl
         assert bad.subject == "quarantine"
         assert "3 records were set aside (2 invocations, 1 runner)" in bad.detail
         assert "holdfast_quarantine" in bad.advice
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize(
+    "damage", ["history = ''", "status = 'levitating'", "owner = NULL", "owner = 'nobody'", "terms = '{'", "task = 'x'"]
+)
+def test_a_damaged_holder_gives_its_slot_back(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([limited(id) for id in "ab"])
+        assert ids_of((await store.claim(bounded("first", limit=1))).records) == ["a"]
+        spoil(meddle, damage, "a")
+        assert ids_of((await store.claim(bounded("second"))).records) == []
+        assert await store.quarantine_hidden("shop") == 1
+        assert await store.quarantine_hidden("shop") == 0
+        assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
+        released = await store.release_waiters("shop", [Release(limit_key=KEY)], operation="r", at=START)
+        assert ids_of(released) == ["b"]
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize("damage", ["due_at = 9e999", "lane = ''", "rank = 9223372036854775807"])
+def test_one_that_no_claim_would_find_is_set_aside(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        spoil(meddle, damage)
+        assert ids_of((await store.claim(wish("op"))).records) == ["a", "c"]
+        await store.quarantine_hidden("shop")
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+
+    stage.play(scenario)
+
+
+def test_in_a_users_own_transaction_a_damaged_row_takes_no_key(stage: Stage, meddle: Meddle, path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation("b", key="k")])
+        spoil(meddle, DAMAGES["broken history"])
+        with closing(sqlite3.connect(path)) as own:
+            assert list(store.joined(own).insert([invocation("c", key="k")], [])) == [None]
+            own.commit()
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
 
     stage.play(scenario)

@@ -41,9 +41,11 @@ def corrupt(kind: str, id: object, error: Exception) -> CorruptRecord:
     """Return what to raise for a record that could not be decoded, whatever the reason."""
     if isinstance(error, CorruptRecord):
         return error
-    told = shown(str(error)) or type(error).__name__
+    told = shown(str(error))
     if isinstance(error, KeyError):
         told = f"the field {told} is missing"
+    elif not told:
+        told = type(error).__name__
     elif isinstance(error, MemoryError | RecursionError | OverflowError):
         told = f"{type(error).__name__}: {told}"
     field = _FIELD.search(told)

@@ -217,7 +217,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     wish: str = ""  # what somebody asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
     declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
-    schema: Count = 0  # the version of the store's schema that its code knows
+    schema: Number = 0  # the version of the store's schema that its code knows
     dead_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = (
         0.0  # by its own settings: it promises to be heard that often
     )

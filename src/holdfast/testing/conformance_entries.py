@@ -7,11 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.errors import CorruptRecord
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.records import Entry
 from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
 from holdfast.store.contract import Ability, Filter, Store
-from holdfast.testing.samples import START, Stage, owned
+from holdfast.testing.samples import START, Stage, invocation, owned
 
 
 def entry(name: str = "nightly", **fields: Any) -> Entry:
@@ -91,6 +92,31 @@ class EntryConformance:
             assert [each.name for each in await store.due_entries("shop", "schedule", 2)] == ["b", "c"]
             assert list(await store.due_entries("shop", "schedule", 0)) == []
             assert await names(store) == ["a", "b", "c", "never"]
+
+        stage.play(scenario)
+
+    def test_an_entry_is_set_aside_if_it_is_as_it_was_read(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            first, other = entry(), entry(name="other")
+            assert await store.put_entry(first)
+            assert await store.put_entry(other)
+            error = CorruptRecord("it says nothing", kind=first.kind, id=first.name)
+            assert not await store.quarantine_entry(replace(first, body=b"[]"), error), "somebody has changed it"
+            assert await store.quarantine_entry(first, error)
+            assert not await store.quarantine_entry(first, error)
+            assert list(await store.entries(first.app, first.kind)) == [other]
+            (aside,) = await store.quarantined(first.app)
+            assert (aside.kind, aside.id, "it says nothing" in aside.why) == (first.kind, first.name, True)
+            assert await store.put_entry(first), "its name is free"
+
+        stage.play(scenario)
+
+    def test_an_audit_leaves_sound_invocations_alone(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await owned(store, "a")
+            await store.insert([invocation("b", limit_key="k"), invocation("c", due_at=START + 60)])
+            assert await store.quarantine_hidden("shop") == 0
+            assert len(await store.find("shop", Filter(), 9, set_aside=True)) == 3
 
         stage.play(scenario)
 

@@ -34,7 +34,7 @@ from holdfast.lifecycle.changes import (
     was_applied,
 )
 from holdfast.lifecycle.claims import Claim, Claimed
-from holdfast.lifecycle.decoding import EARLIEST, INVOCATION, LATEST
+from holdfast.lifecycle.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
 from holdfast.lifecycle.identity import in_the_way
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
@@ -288,13 +288,16 @@ class MongoStore(MongoBeside):
 
     async def quarantine_hidden(self, app: str) -> int:
         invocations, count = self._collection(schema.INVOCATIONS), 0
-        for look in (queries.of_unknown_status, queries.without_owner, queries.all_slot_holders):
+        looks: Sequence[tuple[Look, Callable[[Document], object]]] = (
+            (queries.of_unknown_status, from_document),
+            (queries.without_owner, _nobody_owns),
+            (queries.all_slot_holders, from_document),
+        )
+        for look, decode in looks:
 
-            async def attempt(again: bool, look: Look = look) -> int:
-                _, moved = await self._quarantine.sorted_out(
-                    schema.INVOCATIONS, await look(invocations, app), from_document
-                )
-                return moved
+            async def attempt(again: bool, look: Look = look, decode: Callable[[Document], object] = decode) -> int:
+                found = await look(invocations, app)
+                return (await self._quarantine.sorted_out(schema.INVOCATIONS, found, decode))[1]
 
             count += await self._ask("quarantine hidden", attempt)
         return count
@@ -315,6 +318,11 @@ class MongoStore(MongoBeside):
 
 
 Look = Callable[[AsyncCollection[Document], str], Awaitable[list[Document]]]
+
+
+def _nobody_owns(document: Document) -> None:
+    told = f"its owner is {shown(document.get('owner'))}, whose work nobody could recover"
+    raise corrupt(INVOCATION, str(document["_id"]).rpartition("|")[2], ValueError(told))
 
 
 def _quarantined(found: Document) -> Quarantined:

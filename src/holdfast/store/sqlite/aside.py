@@ -178,7 +178,7 @@ def _without_owner(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
 
 def _never_due(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
     """Those that are ready, and that no claim would find. A search in holdfast_ready for each lane and rank."""
-    yield from connection.execute(f"{_READY} AND (lane IS NULL OR lane < '') LIMIT {_AT_ONCE}", (app,)).fetchall()
+    yield from connection.execute(f"{_READY} AND (lane IS NULL OR lane <= '') LIMIT {_AT_ONCE}", (app,)).fetchall()
     heads = {(lane, rank) for lane, rank in connection.execute(HEADS, {"app": app}).fetchall() if type(lane) is str}
     for lane in {lane for lane, _ in heads}:
         yield from connection.execute(f"{_READY} AND lane = ? AND rank IS NULL", (app, lane)).fetchall()
