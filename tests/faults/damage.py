@@ -11,7 +11,7 @@ import copy
 import datetime as dt
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -542,6 +542,3 @@ def spread(cases: Sequence[Case], most: int) -> list[Case]:
     """So many of them, from everywhere."""
     step = max(1, len(cases) // most)
     return list(cases[:: step if step % 2 else step + 1])
-
-
-Furnished = Callable[[Store], Any]
