@@ -428,4 +428,4 @@ def test_quarantine_and_unreadable_records_are_told(mongo_url: str, raw: Raw) ->
     assert not found["quarantine"].ok
     assert "1 record was set aside (1 invocation)" in found["quarantine"].detail
     assert not found["records"].ok
-    assert "shop|b" in found["records"].detail
+    assert "the stored invocation b" in found["records"].detail
