@@ -229,7 +229,7 @@ async def triggered(store: MongoStore) -> None:
     (record,) = (await store.claim(wish())).records
     end = changes.completed(record, result=b"", operation="end", at=START)
     await store.apply([replace(end, outbox=("paid",))])
-    await store.put_entry(Entry(app="shop", kind="event", name="e", body=b"", keep_until=store.now() + 3600))
+    await store.put_entry(Entry(app="shop", kind="event", name="e", body=b"{}", keep_until=store.now() + 3600))
 
 
 @pytest.mark.slow

@@ -197,7 +197,14 @@ class SchemaMismatch(StoreError):
 
 
 class CorruptRecord(StoreError):
-    """One stored record cannot be read. It is kept for inspection; the others are not touched."""
+    """One stored record cannot be read. It is kept for inspection; the others are not touched.
+
+    `kind` and `id` tell which record, `field` and `reason` what is wrong with it, as far as that is known.
+    """
+
+    def __init__(self, message: str, *, kind: str = "", id: str = "", field: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.id, self.field, self.reason = kind, id, field, reason
 
 
 class PayloadLost(StoreError):

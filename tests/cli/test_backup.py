@@ -38,7 +38,7 @@ def test_a_copy_is_whole_private_and_one_file(stored: Path, holdfast: Command) -
     done = holdfast("store", "backup", "copy.db", "--json")
     assert done.code == 0, done.err
     copy = stored / "copy.db"
-    facts = {"path": str(copy), "size": copy.stat().st_size, "invocations": 50, "schema_version": 3}
+    facts = {"path": str(copy), "size": copy.stat().st_size, "invocations": 50, "schema_version": 4}
     assert done.json == facts
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert sorted(each.name for each in stored.iterdir() if "copy" in each.name) == ["copy.db"]

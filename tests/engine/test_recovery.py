@@ -373,9 +373,9 @@ class _Yielding(MemoryStore):
         await asyncio.sleep(0.01)
         return await super().apply(changes)
 
-    async def find(self, *args: Any) -> Sequence[InvocationRecord]:
+    async def find(self, *args: Any, **more: Any) -> Sequence[InvocationRecord]:
         await asyncio.sleep(0.01)
-        return await super().find(*args)
+        return await super().find(*args, **more)
 
 
 # --- claimed and never started

@@ -8,15 +8,17 @@ from typing import Any
 
 import bson
 import pytest
+from bson import Int64
 from pymongo import errors
 from pymongo.database import Database
-from tests.mongo.tools import Events, opened, play
+from tests.mongo.tools import Events, database_of, opened, play
 
-from holdfast.errors import CorruptRecord, StoreError
+from holdfast.errors import CorruptRecord, SchemaMismatch, StoreError
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Missing
 from holdfast.lifecycle.limits import Release
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.records import Entry
+from holdfast.lifecycle.status import OWNED, Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.retry import is_about_the_document
 from holdfast.store.mongo.store import MongoStore
@@ -203,7 +205,7 @@ def test_a_bad_roster_entry_does_not_hide_the_others(mongo_url: str, raw: Raw) -
         assert [entry.id for entry in await store.roster("shop")] == ["a", "c"]
 
     play(mongo_url, scenario, events)
-    assert [facts["id"] for facts in events.named("unreadable")] == ["shop|b"]
+    assert [(facts["kind"], facts["id"]) for facts in events.named("quarantine")] == [("runner", "b")]
 
 
 def test_what_is_set_aside_keeps_its_values(mongo_url: str, raw: Raw) -> None:
@@ -333,5 +335,142 @@ def test_an_id_stays_taken_by_what_cannot_be_read(mongo_url: str, raw: Raw) -> N
         with pytest.raises(CorruptRecord):
             await store.in_the_way([invocation("c", key="k")])
         assert await store.quarantined("shop") == []
+
+    play(mongo_url, scenario)
+
+
+# --- every kind of record
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+@pytest.mark.parametrize("value", [Int64(2**62), 7, 2.5, True, "text", None, [1], {"a": 1}])
+def test_arguments_of_another_type_are_set_aside_and_the_neighbours_are_claimed(
+    mongo_url: str, raw: Raw, value: object, limit: int
+) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"arguments": value}})
+        got: list[str | None] = []
+        for turn in range(4):
+            got += ids_of((await store.claim(wish(f"claim {turn}", limit=limit))).records)
+        assert sorted(map(str, got)) == ["a", "c"]
+        assert [(aside.kind, aside.id) for aside in await store.quarantined("shop")] == [("invocation", "b")]
+
+    play(mongo_url, scenario)
+
+
+def test_recovery_goes_on_beside_an_invocation_that_cannot_be_read(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for id in "abc":
+            await owned(store, id, owner="gone/1")
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"arguments": Int64(2**62)}})
+        where = Filter(runner="gone", statuses=OWNED)
+        assert ids_of(await store.find("shop", where, 10, set_aside=True)) == ["c", "a"]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+
+    play(mongo_url, scenario)
+
+
+ROSTER_DAMAGE: dict[str, dict[str, Any]] = {
+    "concurrency is a text": {"$set": {"concurrency": "many"}},
+    "tasks are missing": {"$unset": {"tasks": ""}},
+    "workers is a number": {"$set": {"workers": Int64(2**62)}},
+    "heartbeat is NaN": {"$set": {"heartbeat_at": float("nan")}},
+    "heartbeat is missing": {"$unset": {"heartbeat_at": ""}},
+    "heartbeat is a text": {"$set": {"heartbeat_at": "now"}},
+    "started in another age": {"$set": {"started_at": 1e300}},
+}
+
+
+@pytest.mark.parametrize("how", ROSTER_DAMAGE)
+def test_an_unreadable_roster_entry_hides_nobody(mongo_url: str, raw: Raw, how: str) -> None:
+    events = Events()
+
+    async def scenario(store: MongoStore) -> None:
+        for number, id in enumerate("abc"):
+            await store.enrol(runner(id, started_at=START + number))
+        raw.holdfast_runners.update_one({"id": "a"}, ROSTER_DAMAGE[how])
+        found = await store.silent("shop")
+        assert [runner.id for runner, _ in found] == ["b"]
+        assert [each.id for each in await store.roster("shop")] == ["b", "c"]
+        assert [(aside.kind, aside.id) for aside in await store.quarantined("shop")] == [("runner", "a")]
+
+    play(mongo_url, scenario, events)
+    assert len([event for event, _ in events.all if event in ("quarantine", "unreadable")]) == 1
+
+
+ENTRY_DAMAGE: dict[str, dict[str, Any]] = {
+    "version is missing": {"$unset": {"version": ""}},
+    "version is a text": {"$set": {"version": "one"}},
+    "body is missing": {"$unset": {"body": ""}},
+    "body is a number": {"$set": {"body": Int64(2**62)}},
+    "body is a text": {"$set": {"body": "{}"}},
+    "body is null": {"$set": {"body": None}},
+    "body is a document": {"$set": {"body": {"a": 1}}},
+    "body is no JSON": {"$set": {"body": b"{"}},
+    "body is very deep": {"$set": {"body": b'{"a":' * 2000 + b"1" + b"}" * 2000}},
+    "due at NaN": {"$set": {"due_at": float("nan")}},
+    "due at a text": {"$set": {"due_at": "soon"}},
+    "name is a number": {"$set": {"name": 7}},
+}
+
+
+@pytest.mark.parametrize("kind", ["schedule", "event", "trigger", "join"])
+@pytest.mark.parametrize("how", ENTRY_DAMAGE)
+def test_an_unreadable_entry_is_set_aside_and_the_others_are_found(
+    mongo_url: str, raw: Raw, how: str, kind: str
+) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for name in "abc":
+            await store.put_entry(Entry(app="shop", kind=kind, name=name, body=b"{}", due_at=START))
+        raw.holdfast_entries.update_one({"name": "a"}, ENTRY_DAMAGE[how])
+        assert [each.name for each in await store.due_entries("shop", kind, 2)] == ["b", "c"]
+        assert [each.name for each in await store.latest_entries("shop", kind, 9)] == ["c", "b"]
+        assert [each.name for each in await store.entries("shop", kind)] == ["b", "c"]
+        assert await store.entries("shop", kind, ["a"]) == []
+        assert [(aside.kind, aside.id) for aside in await store.quarantined("shop")] == [(kind, "a")]
+        assert await store.put_entry(Entry(app="shop", kind=kind, name="a", body=b"{}")), "its name is free"
+
+    play(mongo_url, scenario)
+
+
+def test_the_check_counts_by_kind_what_was_set_aside(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "ab"])
+        await store.enrol(runner("r"))
+        raw.holdfast_invocations.update_many({}, {"$set": {"arguments": Int64(2**62)}})
+        raw.holdfast_runners.update_many({}, {"$unset": {"tasks": ""}})
+        await store.claim(wish())
+        await store.roster("shop")
+        (bad,) = [finding for finding in await store.check() if finding.subject == "quarantine"]
+        assert not bad.ok
+        assert "3 records were set aside (2 invocations, 1 runner)" in bad.detail
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize("version", [-1, 2.5, float("nan"), float("inf"), Int64(2**62)])
+def test_a_database_whose_schema_version_cannot_be_one_is_refused(new_url: str, client: Any, version: Any) -> None:
+    client[database_of(new_url)].holdfast_meta.insert_one({"_id": "schema", "schema_version": version, "min_reader": 1})
+
+    async def nothing(store: MongoStore) -> None:
+        pass
+
+    with pytest.raises(SchemaMismatch, match=r"schema's version.*Restore a backup"):
+        play(new_url, nothing)
+
+
+@pytest.mark.parametrize("change", [{"arguments": 7}, {"status": "?"}, {"owner": None}, {"owner": "x"}, {"history": 1}])
+def test_a_damaged_holder_gives_its_slot_back(mongo_url: str, raw: Raw, change: dict[str, Any]) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([limited(id) for id in "ab"])
+        assert ids_of((await store.claim(bounded("first", limit=1))).records) == ["a"]
+        raw.holdfast_invocations.update_one({"id": "a"}, {"$set": change})
+        assert ids_of((await store.claim(bounded("second"))).records) == []
+        assert await store.quarantine_hidden("shop") == 1
+        assert await store.quarantine_hidden("shop") == 0
+        assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
+        released = await store.release_waiters("shop", [Release(limit_key=KEY)], operation="r", at=START)
+        assert ids_of(released) == ["b"]
 
     play(mongo_url, scenario)

@@ -14,6 +14,7 @@ from pymongo import MongoClient
 from pymongo.database import Database
 from tests.mongo.tools import database_of, opened, play
 
+from holdfast.errors import CorruptRecord
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.limits import Limit, Release
 from holdfast.lifecycle.queues import QueuePause
@@ -251,6 +252,8 @@ STEPS: dict[str, Step] = {
     "leave": lambda store: store.leave("shop", "r1"),
     "roster": lambda store: store.roster("shop"),
     "quarantined": lambda store: store.quarantined("shop"),
+    "quarantine_hidden": lambda store: store.quarantine_hidden("shop"),
+    "quarantine_entry": lambda store: store.quarantine_entry(ENTRY, CorruptRecord("no")),
     "queue_depths": lambda store: store.queue_depths("shop", START),
     "pause_queue": lambda store: store.pause_queue(paused("new")),
     "pause_queue that is paused": lambda store: store.pause_queue(paused("q1")),

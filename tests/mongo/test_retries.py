@@ -16,7 +16,7 @@ from pymongo.database import Database
 from tests.mongo.tools import Events, auntil, database_of, failing, make_store, play, with_options
 
 from holdfast.clock import SystemClock
-from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
+from holdfast.errors import CorruptRecord, StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
@@ -166,6 +166,8 @@ OPERATIONS: dict[str, Operation] = {
     "leave": lambda store: store.leave("shop", "r"),
     "roster": lambda store: store.roster("shop"),
     "quarantined": lambda store: store.quarantined("shop"),
+    "quarantine_entry": lambda store: store.quarantine_entry(ENTRY, CorruptRecord("it says nothing")),
+    "quarantine_hidden": lambda store: store.quarantine_hidden("shop"),
     "check": lambda store: store.check(deep=True),
 }
 
@@ -453,7 +455,7 @@ def test_every_reading_operation_is_known_as_one() -> None:
     """Who may not read is told something else than who may not write, so each operation is one or the other."""
     writes = {"insert", "claim", "release_waiters", "apply", "free_key", "enrol", "heartbeat", "leave"}
     writes |= {"pause_queue", "resume_queue"}
-    writes |= {"put_entry", "remove_entry"}
+    writes |= {"put_entry", "remove_entry", "quarantine_entry", "quarantine_hidden"}
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"declare_dead", "ask_runner", "put_execution", "end_execution", "forget_executions", "remove_final"}
     writes |= {"remove_ended", "remove_expired", "retain_old", "delivered"}

@@ -442,6 +442,6 @@ def test_quarantine_and_unreadable_records_are_told(mongo_url: str, raw: Raw) ->
     play(mongo_url, scenario)
     found = findings(mongo_url, deep=True)
     assert not found["quarantine"].ok
-    assert "1 unreadable" in found["quarantine"].detail
+    assert "1 record was set aside (1 invocation)" in found["quarantine"].detail
     assert not found["records"].ok
-    assert "shop|b" in found["records"].detail
+    assert "the stored invocation b" in found["records"].detail

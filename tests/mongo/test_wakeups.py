@@ -371,7 +371,7 @@ def test_one_receiver_that_fails_keeps_no_other_from_looking(mongo_url: str) -> 
 
 
 def test_an_event_that_cannot_be_read_does_not_end_the_hints(mongo_url: str, raw: Raw) -> None:
-    """Text that is no UTF-8, which the server takes. The driver's error is none of its own family."""
+    """Text that is no UTF-8, which the server takes. A strict driver would refuse the whole event."""
     heard: list[Hint] = []
     events = Events()
     odd = bson.encode({"_id": "odd", "hints": [], "text": "12345678"}).replace(b"12345678", b"\xff\xfe" * 4)
@@ -386,7 +386,6 @@ def test_an_event_that_cannot_be_read_does_not_end_the_hints(mongo_url: str, raw
             sending.send([Hint(READY, ("before",))])
             await auntil(lambda: heard[-1].subjects == ("before",))  # from here on it could be resumed
             await asyncio.to_thread(raw.holdfast_signals.insert_one, RawBSONDocument(odd))
-            await auntil(lambda: len(events.named("change_stream_open")) == 2)
             heard.clear()
             sending.send([Hint(READY, ("lane",))])
             await auntil(lambda: heard, SOON)
@@ -395,8 +394,7 @@ def test_an_event_that_cannot_be_read_does_not_end_the_hints(mongo_url: str, raw
         asyncio.run(run())
     finally:
         raw.holdfast_signals.delete_one({"_id": "odd"})
-    (broken,) = events.named("change_stream_broken")  # once: it is not read again
-    assert "InvalidBSON" in broken["why"]
+    assert events.named("change_stream_broken") == []
 
 
 def test_those_of_one_process_who_listen_share_a_stream(mongo_url: str) -> None:

@@ -15,14 +15,17 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.clock import SystemClock
-from holdfast.errors import CorruptRecord, StoreError
+from holdfast.errors import CorruptRecord, SchemaMismatch, StoreError
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import MISSING
+from holdfast.lifecycle.limits import Release
+from holdfast.lifecycle.records import Entry
 from holdfast.lifecycle.status import Status
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
+from holdfast.testing.conformance_limits import KEY, bounded, limited
 from holdfast.testing.conformance_outbox import end
-from holdfast.testing.samples import START, Stage, ids_of, invocation, owned, wish
+from holdfast.testing.samples import START, Stage, ids_of, invocation, owned, runner, wish
 
 Meddle = Callable[..., list[Any]]
 
@@ -258,5 +261,140 @@ def test_an_id_stays_taken_by_what_cannot_be_read(stage: Stage, meddle: Meddle) 
         with pytest.raises(CorruptRecord):
             await store.in_the_way([invocation("b", key="k")])
         assert await store.quarantined("shop") == []
+
+    stage.play(scenario)
+
+
+# --- what lies beside the invocations
+
+
+DEEP = '{"retries":' + '{"a":' * 2000 + "1" + "}" * 2001
+
+
+def test_terms_nested_very_deep_do_not_stop_a_claim(stage: Stage, meddle: Meddle) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        meddle("UPDATE holdfast_invocations SET terms = ? WHERE id = 'b'", DEEP)
+        assert ids_of((await store.claim(wish())).records) == ["a", "c"]
+        assert [(aside.kind, aside.id) for aside in await store.quarantined("shop")] == [("invocation", "b")]
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize(
+    "damage", ["body = '{'", "body = ''", "body = CAST(x'7bff2c' AS TEXT)", "heartbeat_at = 9e999"]
+)
+def test_an_unreadable_roster_entry_hides_nobody(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        for number, id in enumerate("abc"):
+            await store.enrol(runner(id, started_at=START + number))
+        meddle(f"UPDATE holdfast_runners SET {damage} WHERE id = 'a'")
+        found = await store.silent("shop")
+        assert [runner.id for runner, _ in found] == ["b"]
+        assert [each.id for each in await store.roster("shop")] == ["b", "c"]
+        assert [(aside.kind, aside.id) for aside in await store.quarantined("shop")] == [("runner", "a")]
+        assert len([event for event, _ in stage.reports if event in ("quarantine", "unreadable")]) == 1
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize("damage", ["body = '{'", "heartbeat_at = 9e999"])
+def test_a_runner_whose_roster_entry_cannot_be_read_is_told_that_it_has_none(
+    stage: Stage, meddle: Meddle, damage: str
+) -> None:
+    """It begins anew under another name, as one that was declared dead."""
+
+    async def scenario(store: Store) -> None:
+        await store.enrol(runner("a"))
+        meddle(f"UPDATE holdfast_runners SET {damage}")
+        assert await store.heartbeat("shop", "a") is None
+        assert await store.roster("shop") == []
+        assert [aside.kind for aside in await store.quarantined("shop")] == ["runner"]
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize(
+    "damage", ["body = x'7b22ff'", "body = x''", f"body = CAST('{DEEP}' AS BLOB)", "due_at = 9e999"]
+)
+def test_an_unreadable_entry_is_set_aside_and_the_others_are_found(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        for name in "abc":
+            await store.put_entry(Entry(app="shop", kind="schedule", name=name, body=b"{}", due_at=START))
+        meddle(f"UPDATE holdfast_entries SET {damage} WHERE name = 'a'")
+        assert [each.name for each in await store.due_entries("shop", "schedule", 2)] == ["b", "c"]
+        assert [each.name for each in await store.entries("shop", "schedule")] == ["b", "c"]
+        assert [(aside.kind, aside.id) for aside in await store.quarantined("shop")] == [("schedule", "a")]
+        assert await store.put_entry(Entry(app="shop", kind="schedule", name="a", body=b"{}")), "its name is free"
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize("version", ["-1", "0", "3.5", "", "9" * 5000])
+def test_a_file_whose_schema_version_cannot_be_one_is_refused(stage: Stage, meddle: Meddle, version: str) -> None:
+    async def nothing(store: Store) -> None:
+        pass
+
+    stage.play(nothing)
+    meddle("UPDATE holdfast_meta SET value = ? WHERE key = 'schema_version'", version)
+    with pytest.raises(SchemaMismatch, match=r"schema's version.*Restore a backup"):
+        stage.play(nothing)
+
+
+def test_the_check_counts_by_kind_what_was_set_aside(stage: Stage, meddle: Meddle) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "ab"])
+        await store.enrol(runner("r"))
+        meddle("UPDATE holdfast_invocations SET history = ''")
+        meddle("UPDATE holdfast_runners SET body = ''")
+        await store.claim(wish())
+        await store.roster("shop")
+        (bad,) = [finding for finding in await store.check() if not finding.ok]
+        assert bad.subject == "quarantine"
+        assert "3 records were set aside (2 invocations, 1 runner)" in bad.detail
+        assert "holdfast_quarantine" in bad.advice
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize(
+    "damage", ["history = ''", "status = 'levitating'", "owner = NULL", "owner = 'nobody'", "terms = '{'", "task = 'x'"]
+)
+def test_a_damaged_holder_gives_its_slot_back(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([limited(id) for id in "ab"])
+        assert ids_of((await store.claim(bounded("first", limit=1))).records) == ["a"]
+        spoil(meddle, damage, "a")
+        assert ids_of((await store.claim(bounded("second"))).records) == []
+        assert await store.quarantine_hidden("shop") == 1
+        assert await store.quarantine_hidden("shop") == 0
+        assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
+        released = await store.release_waiters("shop", [Release(limit_key=KEY)], operation="r", at=START)
+        assert ids_of(released) == ["b"]
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize("damage", ["due_at = 9e999", "lane = ''", "rank = 9223372036854775807"])
+def test_one_that_no_claim_would_find_is_set_aside(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation(id) for id in "abc"])
+        spoil(meddle, damage)
+        assert ids_of((await store.claim(wish("op"))).records) == ["a", "c"]
+        await store.quarantine_hidden("shop")
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+
+    stage.play(scenario)
+
+
+def test_in_a_users_own_transaction_a_damaged_row_takes_no_key(stage: Stage, meddle: Meddle, path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation("b", key="k")])
+        spoil(meddle, DAMAGES["broken history"])
+        with closing(sqlite3.connect(path)) as own:
+            assert list(store.joined(own).insert([invocation("c", key="k")], [])) == [None]
+            own.commit()
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
 
     stage.play(scenario)

@@ -18,6 +18,7 @@ from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
 from holdfast.cli.output import Output
 from holdfast.cli.reach import event_of, time_of, with_store
 from holdfast.cli.shown import described, length, moment, value_line
+from holdfast.engine.reading import get_readable
 from holdfast.engine.telling import told
 from holdfast.errors import CorruptRecord, NotDecodable, UsageError
 from holdfast.ids import is_id
@@ -230,7 +231,7 @@ def _shortened(event: EventRecord) -> str:
 def _became(app: App, event: EventRecord) -> dict[str, Became]:
     """The invocations that it caused, by id."""
     ids = [each.invocation for each in event.caused if each.invocation]
-    found = with_store(app, lambda store: store.get(app.name, ids)) if ids else ()
+    found = with_store(app, lambda store: get_readable(store, app.name, ids)) if ids else ()
     there = {record.id: Became(record.status.value, _called(record)) for record in found if record is not None}
     return {id: there.get(id, Became()) for id in ids}
 

@@ -20,6 +20,7 @@ from holdfast.cli.shown import brief, described, length, moment
 from holdfast.codec import ErrorRecord
 from holdfast.errors import CorruptRecord, EventNotFound, InvocationNotFound, NotDecodable, UsageError
 from holdfast.ids import is_id
+from holdfast.lifecycle.decoding import INVOCATION
 from holdfast.lifecycle.history import left_out
 from holdfast.lifecycle.names import counted
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
@@ -183,7 +184,8 @@ def _found(app: App, id: str) -> InvocationRecord:
         return app.invocation(find_id(app, id)).record()
     except InvocationNotFound:
         for bad in with_store(app, lambda store: store.quarantined(app.name)):
-            if bad.id == id or (len(id) > 5 and bad.id.startswith(id)):
+            is_meant = bad.id == id or (len(id) > 5 and bad.id.startswith(id))
+            if bad.kind == INVOCATION and is_meant:
                 raise CorruptRecord(
                     f"{bad.id} was set aside at {moment(bad.at)} because it could not be read: {bad.why}. "
                     f"It is kept as it was: {bad.raw[:500]}"

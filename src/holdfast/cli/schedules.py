@@ -21,6 +21,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.reach import time_of, with_store
 from holdfast.cli.shown import length, moment
 from holdfast.cli.timetable import clock_of, facts_of, how_far, last_of, next_of, state_of, told_state
+from holdfast.engine.reading import get_readable
 from holdfast.engine.schedule_book import ticks_within
 from holdfast.errors import CorruptRecord, UsageError
 from holdfast.lifecycle.names import counted
@@ -425,7 +426,7 @@ def _all(app: App) -> tuple[list[ScheduleRecord], dict[str, str]]:
 def _last(app: App, records: Sequence[ScheduleRecord]) -> dict[str, InvocationRecord]:
     """The invocations of their last ticks, as far as they are kept, by the schedule's name."""
     names = {record.progress.last_id: record.name for record in records if record.progress.last_id is not None}
-    found = with_store(app, lambda store: store.get(app.name, list(names))) if names else ()
+    found = with_store(app, lambda store: get_readable(store, app.name, list(names))) if names else ()
     return {names[invocation.id]: invocation for invocation in found if invocation is not None}
 
 

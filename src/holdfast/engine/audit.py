@@ -52,7 +52,7 @@ class Audit:
 
     async def _look(self) -> None:
         where = Filter(runner=runner_of(self._owner), statuses=OWNED)
-        found = await self._store.find(self._app, where, _AT_ONCE)
+        found = await self._store.find(self._app, where, _AT_ONCE, set_aside=True)
         known = self._known()
         if known is None:
             return  # and those of the last look are still to be looked at

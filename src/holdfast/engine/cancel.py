@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from holdfast.engine.bell import Bell
 from holdfast.engine.ends import Ends
 from holdfast.engine.outages import repeated
+from holdfast.engine.reading import get_readable
 from holdfast.errors import InvocationNotFound, StoreError
 from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle import cancelling
@@ -56,7 +57,7 @@ class Canceller:
         """
         after: list[InvocationRecord] = []
         for start in range(0, len(ids), _AT_ONCE):
-            found = await self._store.get(self._app, ids[start : start + _AT_ONCE])
+            found = await get_readable(self._store, self._app, ids[start : start + _AT_ONCE])
             after += await self._cancel([record for record in found if record is not None], by, reason, children)
         for record in after:
             if record.cancellation is not None and record.status in _BEING_CANCELLED:
@@ -76,7 +77,7 @@ class Canceller:
             above = parents.pop()
             why = f"its parent {above.id} was cancelled" + (f": {reason}" if reason else "")
             where = Filter(parent=above.id, statuses=_OPEN)
-            while found := await self._store.find(self._app, where, _AT_ONCE):
+            while found := await self._store.find(self._app, where, _AT_ONCE, set_aside=True):
                 after = await self._cancel(found, by, why, None)
                 parents += [child for child in after if child.cancellation and child.cancellation.children]
                 where = Filter(parent=above.id, statuses=_OPEN, before_id=found[-1].id)
@@ -107,7 +108,7 @@ class Canceller:
             self._tell([after[record.id] for record, _ in asked if record.id not in lost])
             if not lost:
                 return list(after.values())
-            waiting = [record for record in await self._store.get(self._app, lost) if record is not None]
+            waiting = [record for record in await get_readable(self._store, self._app, lost) if record is not None]
             after |= {record.id: record for record in waiting}
         raise StoreError(f"{lost[0]} could not be cancelled: it is changed again and again")
 
@@ -157,7 +158,7 @@ class Ear:
         where = Filter(runner=runner_of(self._owner), statuses=frozenset({Status.CANCELLING}))
         try:
             with repeated():
-                found = await self._store.find(self._app, where, _AT_ONCE)
+                found = await self._store.find(self._app, where, _AT_ONCE, set_aside=True)
         except StoreError as error:
             log.debug("nobody can tell what is to end: %s", error)
             return

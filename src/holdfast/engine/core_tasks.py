@@ -137,7 +137,8 @@ class CoreTaskRegistry:
     async def fire(self, name: str, cause: str) -> None:
         """Let it run once for this cause, soon; unless a run is waiting, which will do."""
         now = self._store.now()
-        waiting = await self._store.find(self.app, Filter(statuses=_WAITING, tasks=frozenset({name})), _FEW)
+        where = Filter(statuses=_WAITING, tasks=frozenset({name}))
+        waiting = await self._store.find(self.app, where, _FEW, set_aside=True)
         if any(record.due_at <= now + _SOON_SECONDS for record in waiting):  # later: put off by a wrong clock
             return
         record = InvocationRecord(

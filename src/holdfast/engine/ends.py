@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.ending import end_all
+from holdfast.engine.reading import get_readable
 from holdfast.engine.subscriptions import Subscriptions
 from holdfast.engine.telling import Teller
 from holdfast.errors import StoreError
@@ -64,7 +65,7 @@ class Ends:
 
     async def _tell(self, ids: Sequence[InvocationId]) -> None:
         try:
-            found = await self._store.get(self._app, ids)
+            found = await get_readable(self._store, self._app, ids)
             await self.tell([record for record in found if record is not None])
         except StoreError as error:
             log.debug("triggers are told later of the ends of %d invocations: %s", len(ids), error)

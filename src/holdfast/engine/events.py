@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.crashpoints import crashpoint
@@ -48,7 +48,9 @@ class Events:
         crashpoint("event.stored")
         if not stored and event.key:
             entries = await self._store.entries(self._app, KIND, [event.id])
-            return from_entry(entries[0]) if entries else event  # it was told of then
+            with contextlib.suppress(CorruptRecord):
+                return from_entry(entries[0]) if entries else event  # it was told of then
+            return event
         try:
             return await self.tell(event)
         except StoreError as error:
@@ -93,9 +95,13 @@ class Events:
                 return event
             there = await self._store.entries(self._app, KEY_KIND, [entry.name])
             if there:
-                first = msgspec.json.decode(there[0].body, type=EventRecord)
+                try:
+                    first = from_entry(there[0])
+                except CorruptRecord as error:
+                    await self._store.quarantine_entry(there[0], error)
+                    continue
                 if first.keep_until > self._store.now():
-                    return first
+                    return replace(first, version=event.version)
                 await self._store.remove_entry(there[0])
         raise StoreError(
             f"the key '{event.key}' of the event '{event.name}' is used by others again and again; try again"
@@ -144,7 +150,7 @@ def emission(event: EventRecord, new: Sequence[TriggerRecord]) -> Steps:
     if event.key:
         (there,) = yield [key_entry(event)]
         if there is not None:
-            event = replace(msgspec.json.decode(there.body, type=EventRecord), outbox=event.outbox)
+            event = replace(from_entry(there), version=event.version, outbox=event.outbox)
     *_, before = yield [*[trigger_entry(each) for each in new], to_entry(event)]
     return event if before is None else from_entry(before)
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.crashpoints import crashpoint
+from holdfast.engine.reading import get_readable
 from holdfast.errors import StoreError
 from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle.eligibility import lane_obstacle, offer_of
@@ -140,7 +141,7 @@ class Limits:
         sent = self._sent.get(key)
         if not sent:
             return 0, frozenset()
-        records = await self._store.get(self._app, list(sent))
+        records = await get_readable(self._store, self._app, list(sent))
         ready = [record for record in records if record is not None and record.status in AVAILABLE]
         self._sent[key] = {record.id: record.lane for record in ready}
         if not ready:

@@ -76,8 +76,8 @@ class StoreLog:
             case "retry" | "gave_up" | "recovered" if _told_elsewhere.get():
                 log.debug("%s: %s", event, facts)
             case "quarantine":
-                message = "a record that cannot be read was set aside: %s"
-                log.error(message, facts["why"], extra={"invocation": facts["id"]})
+                message = "set a record aside: %s. `holdfast store check` counts them"
+                log.error(message, facts["why"], extra=_named(facts))
             case "refused":
                 log.error("a record stays as it is: %s", facts["why"], extra={"invocation": facts["id"]})
             case "log_lost":
@@ -87,7 +87,8 @@ class StoreLog:
             case "risk":
                 log.warning("the store is open to others: %s", facts["why"])
             case "unreadable":
-                log.error("a record cannot be read: %s", facts["why"], extra={"invocation": facts["id"]})
+                level = logging.ERROR if self._seldom.is_due(f"unreadable {facts['id']}") else logging.DEBUG
+                log.log(level, "left a record out: %s", facts["why"], extra=_named(facts))
             case "retry":
                 message = "%s cannot be reached: %s, try %d failed, next in %.2f s: %s"
                 self._warn(facts["what"], message, facts["try"], facts["delay"], facts)
@@ -122,6 +123,12 @@ class StoreLog:
         due = not _repeated.get() or self._seldom.is_due(what)
         level = logging.WARNING if due else logging.DEBUG
         log.log(level, message, _where(facts), what, tries, seconds, facts["why"])
+
+
+def _named(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line about a stored record."""
+    kind = facts.get("kind", "invocation")
+    return {kind if kind in ("invocation", "runner") else "record": facts["id"]}
 
 
 def _where(facts: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ _AT_ONCE = 500
 async def wake_parked(store: Store, ids: Ids, app: str, owner: str, tasks: Mapping[str, TaskDefinition]) -> None:
     where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(tasks))
     while True:
-        parked = await store.find(app, where, _AT_ONCE)
+        parked = await store.find(app, where, _AT_ONCE, set_aside=True)
         changed = [record for record in parked if record.fingerprint != tasks[record.task].fingerprint]
         at, why = store.now(), f"{owner} has other code"
         woken = [changes.woken(record, operation=ids.operation(), at=at, why=why) for record in changed]

@@ -39,6 +39,7 @@ log = logging.getLogger("holdfast.recovery")
 
 _AT_ONCE = 500
 _SUPERVISED_SECONDS = 30.0  # a runner sees to its own dead workers; this long nobody else does
+AUDIT_SECONDS = 30.0
 _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only ever passed through
 _WORKING = frozenset({Status.RUNNING, Status.RESUMED})
 _KILLED_FOR_IT = "; its worker did not answer and was killed"
@@ -70,6 +71,7 @@ class Recovery:
         self.max_crashes = max_crashes
         self.max_pending = max_pending
         self._codec = Codec()
+        self._audit_at = 0.0
         self._limits = Limits(store, hub, ids, app=app)  # of whatever task: as many go on as slots were given back
 
     # --- one invocation
@@ -179,7 +181,7 @@ class Recovery:
         count = 0
         where = Filter(runner=runner_of(owner), statuses=OWNED)
         while True:
-            found = await self._store.find(self.app, where, _AT_ONCE)
+            found = await self._store.find(self.app, where, _AT_ONCE, set_aside=True)
             mine = [record for record in found if record.owner == owner and self._lasts(record, for_seconds)]
             crashpoint("recovery.found")
             if overdue:
@@ -195,7 +197,8 @@ class Recovery:
             where = replace(where, before_id=found[-1].id)
 
     async def running(self) -> int:
-        """Everything whose owner is no longer there."""
+        """Everything whose owner is no longer there; and what could never be recovered is set aside."""
+        await self._audit()
         owners = await self._store.owners(self.app)
         runners = {runner.id: runner for runner in await self._store.roster(roster_of(self.app))}
         count = 0
@@ -207,6 +210,14 @@ class Recovery:
                 why = f"its worker {owner} is dead"
                 count += await self.of_owner(owner, why, for_seconds=_SUPERVISED_SECONDS)
         return count
+
+    async def _audit(self) -> None:
+        """Now and then set aside what holds something and could never be recovered."""
+        now = self._store.now()
+        if now >= self._audit_at:
+            if self._audit_at:
+                await self._store.quarantine_hidden(self.app)
+            self._audit_at = now + AUDIT_SECONDS
 
     async def stuck(self) -> list[InvocationRecord]:
         """Return claimed work that nobody starts, though its owner may be alive."""
@@ -240,7 +251,7 @@ class Recovery:
         found: list[InvocationRecord] = []
         where = Filter(statuses=statuses)
         while True:
-            page = await self._store.find(self.app, where, _AT_ONCE)
+            page = await self._store.find(self.app, where, _AT_ONCE, set_aside=True)
             found += [record for record in page if self._lasts(record, seconds)]
             if len(page) < _AT_ONCE:
                 return found

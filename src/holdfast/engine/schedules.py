@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from holdfast.codec import Codec
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.outages import Seldom
+from holdfast.engine.reading import get_readable
 from holdfast.engine.submit import Submitter
 from holdfast.errors import CorruptRecord, StoreUnavailable
 from holdfast.ids import Ids, InvocationId
@@ -193,7 +194,7 @@ class Scheduler:
         """
         last = record.progress.last_id
         ids = [*([] if last is None else [last]), *(invocation_id(record, tick) for tick in ticks)]
-        found = await self._store.get(self._app, ids) if ids else ()
+        found = await get_readable(self._store, self._app, ids) if ids else ()
         return next((each for each in reversed(found) if each is not None and each.status not in FINAL), None)
 
     def _invocation(self, record: ScheduleRecord, tick: float, now: float) -> InvocationRecord:

@@ -24,7 +24,7 @@ from holdfast.engine.depot import Depot
 from holdfast.engine.schedules import expiring
 from holdfast.engine.submit import Submitter
 from holdfast.engine.subscriptions import Subscriptions
-from holdfast.errors import NotDecodable, NotEncodable, PayloadLost, StoreError, TriggerFailed
+from holdfast.errors import CorruptRecord, NotDecodable, NotEncodable, PayloadLost, StoreError, TriggerFailed
 from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle import joins
 from holdfast.lifecycle.changes import apply_to, unowned
@@ -301,7 +301,11 @@ class Teller:
     ) -> Join | None:
         for turn in range(_TRIES):
             entries = await self._store.entries(self._app, joins.KIND, [name])
-            before = joins.from_entry(entries[0]) if entries else None
+            try:
+                before = joins.from_entry(entries[0]) if entries else None
+            except CorruptRecord as error:
+                await self._store.quarantine_entry(entries[0], error)
+                continue
             now = self._store.now()
             after: Join | None = make(before, now)
             if after == before or after is None:

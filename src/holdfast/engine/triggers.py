@@ -211,6 +211,8 @@ class Sweep:
                 await tend(entry)
             except StoreUnavailable:
                 raise
+            except CorruptRecord as error:
+                await self._store.quarantine_entry(entry, error)
             except Exception as error:  # it must not stand in front of the others for ever
                 if self._seldom.is_due(entry.name):
                     log.error("what is to be told by the %s '%s' is put off: %s", kind, entry.name, error)

@@ -37,6 +37,7 @@ from holdfast.engine.limits import Limits as RunningLimits
 from holdfast.engine.parked import wake_parked
 from holdfast.engine.patience import Patience
 from holdfast.engine.permit import Permit
+from holdfast.engine.reading import get_readable
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.reserve import Reserve
 from holdfast.engine.running import Employer, Ended, MakePlaces, Running
@@ -215,7 +216,7 @@ class Worker:
     async def has_lost(self) -> bool:
         """Whether something that it runs belongs to somebody else by now, or to nobody."""
         held = [record.id for record in self._running.records.values()]
-        found = await self._store.get(self._app, held)
+        found = await get_readable(self._store, self._app, held)
         taken = {record.id for record in found if record is not None and record.owner != self.owner}
         return not taken.isdisjoint(self._running.records)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
+from holdfast.lifecycle.decoding import Count, JsonDecoder, Moment, corrupt
 from holdfast.lifecycle.records import Entry, Source
 from holdfast.lifecycle.triggers import DATA, EVENT, Facts
 
@@ -35,16 +35,16 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     id: str
     name: str
     payload: bytes
-    at: float
-    keep_until: float
+    at: Moment
+    keep_until: Moment
     kind: str = EVENT  # or a tick, for triggers that want more than that
     emitted_by: InvocationId = InvocationId("")  # the invocation that did
     key: str = ""
-    depth: int = 0
+    depth: Count = 0
     path: tuple[str, ...] = ()
     outbox: tuple[str, ...] = ()  # triggers that are yet to be told
     caused: tuple[Caused, ...] = ()
-    version: int = 1
+    version: Count = 1
 
     @property
     def facts(self) -> Facts:
@@ -73,8 +73,11 @@ def key_entry(event: EventRecord) -> Entry:
 
 
 def from_entry(entry: Entry) -> EventRecord:
+    """Raises `CorruptRecord` for what cannot be read."""
     try:
-        event = msgspec.json.decode(entry.body, type=EventRecord)
-    except msgspec.MsgspecError as error:
-        raise CorruptRecord(f"the event {entry.name} cannot be read: {error}") from error
-    return replace(event, version=entry.version)
+        return replace(_decoder.decode(entry.body), version=entry.version)
+    except Exception as error:
+        raise corrupt(KIND, entry.name, error) from error
+
+
+_decoder = JsonDecoder[EventRecord](EventRecord)

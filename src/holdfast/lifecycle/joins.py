@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.codec.data import MISSING
-from holdfast.errors import CorruptRecord
 from holdfast.ids import derived_id
+from holdfast.lifecycle.decoding import Count, JsonDecoder, Moment, corrupt
 from holdfast.lifecycle.records import Entry, Source
 from holdfast.lifecycle.triggers import DATA, Facts, TriggerRecord
 
@@ -34,9 +34,9 @@ class Happened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that waits for the others, with what it gives to the call."""
 
     source: Source
-    at: float
+    at: Moment
     picked: bytes
-    depth: int = 0
+    depth: Count = 0
     path: tuple[str, ...] = ()
 
 
@@ -46,12 +46,12 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     app: str
     name: str
     trigger: str
-    clause: int
+    clause: Count
     members: tuple[tuple[Happened, ...], ...]
     firings: tuple[tuple[Happened, ...], ...] = ()
-    used: Mapping[str, float] = {}  # until when it is remembered that this one was used
-    dropped: int = 0
-    version: int = 0
+    used: Mapping[str, Moment] = {}  # until when it is remembered that this one was used
+    dropped: Count = 0
+    version: Count = 0
 
     @property
     def is_empty(self) -> bool:
@@ -125,7 +125,11 @@ def to_entry(join: Join, within_seconds: float, now: float) -> Entry:
 
 
 def from_entry(entry: Entry) -> Join:
+    """Raises `CorruptRecord` for what cannot be read."""
     try:
-        return replace(msgspec.json.decode(entry.body, type=Join), version=entry.version)
-    except msgspec.MsgspecError as error:
-        raise CorruptRecord(f"what waits for each other in '{entry.name}' cannot be read: {error}") from error
+        return replace(_decoder.decode(entry.body), version=entry.version)
+    except Exception as error:
+        raise corrupt(KIND, entry.name, error) from error
+
+
+_decoder = JsonDecoder[Join](Join)

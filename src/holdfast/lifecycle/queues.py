@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from holdfast.lifecycle.decoding import Moment
 from holdfast.lifecycle.records import RunnerRecord
 
 MOST_OPERATIONS = 16  # of the last ones that are remembered of a queue
@@ -22,7 +23,7 @@ class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
 
     app: str
     name: str
-    at: float
+    at: Moment
     by: str
     reason: str
     operation: str

@@ -8,7 +8,7 @@ describes a step, and the store takes it if it still applies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UnsetType
@@ -16,6 +16,7 @@ from msgspec import UnsetType
 from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
+from holdfast.lifecycle.decoding import INVOCATION, Count, Moment, Number, Seconds
 from holdfast.lifecycle.status import Status
 
 DRAIN, STOP = "drain", "stop"
@@ -29,12 +30,12 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     performed a recovery.
     """
 
-    version: int = msgspec.field(name="v")
+    version: Count = msgspec.field(name="v")
     status: Status = msgspec.field(name="s")
-    at: float = msgspec.field(name="t")
+    at: Moment = msgspec.field(name="t")
     operation: str = msgspec.field(name="op")
     owner: str | None = msgspec.field(name="o", default=None)
-    epoch: int = msgspec.field(name="e", default=0)
+    epoch: Count = msgspec.field(name="e", default=0)
     why: str = msgspec.field(name="w", default="")
     by: str | None = msgspec.field(name="b", default=None)
 
@@ -42,9 +43,9 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that failed and was followed by another: the `number`-th failure. Attempts count crashes as well."""
 
-    number: int
-    attempt: int
-    at: float
+    number: Count
+    attempt: Count
+    at: Moment
     error: ErrorRecord
 
 
@@ -55,13 +56,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was agreed when it was submitted. None of it ever changes, and none of it is searched for."""
 
     retries: Mapping[str, Any] | None = None  # a policy as `retries.dump_policy` wrote it; it may be of a newer version
-    key_seconds: float = KEY_SECONDS  # how long its key is taken after its end
-    key_until: float | None = None  # or until when, whatever becomes of it
-    retention: Mapping[str, float | None] | None = None  # by outcome, how long it is kept after its end; None: for ever
-    timeout: float | None = None  # seconds for each attempt
-    soft_timeout: float | None = None  # seconds after which an attempt is told that its time is up
-    start_by: float | None = None  # without a first start by then, it ends
-    cancel_grace: float | None = None  # seconds to clean up; None: as the settings say
+    key_seconds: Seconds = KEY_SECONDS  # how long its key is taken after its end
+    key_until: Moment | None = None  # or until when, whatever becomes of it
+    retention: Mapping[str, Seconds | None] | None = None  # by outcome, how long it is kept; None: for ever
+    timeout: Seconds | None = None  # seconds for each attempt
+    soft_timeout: Seconds | None = None  # seconds after which an attempt is told that its time is up
+    start_by: Moment | None = None  # without a first start by then, it ends
+    cancel_grace: Seconds | None = None  # seconds to clean up; None: as the settings say
     cancel_children: bool = True  # what it has submitted is cancelled with it
 
 
@@ -72,8 +73,8 @@ class Cancellation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Somebody asks an invocation to end: who, why and when, and until when its code may clean up."""
 
     by: str
-    at: float
-    until: float
+    at: Moment
+    until: Moment
     reason: str = ""
     children: bool = True  # and what it has submitted
 
@@ -98,7 +99,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     trigger: str = ""
     sources: tuple[Source, ...] = ()
-    depth: int = 0
+    depth: Count = 0
     path: tuple[str, ...] = ()
 
 
@@ -109,16 +110,16 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     app: str
     task: str
     arguments: bytes
-    created_at: float
-    due_at: float
+    created_at: Moment
+    due_at: Moment
     queue: str = "default"
     tags: tuple[str, ...] = ()
-    priority: int = 0
+    priority: Number = 0
     status: Status = Status.REGISTERED
     owner: str | None = None
-    epoch: int = 0
-    attempt: int = 0
-    changed_at: float = 0.0
+    epoch: Count = 0
+    attempt: Count = 0
+    changed_at: Moment = 0.0
     claim_token: str | None = None
     fingerprint: str | None = None
     reason: str = ""
@@ -130,11 +131,11 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True):
     slot: str | None = None  # the place under that limit that it holds
     key: str | None = None  # no other call of its task has it, as long as it is taken
     twin: str | None = None  # no other call has it, as long as it waits for its first start
-    start_by: float | None = None  # of its terms, as long as it waits for its first start
+    start_by: Moment | None = None  # of its terms, as long as it waits for its first start
     cancellation: Cancellation | None = None
     terms: Terms = PLAIN
     errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
-    retain_until: float | None = None  # it has ended, and is kept until then
+    retain_until: Moment | None = None  # it has ended, and is kept until then
     rerun_of: InvocationId | None = None  # the ended invocation that it repeats
     origin: Origin | None = None  # what triggered it
     outbox: tuple[str, ...] = ()  # triggers that are yet to be told of its end; until then it is kept
@@ -196,11 +197,11 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A worker of a runner: what owns invocations is called ``runner id/worker id``."""
 
     id: str
-    pid: int
-    started_at: float
-    running: int = 0  # invocations, when its runner last heard of it
-    ended: Mapping[str, int] = msgspec.field(default_factory=dict)  # of late, by queue: see `lifecycle.queues.rates`
-    unresponsive_since: float | None = None  # its runner asks it, and it does not answer
+    pid: Count
+    started_at: Moment
+    running: Count = 0  # invocations, when its runner last heard of it
+    ended: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of late, by queue: see `lifecycle.queues.rates`
+    unresponsive_since: Moment | None = None  # its runner asks it, and it does not answer
 
 
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,23 +210,25 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     app: str
     host: str
-    pid: int
+    pid: Count
     version: str
-    started_at: float
-    heartbeat_at: float
-    concurrency: int
+    started_at: Moment
+    heartbeat_at: Moment
+    concurrency: Count
     tasks: tuple[str, ...]
     queues: tuple[str, ...] | None = None  # None: any
-    weights: Mapping[str, int] = msgspec.field(default_factory=dict)  # of queues whose turn is for more than one share
+    weights: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of queues with more than one share
     tags: tuple[str, ...] = ()
     draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
     workers: tuple[WorkerRecord, ...] = ()
     wish: str = ""  # what somebody asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
     declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
-    schema: int = 0  # the version of the store's schema that its code knows
-    dead_after_seconds: float = 0.0  # by its own settings: it promises to be heard that often
-    sits_out_until: float | None = None  # it left its slot unused: others do its share until then
+    schema: Number = 0  # the version of the store's schema that its code knows
+    dead_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = (
+        0.0  # by its own settings: it promises to be heard that often
+    )
+    sits_out_until: Moment | None = None  # it left its slot unused: others do its share until then
 
     @property
     def capacity(self) -> int:
@@ -250,8 +253,8 @@ class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
     """A payload as it is stored: its first piece, and how many there are."""
 
     digest: str
-    size: int
-    pieces: int
+    size: Count
+    pieces: Count
     first: Piece
 
 
@@ -273,9 +276,10 @@ def digests_in(*encoded: bytes | ErrorRecord | UnsetType | None) -> tuple[str, .
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored row that could not be read.
+    """A stored record that could not be read.
 
-    It was moved aside whole, so that one bad row neither stops a loop nor is lost.
+    It was moved aside whole, so that one bad record neither stops a loop nor is lost. Its `kind` is that of an entry
+    (schedule, trigger, event, join, …), or one of those that `holdfast.lifecycle.decoding` names.
     """
 
     id: str
@@ -283,6 +287,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     why: str
     raw: str
+    kind: str = INVOCATION
 
 
 class Hint(msgspec.Struct, frozen=True):
@@ -364,9 +369,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     name: str
     body: bytes
-    version: int = 1
-    due_at: float | None = None
-    keep_until: float | None = None  # removed some time after that; None: kept until somebody removes it
+    version: Count = 1
+    due_at: Moment | None = None
+    keep_until: Moment | None = None  # removed some time after that; None: kept until somebody removes it
 
 
 def registered(

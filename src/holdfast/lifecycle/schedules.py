@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.errors import CorruptRecord, UsageError
 from holdfast.ids import InvocationId
+from holdfast.lifecycle.decoding import Count, JsonDecoder, Moment, Number, Seconds, corrupt
 from holdfast.lifecycle.records import PLAIN, Entry, Terms
 from holdfast.schedules.timing import Cron, cron
 from holdfast.schedules.timing import Schedule as Timing
@@ -48,11 +48,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arguments: bytes
     queue: str = "default"
     tags: tuple[str, ...] = ()
-    priority: int = 0
+    priority: Number = 0
     at_most_once: bool = False
     limit_key: str | None = None
     twin: str | None = None
-    expires_seconds: float | None = None  # in its terms there is no moment, since every tick has another
+    expires_seconds: Seconds | None = None  # in its terms there is no moment, since every tick has another
     terms: Terms = PLAIN
     event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
 
@@ -62,15 +62,15 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     overlap: Overlap = Overlap.ALLOW
     catch_up: CatchUp = CatchUp.LAST
-    catch_up_most: int = 100  # with ALL: of so many ticks, the last ones
-    jitter_seconds: float = 0.0
-    starts_at: float | None = None
-    ends_at: float | None = None
+    catch_up_most: Count = 100  # with ALL: of so many ticks, the last ones
+    jitter_seconds: Seconds = 0.0
+    starts_at: Moment | None = None
+    ends_at: Moment | None = None
     unique: bool = False  # no tick while the invocation of another still waits for its first start
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    at: float
+    at: Moment
     by: str = ""
     why: str = ""
 
@@ -78,12 +78,12 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What has become of the ticks so far. For people; nothing is decided by it but `last_id`, for the overlap."""
 
-    last_tick: float | None = None
+    last_tick: Moment | None = None
     last_id: InvocationId | None = None
-    fired: int = 0
-    skipped: int = 0  # because of the overlap
-    missed: int = 0  # because nobody was there, and they are not to be caught up
-    queued: tuple[float, ...] = ()  # ticks that wait for the end of the one before
+    fired: Count = 0
+    skipped: Count = 0  # because of the overlap
+    missed: Count = 0  # because nobody was there, and they are not to be caught up
+    queued: tuple[Moment, ...] = ()  # ticks that wait for the end of the one before
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,17 +94,17 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     timing: Timing
     call: Call
-    through: float
-    next_at: float | None  # None: nothing will come, or not now (paused, retired, over)
+    through: Moment
+    next_at: Moment | None  # None: nothing will come, or not now (paused, retired, over)
     rules: Rules = Rules()
     declared: bool = False  # in code, so that it is retired when no code declares it any more
     beside: tuple[str, ...] = ()  # other tasks of the module that declares it: who knows one of them has that module
     pause: Pause | None = None
-    retired_at: float | None = None
+    retired_at: Moment | None = None
     progress: Progress = Progress()
-    created_at: float = 0.0
-    changed_at: float = 0.0
-    version: int = 1
+    created_at: Moment = 0.0
+    changed_at: Moment = 0.0
+    version: Count = 1
 
     @property
     def is_active(self) -> bool:
@@ -139,12 +139,15 @@ def to_entry(record: ScheduleRecord) -> Entry:
 def from_entry(entry: Entry) -> ScheduleRecord:
     """Raises `CorruptRecord` for what cannot be read, perhaps because a newer version wrote it."""
     try:
-        record = msgspec.json.decode(entry.body, type=ScheduleRecord)
+        record = _decoder.decode(entry.body)
         if isinstance(record.timing, Cron):  # a newer host may know more zones, and a newer version more expressions
             cron(record.timing.expression, timezone=record.timing.timezone)
         return replace(record, version=entry.version)
-    except (msgspec.MsgspecError, UsageError) as error:
-        raise CorruptRecord(f"the schedule '{entry.name}' cannot be read: {error}") from error
+    except Exception as error:
+        raise corrupt(KIND, entry.name, error) from error
+
+
+_decoder = JsonDecoder[ScheduleRecord](ScheduleRecord)
 
 
 def moved(record: ScheduleRecord, now: float, **fields: Any) -> ScheduleRecord:

@@ -24,6 +24,8 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.lifecycle.decoding import Moment
+
 # Reasons of an ABANDONED execution.
 OWNER_GONE = "owner gone"
 OVERRUN = "overrun"
@@ -98,10 +100,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     service: str
     runner_id: str
-    started_at: float
-    window_ends_at: float
+    started_at: Moment
+    window_ends_at: Moment
     status: ExecutionStatus = ExecutionStatus.RUNNING
-    ended_at: float | None = None
+    ended_at: Moment | None = None
     reason: str = ""
 
 

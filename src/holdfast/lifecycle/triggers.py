@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from holdfast.codec import DataCodec, ErrorRecord
 from holdfast.codec.data import MISSING, at_path, fields_of, is_same, is_within
 from holdfast.codec.values import Opaque
-from holdfast.errors import CorruptRecord, NotDecodable
 from holdfast.ids import InvocationId, derived_id
+from holdfast.lifecycle.decoding import Count, JsonDecoder, Moment, Seconds, corrupt
 from holdfast.lifecycle.records import Entry, Source
 from holdfast.lifecycle.schedules import Call
 from holdfast.lifecycle.status import FINAL, Status
@@ -143,12 +143,12 @@ class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
     arguments: tuple[Argument, ...] = ()
     takes: tuple[str, ...] | None = None  # the parameters of the task; None: any
-    within_seconds: float = WITHIN_SECONDS  # between the first and the last of what is put together
+    within_seconds: Seconds = WITHIN_SECONDS  # between the first and the last of what is put together
     evaluator: str = ""  # the task that decides, if code is called for
     beside: tuple[str, ...] = ()  # other tasks of the module that declares it: who knows one of them has that module
-    retired_at: float | None = None
-    created_at: float = 0.0
-    version: int = 1
+    retired_at: Moment | None = None
+    created_at: Moment = 0.0
+    version: Count = 1
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -265,14 +265,17 @@ def to_entry(record: TriggerRecord) -> Entry:
 def from_entry(entry: Entry) -> TriggerRecord:
     """Raises `CorruptRecord` for what cannot be read, perhaps because a newer version wrote it."""
     try:
-        record = msgspec.json.decode(entry.body, type=TriggerRecord)
+        record = _decoder.decode(entry.body)
         for each in record.conditions:
             if isinstance(each, OnEnd):
                 re.compile(each.message)
             str(each)  # decodes what it holds
-    except (msgspec.MsgspecError, re.error, NotDecodable, AttributeError) as error:
-        raise CorruptRecord(f"the trigger '{entry.name}' cannot be read: {error}") from error
-    return replace(record, version=entry.version)
+        return replace(record, version=entry.version)
+    except Exception as error:
+        raise corrupt(KIND, entry.name, error) from error
+
+
+_decoder = JsonDecoder[TriggerRecord](TriggerRecord)
 
 
 def cycles(triggers: Sequence[TriggerRecord]) -> list[tuple[str, ...]]:

@@ -8,6 +8,10 @@ Every method takes many and answers for each, because a round trip or a flush to
 here. Every one of them may also raise `StoreUnavailable` (try again later) and `StoreError`; after such an error a
 write may or may not have happened, and repeating it with the same operation id is safe.
 
+A record of any kind that cannot be read (`holdfast.lifecycle.decoding`) stops nothing: the methods that list, claim or
+change move it to quarantine, whole, observe that once, and answer with the rest. Three do not: `get` raises
+`CorruptRecord`, and `find` and `ended` leave out what cannot be read, since people look with them.
+
 A third party's store is found by the entry point group ``holdfast.stores`` (the URL's scheme is the name, the object
 a `StoreOpener`) and proves itself with `holdfast.testing.conformance`.
 """
@@ -21,6 +25,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
@@ -214,10 +219,11 @@ class Store(Protocol):
         """
         ...
 
-    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+    async def find(self, app: str, where: Filter, limit: int, *, set_aside: bool = False) -> Sequence[InvocationRecord]:
         """Newest first (by id).
 
-        Records that cannot be read are left out and observed. Arguments, result and error come along.
+        Records that cannot be read are left out and observed; for a service (`set_aside`), they are moved to
+        quarantine. Arguments, result and error come along.
         """
         ...
 
@@ -439,8 +445,21 @@ class Store(Protocol):
         """
         ...
 
+    async def quarantine_entry(self, entry: Entry, error: CorruptRecord) -> bool:
+        """Move an entry aside whose body says nothing that can be read, if it is there as it was read. False: it is
+        not. Idempotent: the second time is False.
+        """
+        ...
+
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         """What was moved aside because it could not be read. Order: oldest first."""
+        ...
+
+    async def quarantine_hidden(self, app: str) -> int:
+        """Move aside invocations that hold something and that no claim, change or recovery would ever meet: they hold
+        a slot and cannot be read, nobody owns them though they are owned, or their status is unknown. How many there
+        were. Its cost grows with what is owned. Idempotent: yes.
+        """
         ...
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
-from holdfast.errors import UsageError
+from holdfast.errors import CorruptRecord, UsageError
 from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import (
     APPLIED,
@@ -34,7 +34,7 @@ from holdfast.lifecycle.changes import (
 from holdfast.lifecycle.claims import Claim, Claimed, claimed, released, turned_away
 from holdfast.lifecycle.limits import Held, Holder, Release, allot
 from holdfast.lifecycle.queues import QueueDepth, gathered
-from holdfast.lifecycle.records import Collected, InvocationRecord, Quarantined, runner_of
+from holdfast.lifecycle.records import Collected, Entry, InvocationRecord, Quarantined, runner_of
 from holdfast.lifecycle.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.store.contract import Ability, Ended, Filter, Finding, Observe, Transaction, ignore
 from holdfast.store.memory_beside import MemoryBeside
@@ -51,6 +51,7 @@ class MemoryStore(MemoryBeside):
     def __init__(self, clock: Clock, observe: Observe = ignore) -> None:
         super().__init__(clock)
         self._observe = observe
+        self._quarantine: list[Quarantined] = []
         self._records: dict[tuple[str, str], InvocationRecord] = {}
         self._named: dict[tuple[str, str, str], InvocationId] = {}  # by app, kind of name and name: what has it
         self._ready: dict[tuple[str, str], list[_Place]] = {}  # by app and lane
@@ -161,7 +162,7 @@ class MemoryStore(MemoryBeside):
         with self._lock:
             return [self._records.get((app, id)) for id in ids]
 
-    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+    async def find(self, app: str, where: Filter, limit: int, *, set_aside: bool = False) -> Sequence[InvocationRecord]:
         with self._lock:
             found = [record for record in self._of(app) if _matches(where, record)]
             return sorted(found, key=lambda record: record.id, reverse=True)[:limit]
@@ -240,7 +241,20 @@ class MemoryStore(MemoryBeside):
         return None  # it is never older than this code
 
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
-        return []
+        return [each for each in self._quarantine if each.app == app]
+
+    async def quarantine_entry(self, entry: Entry, error: CorruptRecord) -> bool:
+        if not await self.remove_entry(entry):
+            return False
+        aside = Quarantined(
+            app=entry.app, id=entry.name, kind=entry.kind, at=self.now(), why=str(error), raw=repr(entry.body)
+        )
+        self._quarantine.append(aside)
+        self._observe("quarantine", {"kind": entry.kind, "id": entry.name, "why": str(error)})
+        return True
+
+    async def quarantine_hidden(self, app: str) -> int:
+        return 0
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         return [Finding(subject="memory", ok=True, detail=f"{len(self._records)} invocations in this process")]

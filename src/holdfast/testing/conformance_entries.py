@@ -7,11 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.errors import CorruptRecord
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.records import Entry
 from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS
 from holdfast.store.contract import Ability, Filter, Store
-from holdfast.testing.samples import START, Stage, owned
+from holdfast.testing.samples import START, Stage, invocation, owned
 
 
 def entry(name: str = "nightly", **fields: Any) -> Entry:
@@ -70,13 +71,13 @@ class EntryConformance:
         """A version alone does not tell: it begins with 1 each time."""
 
         async def scenario(store: Store) -> None:
-            old, new = entry(body=b"old"), entry(body=b"new")
+            old, new = entry(body=b'"old"'), entry(body=b'"new"')
             after_old = replace(old, version=2)
             assert not await store.put_entry(after_old, old), "it is not there"
             await store.put_entry(new)
             assert not await store.put_entry(after_old, old)
             assert list(await store.entries("shop", "schedule")) == [new]
-            after_new = replace(new, version=2, body=b"newer")
+            after_new = replace(new, version=2, body=b'"newer"')
             assert await store.put_entry(after_new, new)
             assert await store.put_entry(after_new, new), "again: it is there as it was put"
             assert list(await store.entries("shop", "schedule")) == [after_new]
@@ -94,12 +95,37 @@ class EntryConformance:
 
         stage.play(scenario)
 
+    def test_an_entry_is_set_aside_if_it_is_as_it_was_read(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            first, other = entry(), entry(name="other")
+            assert await store.put_entry(first)
+            assert await store.put_entry(other)
+            error = CorruptRecord("it says nothing", kind=first.kind, id=first.name)
+            assert not await store.quarantine_entry(replace(first, body=b"[]"), error), "somebody has changed it"
+            assert await store.quarantine_entry(first, error)
+            assert not await store.quarantine_entry(first, error)
+            assert list(await store.entries(first.app, first.kind)) == [other]
+            (aside,) = await store.quarantined(first.app)
+            assert (aside.kind, aside.id, "it says nothing" in aside.why) == (first.kind, first.name, True)
+            assert await store.put_entry(first), "its name is free"
+
+        stage.play(scenario)
+
+    def test_an_audit_leaves_sound_invocations_alone(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await owned(store, "a")
+            await store.insert([invocation("b", limit_key="k"), invocation("c", due_at=START + 60)])
+            assert await store.quarantine_hidden("shop") == 0
+            assert len(await store.find("shop", Filter(), 9, set_aside=True)) == 3
+
+        stage.play(scenario)
+
     def test_only_the_version_that_is_there_is_removed(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             first = entry()
             await store.put_entry(first)
             assert not await store.remove_entry(replace(first, version=2))
-            assert not await store.remove_entry(replace(first, body=b"made anew"))
+            assert not await store.remove_entry(replace(first, body=b'"made anew"'))
             assert await store.remove_entry(first)
             assert not await store.remove_entry(first)
             assert await names(store) == []

@@ -272,7 +272,7 @@ class StoreMachine(RuleBasedStateMachine):
         name=st.sampled_from(["a", "b", "c"]),
         version=st.sampled_from([1, 1, 2, 3]),
         keep_until=st.none() | SHIFTS.map(lambda shift: START + RETENTION_SECONDS + shift),
-        bodies=st.tuples(st.sampled_from([b"", b"x"]), st.sampled_from([None, b"", b"x"])),
+        bodies=st.tuples(st.sampled_from([b"1", b"2"]), st.sampled_from([None, b"1", b"2"])),
     )
     def put_entry(
         self, app: str, name: str, version: int, keep_until: float | None, bodies: tuple[bytes, bytes | None]

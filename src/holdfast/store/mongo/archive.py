@@ -10,15 +10,16 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import ValidationError, convert
+from msgspec import convert
 from pymongo import ASCENDING, DESCENDING, UpdateOne
 
+from holdfast.lifecycle.decoding import LATEST
 from holdfast.lifecycle.records import Terms
-from holdfast.lifecycle.retention import OUTCOMES, retain_until
+from holdfast.lifecycle.retention import FOREVER, OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
 from holdfast.store.mongo.documents import Document, delivered, expiry
-from holdfast.store.mongo.queries import Invocations
+from holdfast.store.mongo.queries import Invocations, is_moment
 
 _ORDER = [("changed_at", DESCENDING), ("id", DESCENDING)]
 _FINAL: Document = {"status": {"$in": list(OUTCOMES)}}
@@ -32,7 +33,13 @@ async def ended(invocations: Invocations, app: str, where: Ended, limit: int) ->
     found: list[Document] = []
     for wanted in looks(app, where):
         found += await invocations.find(wanted, hint="ended").sort(order_of(wanted)).limit(limit).to_list()
-    return sorted(found, key=lambda one: (one["changed_at"], str(one.get("id"))), reverse=True)[:limit]
+    return sorted(found, key=_end_of, reverse=True)[:limit]
+
+
+def _end_of(document: Document) -> tuple[float, str]:
+    """What has no proper end comes first, so it is no end of a page."""
+    at = document.get("changed_at")
+    return at if is_moment(at) else LATEST, str(document.get("id"))
 
 
 def order_of(wanted: Document) -> list[tuple[str, int]]:
@@ -104,18 +111,19 @@ async def retain_old(invocations: Invocations, app: str, after: str, limit: int)
     fields = dict.fromkeys(("id", "status", "changed_at", "retain_until", "terms", "key"), True)
     found = await invocations.find(wanted, fields, hint="status").sort([("id", ASCENDING)]).limit(limit).to_list()
     updates = [
-        UpdateOne({"_id": one["_id"], "retain_until": {"$exists": False}}, {"$set": expiry(_until(one))})
+        UpdateOne({"_id": one["_id"], "retain_until": {"$exists": False}}, {"$set": _kept(one)})
         for one in found
-        if "retain_until" not in one and isinstance(one.get("changed_at"), int | float)
+        if "retain_until" not in one
     ]
     if updates:
         await invocations.bulk_write(updates, ordered=False)
     return found[-1]["id"] if len(found) == limit else None
 
 
-def _until(document: Document) -> float:
+def _kept(document: Document) -> Document:
     try:
         terms = convert(document.get("terms", {}), Terms)
-    except ValidationError:  # whoever reads the whole document finds out
-        terms = Terms()
-    return retain_until(terms, document.get("key"), Status(document["status"]), document["changed_at"])
+        until = retain_until(terms, document.get("key"), Status(document["status"]), document["changed_at"])
+        return expiry(until)
+    except Exception:  # whoever reads the whole document finds out
+        return expiry(FOREVER)

@@ -111,6 +111,7 @@ class MongoBase:
     def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
         return client.get_database(
             connection.database_name(self._url),
+            codec_options=connection.LENIENT,
             write_concern=_MAJORITY,
             read_concern=ReadConcern("local"),
             read_preference=ReadPreference.PRIMARY,

@@ -9,6 +9,7 @@ import msgspec
 from pymongo import ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 
+from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.queues import QueueDepth, QueuePause
 from holdfast.lifecycle.records import (
     Collected,
@@ -30,6 +31,8 @@ from holdfast.store.mongo.documents import (
 
 T = TypeVar("T")
 
+_MOST_PASSES = 100
+
 
 class MongoBeside(MongoBase):
     """The part of `holdfast.store.contract.Store` that is not about invocations."""
@@ -49,21 +52,62 @@ class MongoBeside(MongoBase):
         await self._ask("put payloads", lambda again: payloads.put(there, app, stored, self.now()))
 
     async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
-        async def read(there: AsyncCollection[Document]) -> StoredPayload | None:
-            return await payloads.get(there, app, digest)
-
-        return await self._ask("get payload", lambda again: self._one(schema.PAYLOADS, read))
+        found = await self._ask(
+            "get payload",
+            lambda again: self._one(schema.PAYLOADS, lambda there: payloads.get(there, app, digest)),
+        )
+        try:
+            return None if found is None else payloads.payload_of(found)
+        except CorruptRecord as error:  # who wants to store the same value stores it anew
+            await self._put_aside(schema.PAYLOADS, found, error)
+            raise
 
     async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
-        async def read(pieces: AsyncCollection[Document]) -> Piece | None:
-            return await payloads.get_piece(pieces, app, digest, number)
+        found = await self._ask(
+            "get piece",
+            lambda again: self._one(schema.PIECES, lambda there: payloads.get_piece(there, app, digest, number)),
+        )
+        try:
+            return None if found is None else payloads.piece_of(found)
+        except CorruptRecord as error:
+            await self._put_aside(schema.PIECES, found, error)
+            there = self._collection(schema.PAYLOADS)
+            whole = await self._ask("get payload", lambda again: payloads.get(there, app, digest))
+            await self._put_aside(schema.PAYLOADS, whole, error)
+            raise
 
-        return await self._ask("get piece", lambda again: self._one(schema.PIECES, read))
-
-    async def _one(self, name: str, read: Callable[[AsyncCollection[Document]], Awaitable[T | None]]) -> T | None:
+    async def _one(
+        self, name: str, read: Callable[[AsyncCollection[Document]], Awaitable[Document | None]]
+    ) -> Document | None:
         """What is durable, and if nothing is there: whether that is certain."""
         found = await read(self._collection(name, majority=True))
         return await self._certainly(name, read) if found is None else found
+
+    # --- what cannot be read
+
+    async def _put_aside(self, name: str, document: Document | None, error: CorruptRecord) -> None:
+        """Move a document of a collection to quarantine, if this user may."""
+        if document is not None:
+            await self._ask("set aside", lambda again: self._quarantine.set_aside(document, error, name))
+
+    async def _tended(
+        self,
+        what: str,
+        name: str,
+        read: Callable[[], Awaitable[Sequence[Document]]],
+        decode: Callable[[Document], T],
+    ) -> list[T]:
+        """Read documents of a collection. Those that cannot be read are set aside, and make room for the next."""
+
+        async def attempt(again: bool) -> list[T]:
+            found: list[T] = []
+            for _ in range(_MOST_PASSES):
+                found, moved = await self._quarantine.sorted_out(name, await read(), decode)
+                if not moved:
+                    break
+            return found
+
+        return await self._ask(what, attempt)
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         return await self._ask("collect payloads", lambda again: self._collect(app, before, limit))
@@ -103,7 +147,11 @@ class MongoBeside(MongoBase):
             "draining": draining,
         }
         found = await self._ask("heartbeat", lambda again: self._beat(key_of(app, runner_id), facts))
-        return None if found is None else runner_of(found)
+        try:
+            return None if found is None else runner_of(found)
+        except CorruptRecord as error:  # it begins anew, as one that was declared dead
+            await self._put_aside(schema.RUNNERS, found, error)
+            return None
 
     async def _beat(self, key: str, facts: Document) -> Document | None:
         """The server stamps the time, so a runner with a wrong clock neither looks dead nor lives for ever; its
@@ -122,8 +170,10 @@ class MongoBeside(MongoBase):
 
     async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
         runners = self._collection(schema.RUNNERS)
-        found = await self._ask("silent", lambda again: roster.silent(runners, app, self.now()))
-        return [(runner_of(document), silence) for document, silence in found]
+        return await self._tended(
+            *("silent", schema.RUNNERS, lambda: roster.silent(runners, app, self.now())),
+            lambda found: (runner_of(found), float(found["silent"])),
+        )
 
     async def declare_dead(self, runner: RunnerRecord) -> bool:
         return await self._ask("declare dead", lambda again: self._declare_dead(runner, again))
@@ -152,19 +202,18 @@ class MongoBeside(MongoBase):
 
     async def roster(self, app: str) -> Sequence[RunnerRecord]:
         runners = self._collection(schema.RUNNERS, majority=True)
-        found = []
-        for document in await self._ask("roster", lambda again: queries.roster(runners, app)):
-            try:
-                found.append(runner_of(document))
-            except msgspec.MsgspecError as error:
-                self._observe("unreadable", {"id": document["_id"], "why": f"roster entry: {error}"})
-        return found
+        return await self._tended("roster", schema.RUNNERS, lambda: queries.roster(runners, app), runner_of)
 
     # --- services
 
     async def put_execution(self, app: str, execution: Execution) -> Execution | None:
         there = self._collection(schema.EXECUTIONS, majority=True)
-        return await self._ask("put execution", lambda again: executions.put(there, app, execution))
+        while True:
+            other = await self._ask("put execution", lambda again: executions.put(there, app, execution))
+            try:
+                return None if other is None else executions.execution_of(other)
+            except CorruptRecord as error:
+                await self._move_away(schema.EXECUTIONS, other, error)
 
     async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
         there = self._collection(schema.EXECUTIONS, majority=True)
@@ -172,7 +221,10 @@ class MongoBeside(MongoBase):
 
     async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
         there = self._collection(schema.EXECUTIONS, majority=True)
-        return await self._ask("executions", lambda again: executions.listing(there, app, service, limit))
+        return await self._tended(
+            *("executions", schema.EXECUTIONS),
+            *(lambda: executions.listing(there, app, service, limit), executions.execution_of),
+        )
 
     async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
         there = self._collection(schema.EXECUTIONS)
@@ -186,7 +238,18 @@ class MongoBeside(MongoBase):
 
     async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
         there = self._collection(schema.QUEUES, majority=True)
-        return await self._ask("pause queue", lambda again: queues.pause(there, pause))
+        while True:
+            found = await self._ask("pause queue", lambda again: queues.pause(there, pause))
+            try:
+                return None if found is None else queues.pause_of(found)
+            except CorruptRecord as error:
+                await self._move_away(schema.QUEUES, found, error)
+
+    async def _move_away(self, name: str, document: Document | None, error: CorruptRecord) -> None:
+        """Set aside a document that is in the way of a write. Raises the error where this user may not."""
+        assert document is not None
+        if not await self._ask("set aside", lambda again: self._quarantine.set_aside(document, error, name)):
+            raise error
 
     async def resume_queue(self, app: str, name: str, operation: str) -> bool:
         there = self._collection(schema.QUEUES, majority=True)
@@ -194,25 +257,48 @@ class MongoBeside(MongoBase):
 
     async def pauses(self, app: str) -> Sequence[QueuePause]:
         there = self._collection(schema.QUEUES, majority=True)
-        return await self._ask("pauses", lambda again: queues.pauses(there, app))
+        found = await self._tended("pauses", schema.QUEUES, lambda: queues.pauses(there, app), queues.pause_of)
+        return [pause for pause in found if pause is not None]
 
     # --- entries
 
     async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
         there = self._collection(schema.ENTRIES, majority=True)
-        return await self._ask("put entry", lambda again: entries.put(there, entry, over))
+        while True:
+            if await self._ask("put entry", lambda again: entries.put(there, entry, over)):
+                return True
+            found = await self._ask("put entry", lambda again: entries.get(there, entry))
+            try:
+                return found is not None and entries.entry_of(found) == entry
+            except CorruptRecord as error:
+                await self._move_away(schema.ENTRIES, found, error)
 
     async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
         there = self._collection(schema.ENTRIES, majority=True)
-        return await self._ask("entries", lambda again: entries.listing(there, app, kind, names))
+        found = await self._tended(
+            "entries", schema.ENTRIES, lambda: entries.listing(there, app, kind, names), entries.entry_of
+        )
+        return sorted(found, key=lambda entry: entry.name)
 
     async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
         there = self._collection(schema.ENTRIES, majority=True)
-        return await self._ask("due entries", lambda again: entries.due(there, app, kind, limit))
+        return await self._tended(
+            "due entries", schema.ENTRIES, lambda: entries.due(there, app, kind, limit), entries.entry_of
+        )
 
     async def latest_entries(self, app: str, kind: str, limit: int, before: str | None = None) -> Sequence[Entry]:
         there = self._collection(schema.ENTRIES, majority=True)
-        return await self._ask("latest entries", lambda again: entries.latest(there, app, kind, limit, before))
+        return await self._tended(
+            *("latest entries", schema.ENTRIES),
+            *(lambda: entries.latest(there, app, kind, limit, before), entries.entry_of),
+        )
+
+    async def quarantine_entry(self, entry: Entry, error: CorruptRecord) -> bool:
+        there = self._collection(schema.ENTRIES)
+        found = await self._ask("quarantine entry", lambda again: entries.get(there, entry))
+        if found is None or (found.get("version"), found.get("body")) != (entry.version, entry.body):
+            return False
+        return await self._ask("set aside", lambda again: self._quarantine.set_aside(found, error, schema.ENTRIES))
 
     async def remove_entry(self, entry: Entry) -> bool:
         there = self._collection(schema.ENTRIES)

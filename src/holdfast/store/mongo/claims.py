@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from msgspec import ValidationError, convert
+from msgspec import convert
 from msgspec.structs import replace
 from pymongo import ReturnDocument, UpdateMany, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
@@ -25,6 +25,7 @@ from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change
 from holdfast.lifecycle.claims import Claim, Claimed, blocked, claimed, refused
+from holdfast.lifecycle.decoding import shown
 from holdfast.lifecycle.limits import Allotment, Held, Holder, Release, allot, limit_of, why_blocked, why_refused
 from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms
 from holdfast.lifecycle.retention import retain_until
@@ -187,12 +188,12 @@ class Claims:
     async def _candidates(self, claim: Claim, most: int, share: str | None = None) -> tuple[list[Document], bool]:
         """What a claim may take, and whether there may be more. What is marked as ready and cannot be is set aside."""
         found = await self._found(claim, most, share)
-        sound = [one for one in found if one.get("status") in _AVAILABLE and isinstance(one.get("rank"), int | float)]
+        sound = [one for one in found if _is_sound(one)]
         if len(sound) < len(found):
             strange = [one["_id"] for one in found if one not in sound]
             for document in await queries.by_key(self._collection(schema.INVOCATIONS), strange):
-                why = f"{document['_id']} is marked as ready with status {document.get('status')!r}"
-                await self._quarantine.set_aside(document, CorruptRecord(f"{why}, rank {document.get('rank')!r}"))
+                why = f"{document['_id']} is marked as ready with status {shown(document.get('status'))}"
+                await self._quarantine.set_aside(document, CorruptRecord(f"{why}, rank {shown(document.get('rank'))}"))
         return sound, len(found) == most
 
     async def _found(self, claim: Claim, most: int, share: str | None) -> list[Document]:
@@ -388,10 +389,15 @@ def _candidate(document: Document) -> _Candidate:
     id, task, key, name = (document.get(each) for each in ("id", "task", "limit_key", "key"))
     try:
         terms = convert(document.get("terms", {}), Terms)
-    except ValidationError:
+    except Exception:
         terms = PLAIN
     status, limit_key = Status(document["status"]), key if isinstance(key, str) else None
     return _Candidate(document["_id"], InvocationId(str(id)), str(task), limit_key, status, terms, name)
+
+
+def _is_sound(document: Document) -> bool:
+    status, rank = document.get("status"), document.get("rank")
+    return isinstance(status, str) and status in _AVAILABLE and isinstance(rank, int | float)
 
 
 def _with(before: Claimed, more: Claimed) -> Claimed:

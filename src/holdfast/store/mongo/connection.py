@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import unquote_plus
 
+from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import AsyncMongoClient
 from pymongo.common import URI_OPTIONS_VALIDATOR_MAP
 from pymongo.errors import ConfigurationError as DriverConfigurationError
@@ -41,6 +42,15 @@ _DEFAULTS: Mapping[str, Any] = {
     "connectTimeoutMS": 5_000,
     "socketTimeoutMS": 20_000,
 }
+
+
+# A text that is not UTF-8, or a date beyond all calendars, would make the driver refuse a whole answer: one damaged
+# document would hide all others. So it is read as far as it goes, and the decoder of records judges it.
+LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
+    tz_aware=True,
+    unicode_decode_error_handler="backslashreplace",
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+)
 
 
 class Shared:

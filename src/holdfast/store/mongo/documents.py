@@ -19,18 +19,15 @@ from bson import Binary
 from msgspec import UNSET
 
 from holdfast.codec import ErrorRecord
-from holdfast.errors import CorruptRecord
 from holdfast.lifecycle.changes import OPTIONAL, Change, entries
+from holdfast.lifecycle.decoding import INVOCATION, RUNNER, check_plain, corrupt, shown
 from holdfast.lifecycle.history import CUT_EVERY, CUT_WITHIN, KEPT_LINES, LONGEST, is_cut_at, is_whole
 from holdfast.lifecycle.records import (
     PLAIN,
-    Cancellation,
     FailedAttempt,
     HistoryEntry,
     InvocationRecord,
-    Origin,
     RunnerRecord,
-    Terms,
 )
 from holdfast.lifecycle.retention import FOREVER
 from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
@@ -98,71 +95,68 @@ def to_document(record: InvocationRecord) -> Document:
 
 
 def from_document(document: Mapping[str, Any]) -> InvocationRecord:
-    """The record of a document.
+    """Return the record of a document.
 
     Raises `CorruptRecord` when the document cannot be one. Unknown fields are ignored here and survive in the store.
     """
     try:
         return _decode(document)
-    except (KeyError, ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-        reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CorruptRecord(f"the stored invocation {document.get('_id')} cannot be read: {reason}") from error
+    except Exception as error:
+        raise corrupt(INVOCATION, str(document.get("_id")).rpartition("|")[2], error) from error
 
 
 def _decode(document: Mapping[str, Any]) -> InvocationRecord:
-    _check_types(document)
-    history = tuple(msgspec.convert(document["history"], list[HistoryEntry]))
-    status = Status(document["status"])
-    if not history or history[-1].version != document["version"] or history[-1].status is not status:
-        raise ValueError(f"its history does not end in version {document['version']}, {status}")
-    if len(history) != history[-1].version and not is_whole(history):
-        raise ValueError(f"its history has {len(history)} entries for {history[-1].version} versions")
-    error, result = document["error"], document["result"]
-    fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
-    fields |= {name: document[name] for name in _SELDOM if name in document}
-    fields |= {name: msgspec.convert(document[name], kind) for name, kind in _STRUCTURED.items() if name in document}
-    return InvocationRecord(
-        **fields,
-        tags=tuple(document["tags"]),
-        priority=-document["rank"],
-        status=status,
-        arguments=bytes(document["arguments"]),
-        result=None if result is None else bytes(result),
-        error=None if error is None else msgspec.convert(error, ErrorRecord),
-        history=history,
-    )
+    """Types and bounds of all fields are checked while the record is made of them, and before."""
+    for name in _REQUIRED:
+        if name not in document:
+            raise KeyError(name)
+    for name in ("arguments", "result"):  # a text would be taken for base64
+        if isinstance(document[name], str):
+            raise TypeError(f"Expected `bytes`, got `str` - at `$.{name}`")
+    rank, version = _whole(document["rank"], "rank"), _whole(document["version"], "version")
+    numbers = {name: _whole(document[name], name) for name in ("epoch", "attempt")}
+    record = msgspec.convert({**document, **numbers, "priority": -rank}, InvocationRecord)
+    history, status = record.history, record.status
+    if not history or history[-1].version != version or history[-1].status is not status:
+        raise ValueError(f"its history does not end in version {version}, {status}")
+    if len(history) != version and not is_whole(history):
+        raise ValueError(f"its history has {len(history)} entries for {version} versions")
+    if record.terms.retries is not None:
+        check_plain(record.terms.retries, "terms.retries")
+    _check_sense(record, document)
+    return record
 
 
-_PLAIN = (
-    *("app", "id", "task", "queue", "owner", "epoch", "attempt", "created_at", "due_at", "changed_at"),
-    *("claim_token", "fingerprint", "parent_id", "reason"),
+def _check_sense(record: InvocationRecord, document: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the fields that indexes are made of say what the record says."""
+    status = record.status
+    check_key(document, key_of(record.app, record.id))
+    if record.lane != document["lane"]:
+        raise ValueError(f"its lane {shown(document['lane'])} is not that of its task, queue and tags")
+    if (status in AVAILABLE) is not (document.get("ready") is True):
+        raise ValueError(f"it is {status}, and ready is {shown(document.get('ready'))}")
+    if (status in OWNED) is not (document.get("owned") is True):
+        raise ValueError(f"it is {status}, and owned is {shown(document.get('owned'))}")
+    if status in OWNED and record.owner is None:
+        raise ValueError(f"it is {status}, and nobody owns it")
+
+
+def _whole(value: Any, name: str) -> int:
+    """Return a whole number, which may be a double if somebody has edited it."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"Expected `int`, got `{type(value).__name__}` - at `$.{name}`")
+    return value
+
+
+_REQUIRED = (
+    *("app", "id", "task", "queue", "tags", "lane", "rank", "status", "owner", "epoch", "version", "attempt"),
+    *("created_at", "due_at", "changed_at", "claim_token", "fingerprint", "parent_id", "reason", "arguments"),
+    *("result", "error", "history"),
 )
 # A document has these only if there is something to say.
 _SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin", "retain_until", "rerun_of", "start_by")
-_STRUCTURED: Mapping[str, Any] = {
-    "terms": Terms,
-    "errors": tuple[FailedAttempt, ...],
-    "cancellation": Cancellation,
-    "origin": Origin,
-    "outbox": tuple[str, ...],
-}
-_KEYS = ("limit_key", "slot", "key", "twin", "rerun_of")
-_TEXTS = ("app", "id", "task", "queue", "reason", "status")
-_NUMBERS = ("epoch", "version", "attempt", "rank", "created_at", "due_at", "changed_at")
-
-
-def _check_types(document: Mapping[str, Any]) -> None:
-    for name in _TEXTS:
-        if not isinstance(document[name], str):
-            raise TypeError(f"{name} is {document[name]!r}")
-    for name in _KEYS:
-        if not isinstance(document.get(name, ""), str):
-            raise TypeError(f"{name} is {document[name]!r}")
-    for name in _NUMBERS:  # a number may be a double or a long, if somebody has edited it
-        if not isinstance(document[name], int | float) or isinstance(document[name], bool):
-            raise TypeError(f"{name} is {document[name]!r}")
-    if not isinstance(document.get("retain_until", 0), int | float):
-        raise TypeError(f"retain_until is {document['retain_until']!r}")
 
 
 def entry_document(entry: HistoryEntry) -> Document:
@@ -377,4 +371,24 @@ def runner_document(runner: RunnerRecord) -> Document:
 
 
 def runner_of(document: Mapping[str, Any]) -> RunnerRecord:
-    return msgspec.convert({name: value for name, value in document.items() if name != "_id"}, RunnerRecord)
+    """Return the roster entry of a document. Raises `CorruptRecord`."""
+    try:
+        runner = msgspec.convert(dict(document), RunnerRecord)
+        check_key(document, key_of(runner.app, runner.id))
+        return runner
+    except Exception as error:
+        raise corrupt(RUNNER, name_of(document), error) from error
+
+
+# --- what else there is
+
+
+def check_key(document: Mapping[str, Any], key: str) -> None:
+    """Raise ValueError unless a document is stored under the key that it says: nobody could change or remove it."""
+    if document["_id"] != key:
+        raise ValueError(f"it is stored as {shown(document['_id'])}, and says that it is {shown(key)}")
+
+
+def name_of(document: Mapping[str, Any]) -> str:
+    """Return what its key says behind the app's name."""
+    return str(document.get("_id")).partition("|")[2]

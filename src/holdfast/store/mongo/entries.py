@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 
+import msgspec
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
+from holdfast.lifecycle.decoding import check_body, corrupt
 from holdfast.lifecycle.records import Entry
 from holdfast.lifecycle.retention import FOREVER
-from holdfast.store.mongo.documents import Document, key_of
+from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
 
 Entries = AsyncCollection[Document]
 
@@ -30,8 +32,7 @@ async def put(entries: Entries, entry: Entry, over: Entry | None = None) -> bool
         result = await entries.replace_one(before, names | facts)
         if result.matched_count:
             return True
-    found = await entries.find_one({"_id": key})
-    return found is not None and _entry(found) == entry
+    return False
 
 
 def document_of(entry: Entry) -> Document:
@@ -41,36 +42,39 @@ def document_of(entry: Entry) -> Document:
 
 def in_the_way(entry: Entry, found: Document | None, now: float) -> Entry | None:
     """What has the name of a new entry, unless it need not be kept any longer."""
-    there = None if found is None else _entry(found)
+    there = None if found is None else entry_of(found)
     return there if there is None or there.keep_until is None or there.keep_until > now else None
 
 
-async def listing(entries: Entries, app: str, kind: str, names: Sequence[str] | None) -> list[Entry]:
+async def get(entries: Entries, entry: Entry) -> Document | None:
+    """What has its name."""
+    return await entries.find_one({"_id": _key(entry)})
+
+
+async def listing(entries: Entries, app: str, kind: str, names: Sequence[str] | None) -> list[Document]:
     """Index: named, or _id."""
     if names is not None:
         keys = [key_of(app, f"{kind}|{name}") for name in names]
-        found = await entries.find({"_id": {"$in": keys}}).to_list()
-        return sorted(map(_entry, found), key=lambda entry: entry.name)
+        return await entries.find({"_id": {"$in": keys}}).sort([("_id", ASCENDING)]).to_list()
     cursor = entries.find({"app": app, "kind": kind}, hint="named").sort([("name", ASCENDING)])
-    return [_entry(document) for document in await cursor.to_list()]
+    return await cursor.to_list()
 
 
-async def due(entries: Entries, app: str, kind: str, limit: int) -> list[Entry]:
-    """Index: due."""
+async def due(entries: Entries, app: str, kind: str, limit: int) -> list[Document]:
+    """Index: due. What is due at no time at all comes first, so somebody looks at it, and sets it aside."""
     if limit <= 0:
         return []
-    wanted: Document = {"app": app, "kind": kind, "due_at": {"$gte": float("-inf")}}
+    wanted: Document = {"app": app, "kind": kind, "due_at": {"$exists": True}}
     order = [("due_at", ASCENDING), ("name", ASCENDING)]
-    return [_entry(found) for found in await entries.find(wanted, hint="due").sort(order).limit(limit).to_list()]
+    return await entries.find(wanted, hint="due").sort(order).limit(limit).to_list()
 
 
-async def latest(entries: Entries, app: str, kind: str, limit: int, before: str | None) -> list[Entry]:
+async def latest(entries: Entries, app: str, kind: str, limit: int, before: str | None) -> list[Document]:
     """Index: named."""
     if limit <= 0:
         return []
     wanted: Document = {"app": app, "kind": kind} | ({} if before is None else {"name": {"$lt": before}})
-    cursor = entries.find(wanted, hint="named").sort([("name", DESCENDING)]).limit(limit)
-    return [_entry(found) for found in await cursor.to_list()]
+    return await entries.find(wanted, hint="named").sort([("name", DESCENDING)]).limit(limit).to_list()
 
 
 async def remove_expired(entries: Entries, app: str, at: float, limit: int) -> int:
@@ -103,13 +107,16 @@ def _facts(entry: Entry) -> Document:
     return facts
 
 
-def _entry(found: Document) -> Entry:
-    return Entry(
-        app=found["app"],
-        kind=found["kind"],
-        name=found["name"],
-        body=bytes(found["body"]),
-        version=found["version"],
-        due_at=found.get("due_at"),
-        keep_until=found.get("keep_until"),
-    )
+def entry_of(document: Document) -> Entry:
+    """Return the entry of a document. Raises `CorruptRecord`; what its body says is not looked at."""
+    kind, _, name = name_of(document).partition("|")
+    try:
+        body, version = (
+            check_body(document["body"]),
+            document["version"],
+        )  # the version has a default, and must be there
+        entry = msgspec.convert(document | {"version": version, "body": body}, Entry)
+        check_key(document, _key(entry))
+        return entry
+    except Exception as error:
+        raise corrupt(kind, name, error) from error

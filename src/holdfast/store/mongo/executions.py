@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from pymongo import DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
+from holdfast.lifecycle.decoding import EXECUTION, corrupt
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.store.mongo.documents import Document, key_of
+from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
 
 Executions = AsyncCollection[Document]
 
 
-async def put(executions: Executions, app: str, execution: Execution) -> Execution | None:
+async def put(executions: Executions, app: str, execution: Execution) -> Document | None:
+    """The one that is in the way. Index: executing."""
     document: Document = {"_id": key_of(app, execution.id), "app": app, **msgspec.to_builtins(execution)}
     while True:
         try:
@@ -27,7 +28,7 @@ async def put(executions: Executions, app: str, execution: Execution) -> Executi
                 return None
         wanted = {"app": app, "service": execution.service, "status": ExecutionStatus.RUNNING.value}
         if (other := await executions.find_one(wanted, hint="executing")) is not None:
-            return _execution(other)
+            return other
         # It has ended in the meantime.
 
 
@@ -39,11 +40,13 @@ async def end(executions: Executions, app: str, id: str, status: ExecutionStatus
     return result.matched_count > 0 or await executions.find_one({"_id": key, **facts}, {"_id": True}) is not None
 
 
-async def listing(executions: Executions, app: str, service: str, limit: int) -> list[Execution]:
+async def listing(executions: Executions, app: str, service: str, limit: int) -> list[Document]:
     """Index: executed."""
+    if limit <= 0:
+        return []
     order = [("started_at", DESCENDING), ("id", DESCENDING)]
     cursor = executions.find({"app": app, "service": service}, hint="executed").sort(order).limit(limit)
-    return [_execution(found) for found in (await cursor.to_list() if limit > 0 else [])]
+    return await cursor.to_list()
 
 
 async def forget(executions: Executions, app: str, ids: Sequence[str]) -> None:
@@ -52,5 +55,11 @@ async def forget(executions: Executions, app: str, ids: Sequence[str]) -> None:
     await executions.delete_many({"_id": {"$in": keys}, "status": {"$in": final}})
 
 
-def _execution(document: dict[str, Any]) -> Execution:
-    return msgspec.convert({name: document[name] for name in Execution.__struct_fields__}, Execution)
+def execution_of(document: Document) -> Execution:
+    """Return the execution of a document. Raises `CorruptRecord`."""
+    try:
+        found = msgspec.convert({name: document[name] for name in Execution.__struct_fields__}, Execution)
+        check_key(document, key_of(document["app"], found.id))
+        return found
+    except Exception as error:
+        raise corrupt(EXECUTION, name_of(document), error) from error

@@ -6,22 +6,30 @@ the version has no business here, and gets an error.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+import functools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+from pymongo import DESCENDING
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
 
 from holdfast.clock import Clock, format_duration
-from holdfast.errors import CorruptRecord, SchemaMismatch
+from holdfast.errors import SchemaMismatch
+from holdfast.lifecycle.decoding import INVOCATION, shown
+from holdfast.store import findings
 from holdfast.store.contract import Finding
 from holdfast.store.mongo import schema
-from holdfast.store.mongo.documents import Document, from_document
+from holdfast.store.mongo.documents import Document, from_document, runner_of
+from holdfast.store.mongo.entries import entry_of
+from holdfast.store.mongo.executions import execution_of
+from holdfast.store.mongo.payloads import payload_of, piece_of
+from holdfast.store.mongo.queues import pause_of
 from holdfast.store.mongo.retry import is_forbidden
 from holdfast.store.mongo.sentinels import NO_SENTINEL
 
 _SKEW_SECONDS = 1.0
-_SHOWN = 5
 _HISTORY_WINDOW = "minSnapshotHistoryWindowInSeconds"
 
 
@@ -181,27 +189,38 @@ async def _history_window(database: AsyncDatabase[Document]) -> Finding:
 
 
 async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
-    count = await database[schema.QUARANTINE].estimated_document_count()
-    shown = [f"{e['id']}: {e['why']}" async for e in database[schema.QUARANTINE].find().limit(_SHOWN)] if count else []
-    return Finding(
-        subject="quarantine",
-        ok=not count,
-        detail=f"{count} unreadable documents were set aside{': ' + '; '.join(shown) if shown else ''}",
-        advice=f"they are kept whole in {schema.QUARANTINE}" if count else "",
-    )
+    stages: list[dict[str, Any]] = [
+        {"$match": {}},
+        {"$group": {"_id": "$kind", "n": {"$sum": 1}}},
+    ]
+    quarantine = database[schema.QUARANTINE]
+    kinds: Counter[str] = Counter()
+    for found in await (await quarantine.aggregate(stages, hint="kind")).to_list():
+        kinds[shown(found["_id"]) if found["_id"] else INVOCATION] += found["n"]
+    order = [("kind", DESCENDING), ("at", DESCENDING)]
+    some = await quarantine.find({}, {"why": True}, hint="kind").sort(order).limit(findings.SHOWN).to_list()
+    whys = [shown(str(each.get("why"))) for each in some]
+    return findings.set_aside(kinds, whys, f"the collection {schema.QUARANTINE}")
 
 
 async def _deep(database: AsyncDatabase[Document]) -> Finding:
-    seen, bad = 0, []
-    async for document in database[schema.INVOCATIONS].find(NO_SENTINEL):
-        seen += 1
-        try:
-            from_document(document)
-        except CorruptRecord as error:
-            bad.append(str(error))
-    return Finding(
-        subject="records",
-        ok=not bad,
-        detail=f"{seen} read, {len(bad)} unreadable{': ' + '; '.join(bad[:_SHOWN]) if bad else ''}",
-        advice="an unreadable invocation is set aside when a runner meets it" if bad else "",
-    )
+    reading = findings.Reading()
+    for name, decode in _DECODERS:
+        async for document in database[name].find(NO_SENTINEL if name == schema.INVOCATIONS else {}):
+            reading.read(functools.partial(decode, document))
+    return reading.finding()
+
+
+def _entry(document: Document) -> None:
+    findings.read_body(entry_of(document))
+
+
+_DECODERS: Sequence[tuple[str, Callable[[Document], object]]] = (
+    (schema.INVOCATIONS, from_document),
+    (schema.RUNNERS, runner_of),
+    (schema.ENTRIES, _entry),
+    (schema.EXECUTIONS, execution_of),
+    (schema.QUEUES, pause_of),
+    (schema.PAYLOADS, payload_of),
+    (schema.PIECES, piece_of),
+)

@@ -29,7 +29,7 @@ async def held_slots(invocations: Invocations, app: str, keys: Sequence[str]) ->
     """For each of these keys its slots that are held, and by whom."""
     held: dict[str, dict[str, Holder]] = {key: {} for key in keys}
     for found in await queries.held(invocations, app, keys):
-        held[found["limit_key"]][found["slot"]] = Holder(found["id"], found["owner"])
+        held[found["limit_key"]][found["slot"]] = Holder(str(found.get("id")), str(found.get("owner")))
     return held
 
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from pymongo import ASCENDING, ReplaceOne
 from pymongo.asynchronous.collection import AsyncCollection
 
-from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.decoding import PAYLOAD, PIECE, corrupt, shown
 from holdfast.lifecycle.records import Piece, StoredPayload
-from holdfast.store.mongo.documents import Document, key_of
+from holdfast.store.mongo.documents import Document, key_of, name_of
 
 Collection = AsyncCollection[Document]
 
@@ -62,25 +63,30 @@ async def put(payloads: Collection, app: str, stored: Sequence[StoredPayload], n
     await payloads.bulk_write(writes, ordered=False)
 
 
-async def get(payloads: Collection, app: str, digest: str) -> StoredPayload | None:
-    found = await payloads.find_one({"_id": key_of(app, digest)})
-    if found is None:
-        return None
-    size, pieces = found.get("size"), found.get("pieces")
-    if not isinstance(size, int) or not isinstance(pieces, int):
-        raise CorruptRecord(f"its document tells {size!r} bytes in {pieces!r} pieces")
-    return StoredPayload(digest=digest, size=size, pieces=pieces, first=_piece(found))
+async def get(payloads: Collection, app: str, digest: str) -> Document | None:
+    return await payloads.find_one({"_id": key_of(app, digest)})
 
 
-async def get_piece(pieces: Collection, app: str, digest: str, number: int) -> Piece | None:
-    found = await pieces.find_one({"_id": _piece_key(app, digest, number)})
-    return None if found is None else _piece(found)
+async def get_piece(pieces: Collection, app: str, digest: str, number: int) -> Document | None:
+    return await pieces.find_one({"_id": _piece_key(app, digest, number)})
 
 
-def _piece(found: Document) -> Piece:
+def payload_of(found: Document) -> StoredPayload:
+    """Return the payload of a document. Raises `CorruptRecord`."""
+    digest, first = name_of(found), piece_of(found, PAYLOAD)
+    try:
+        fields = {"digest": digest, "size": found["size"], "pieces": found["pieces"], "first": first}
+        return msgspec.convert(fields, StoredPayload)
+    except Exception as error:
+        raise corrupt(PAYLOAD, digest, error) from error
+
+
+def piece_of(found: Document, kind: str = PIECE) -> Piece:
+    """Return the piece of a document. Raises `CorruptRecord`."""
     data, packed = found.get("data"), found.get("packed")
     if not isinstance(data, bytes) or not isinstance(packed, bool):
-        raise CorruptRecord(f"its document has {type(data).__name__} for its bytes, and {packed!r} for packed")
+        told = f"its document has {type(data).__name__} for its bytes, and {shown(packed)} for packed"
+        raise corrupt(kind, name_of(found), TypeError(told))
     return Piece(bytes(data), packed)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import bson
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 
 from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.decoding import INVOCATION, shown
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.store.contract import Observe
 from holdfast.store.mongo import schema
-from holdfast.store.mongo.documents import Document, from_document
-from holdfast.store.mongo.retry import text_of
+from holdfast.store.mongo.documents import Document, from_document, name_of
+from holdfast.store.mongo.retry import is_forbidden, is_transient, text_of
+
+T = TypeVar("T")
 
 _MOST_TOLD = 1000
 _MOST_ENTRY_BYTES = 16 * 2**20 - 4096
@@ -35,13 +38,21 @@ class Quarantine:
 
     async def readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
         """The records of documents, in queue order. Those that cannot be read are set aside."""
-        records = []
+        records, _ = await self.sorted_out(schema.INVOCATIONS, documents, from_document)
+        return sorted(records, key=lambda record: (-record.priority, record.due_at, record.id))
+
+    async def sorted_out(
+        self, name: str, documents: Sequence[Document], decode: Callable[[Document], T]
+    ) -> tuple[list[T], int]:
+        """What documents of a collection say, and how many of them could not be read and were set aside."""
+        found: list[T] = []
+        moved = 0
         for document in documents:
             try:
-                records.append(from_document(document))
+                found.append(decode(document))
             except CorruptRecord as error:
-                await self.set_aside(document, error)
-        return sorted(records, key=lambda record: (-record.priority, record.due_at, record.id))
+                moved += await self.set_aside(document, error, name)
+        return found, moved
 
     def leave(self, key: str, error: OperationFailure) -> None:
         """The server refuses to change a document, and nothing says that the document is to blame: it stays where it
@@ -51,22 +62,41 @@ class Quarantine:
             self._told.add(key)
             self._observe("refused", {"id": str(key).rpartition("|")[2], "why": text_of(error)})
 
-    async def set_aside(self, document: Document, error: CorruptRecord) -> None:
-        """Move a document to quarantine:
+    async def set_aside(self, document: Document, error: CorruptRecord, name: str = schema.INVOCATIONS) -> bool:
+        """Move a document of a collection to quarantine. False: this user may not, and that was observed.
 
-        first the copy, then the deletion, so that a crash in between loses nothing. One that has no room for the few
-        words of a quarantine entry stays where it is, out of the queue, and without a slot, a key or a twin.
+        First the copy, then the deletion, so that a crash in between loses nothing. An invocation that has no room for
+        the few words of a quarantine entry stays where it is, out of the queue, and without a slot, a key or a twin.
         """
+        facts = {"kind": error.kind or INVOCATION, "id": error.id or name_of(document), "why": shown(str(error))}
+        try:
+            await self._move(document, facts, name)
+        except OperationFailure as refusal:
+            if not is_forbidden(refusal):
+                raise
+            self._observe("unreadable", facts)
+            return False
+        self._observe("quarantine", facts)
+        return True
+
+    async def _move(self, document: Document, facts: Document, name: str) -> None:
         key = document["_id"]
-        app, _, id = str(key).rpartition("|")
-        entry = {"app": app, "id": id, "at": self._now(), "why": str(error), "document": document}
-        quarantine, invocations = self._collection(schema.QUARANTINE), self._collection(schema.INVOCATIONS)
-        if len(bson.encode(entry)) < _MOST_ENTRY_BYTES:
-            await quarantine.replace_one({"_id": key}, entry, upsert=True)
-            await invocations.delete_one({"_id": key})
-        else:
-            entry["document"] = f"too large to move: it stays in {schema.INVOCATIONS}"
-            await quarantine.replace_one({"_id": key}, entry, upsert=True)
-            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot", "key", "twin", "outbox"), "")
-            await invocations.update_one({"_id": key}, {"$unset": gone})
-        self._observe("quarantine", {"id": id, "why": str(error)})
+        app = document.get("app")
+        app = app if isinstance(app, str) else str(key).partition("|")[0]
+        entry = {"app": app, "at": self._now(), **facts, "document": document}
+        aside = key if name == schema.INVOCATIONS else f"{name}|{key}"
+        quarantine, there = self._collection(schema.QUARANTINE), self._collection(name)
+        if len(bson.encode(entry)) >= _MOST_ENTRY_BYTES:
+            entry["document"] = f"too large to move: it stays in {name}"
+            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
+            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot", "key", "twin", "outbox", "due_at"), "")
+            await there.update_one({"_id": key}, {"$unset": gone})
+            return
+        try:
+            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
+        except OperationFailure as refusal:
+            if is_transient(refusal) or is_forbidden(refusal):
+                raise
+            entry["document"] = bson.encode(document)  # it is nested as deep as the server allows
+            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
+        await there.delete_one({"_id": key})

@@ -7,14 +7,16 @@ in order; with more of them it would read everything and sort it, so a query for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from msgspec.structs import replace
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.claims import Claim
+from holdfast.lifecycle.decoding import EARLIEST, LATEST
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
@@ -131,13 +133,19 @@ async def next_due(invocations: Invocations, claim: Claim, since: float) -> Docu
         wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": due}
         fields = {"lane": True, "rank": True, "due_at": True}
         cursor = invocations.find(wanted, fields, hint="due").sort([("due_at", ASCENDING)])
-        first += await cursor.limit(1).to_list()
+        first += [found for found in await cursor.limit(1).to_list() if is_moment(found["due_at"])]
     return min(first, key=lambda found: float(found["due_at"]), default=None)
+
+
+def is_moment(value: object) -> TypeGuard[float]:
+    """Whether a field is a number that can be a time. The server's ranges of numbers have decimals in them, too."""
+    return isinstance(value, int | float) and EARLIEST <= value <= LATEST
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:
     """The distinct lanes of what is ready. Index: due, jumping from lane to lane (no hint before 7.1)."""
-    return sorted(await invocations.distinct("lane", {"app": app, "ready": True, "due_at": REAL_DUE}))
+    found = await invocations.distinct("lane", {"app": app, "ready": True, "due_at": REAL_DUE})
+    return sorted(lane for lane in found if isinstance(lane, str))
 
 
 async def start_limits(invocations: Invocations, app: str, limit: int) -> list[Document]:
@@ -220,7 +228,14 @@ def holders(app: str, names: Names) -> Iterator[tuple[Document, str]]:
 async def first_operations(invocations: Invocations, keys: Sequence[str]) -> dict[str, str]:
     """The operation that stored each of these. Index: _id."""
     cursor = invocations.find({"_id": {"$in": list(keys)}}, {"history": {"$slice": 1}})
-    return {found["_id"]: found["history"][0]["op"] for found in await cursor.to_list() if found.get("history")}
+    return {found["_id"]: _first_operation(found.get("history")) for found in await cursor.to_list()}
+
+
+def _first_operation(history: Any) -> str:
+    """An empty text for a history that cannot be read."""
+    first = history[0] if isinstance(history, list) and history else None
+    operation = first.get("op") if isinstance(first, dict) else None
+    return operation if isinstance(operation, str) else ""
 
 
 def listing_filter(app: str, where: Filter) -> tuple[Document, str | None, list[tuple[str, int]]]:
@@ -275,7 +290,7 @@ async def counts(invocations: Invocations, app: str) -> dict[str, int]:
     """How many of each status. Index: status, without reading a document."""
     stages: list[dict[str, Any]] = [{"$match": {"app": app}}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
     cursor = await invocations.aggregate(stages, hint="status")
-    return {found["_id"]: found["n"] for found in await cursor.to_list()}
+    return {found["_id"]: found["n"] for found in await cursor.to_list() if isinstance(found["_id"], str)}
 
 
 async def roster(runners: Invocations, app: str) -> list[Document]:
@@ -288,6 +303,28 @@ async def owners(invocations: Invocations, app: str) -> list[str]:
     """The distinct owners. Index: owned, jumping from owner to owner (no hint before 7.1)."""
     found = await invocations.distinct("owner", {"owned": True, "app": app})
     return sorted(owner for owner in found if isinstance(owner, str))
+
+
+async def of_unknown_status(invocations: Invocations, app: str) -> list[Document]:
+    """Those whose status is none. Index: status, by the gaps between the statuses."""
+    wanted: Document = {"app": app, "status": {"$nin": _STATUSES}}
+    return await invocations.find(wanted, hint="status").limit(MOST_STRANGE).to_list()
+
+
+async def without_owner(invocations: Invocations, app: str) -> list[Document]:
+    """Those that are owned by nobody whose work recovery could ask for. Index: owned, all of it."""
+    wanted: Document = {"owned": True, "app": app, "owner": {"$not": _OWNER}}
+    return await invocations.find(wanted, hint="owned").limit(MOST_STRANGE).to_list()
+
+
+async def all_slot_holders(invocations: Invocations, app: str) -> list[Document]:
+    """Who holds a slot of whatever key. Index: slot."""
+    return await invocations.find({"app": app, "slot": {"$exists": True}}, hint="slot").to_list()
+
+
+_STATUSES = sorted(status.value for status in Status)
+_OWNER = re.compile("^.+/")
+MOST_STRANGE = 1000
 
 
 async def quarantined(quarantine: Invocations, app: str) -> list[Document]:

@@ -6,13 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from pymongo import ASCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
+from holdfast.lifecycle.decoding import PAUSE, corrupt
 from holdfast.lifecycle.queues import MOST_OPERATIONS, QueueDepth, QueuePause, gathered, in_lane
 from holdfast.lifecycle.status import Status
-from holdfast.store.mongo.documents import Document, key_of
+from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
+from holdfast.store.mongo.queries import is_moment
 from holdfast.store.mongo.sentinels import REAL_DUE
 
 Queues = AsyncCollection[Document]
@@ -44,20 +47,21 @@ def looks(app: str, at: float) -> Iterator[tuple[list[dict[str, Any]], str]]:
 def _part(found: Document, hint: str) -> QueueDepth:
     name = str(found["_id"])
     if hint == "due":
-        return in_lane(name, found["waiting"], found["scheduled"], found["oldest"])
+        return in_lane(
+            name, found["waiting"], found["scheduled"], oldest if is_moment(oldest := found["oldest"]) else None
+        )
     return QueueDepth(name=name, running=found["n"]) if hint == "owned" else QueueDepth(name=name, blocked=found["n"])
 
 
-async def pause(queues: Queues, wanted: QueuePause) -> QueuePause | None:
-    """Index: _id. It applies to a queue that is not paused, and was not by this very operation."""
+async def pause(queues: Queues, wanted: QueuePause) -> Document | None:
+    """The queue as it is then. Index: _id. It applies to one that is not paused, and was not by this very operation."""
     key = key_of(wanted.app, wanted.name)
     facts: Document = {"app": wanted.app, "name": wanted.name}
     facts |= {"paused_at": wanted.at, "paused_by": wanted.by, "reason": wanted.reason}
     free = {"_id": key, "paused_at": None, "operations": {"$ne": wanted.operation}}
     with contextlib.suppress(DuplicateKeyError):  # there is one, and it is not free
         await queues.update_one(free, {"$set": facts, "$push": _remembered(wanted.operation)}, upsert=True)
-    found = await queues.find_one({"_id": key, "paused_at": {"$gt": 0}})
-    return None if found is None else _pause(found)
+    return await queues.find_one({"_id": key})
 
 
 async def resume(queues: Queues, app: str, name: str, operation: str) -> bool:
@@ -69,23 +73,25 @@ async def resume(queues: Queues, app: str, name: str, operation: str) -> bool:
     return result.modified_count > 0 or await queues.find_one({"_id": key, "operations": operation}) is not None
 
 
-async def pauses(queues: Queues, app: str) -> list[QueuePause]:
+async def pauses(queues: Queues, app: str) -> list[Document]:
     """Index: paused."""
     order = [("name", ASCENDING)]
-    found = queues.find({"app": app, "paused_at": {"$gt": 0}}, hint="paused").sort(order)
-    return [_pause(document) for document in await found.to_list()]
+    return await queues.find({"app": app, "paused_at": {"$ne": None}}, hint="paused").sort(order).to_list()
 
 
 def _remembered(operation: str) -> Document:
     return {"operations": {"$each": [operation], "$slice": -MOST_OPERATIONS}}
 
 
-def _pause(document: Document) -> QueuePause:
-    return QueuePause(
-        app=document["app"],
-        name=document["name"],
-        at=float(document["paused_at"]),
-        by=str(document["paused_by"]),
-        reason=str(document["reason"]),
-        operation=str(document["operations"][-1]),
-    )
+def pause_of(document: Document) -> QueuePause | None:
+    """Return the pause of a queue's document; None if it is not paused. Raises `CorruptRecord`."""
+    try:
+        operations = msgspec.convert(document["operations"], list[str])
+        fields = {"app": document["app"], "name": document["name"], "operation": operations[-1]}
+        fields |= {"at": document["paused_at"], "by": document["paused_by"], "reason": document["reason"]}
+        is_paused = fields["at"] is not None
+        found = msgspec.convert(fields if is_paused else fields | {"at": 0.0}, QueuePause)
+        check_key(document, key_of(found.app, found.name))
+        return found if is_paused else None
+    except Exception as error:
+        raise corrupt(PAUSE, name_of(document), error) from error

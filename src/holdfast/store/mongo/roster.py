@@ -11,11 +11,12 @@ from holdfast.store.mongo.documents import Document
 _AHEAD_SECONDS = 1.0
 
 
-async def silent(runners: AsyncCollection[Document], app: str, now: float) -> list[tuple[Document, float]]:
+async def silent(runners: AsyncCollection[Document], app: str, now: float) -> list[Document]:
     """Return the entry with the oldest heartbeat, and those that the server has stamped ahead of its time: its clock
-    was set back, or another server is the primary. Index: heartbeats.
+    was set back, or another server is the primary. `silent` in each is how old the heartbeat is. Index: heartbeats.
     """
     age = {"$subtract": [{"$divide": [{"$toLong": "$$NOW"}, 1000]}, "$heartbeat_at"]}
+    silent = {"$cond": [{"$isNumber": "$heartbeat_at"}, age, 0]}  # what cannot be read is set aside by the caller
     ahead: list[dict[str, Any]] = [
         {"$match": {"app": app, "heartbeat_at": {"$gt": now + _AHEAD_SECONDS}}},
         {"$sort": {"heartbeat_at": 1}},
@@ -25,10 +26,7 @@ async def silent(runners: AsyncCollection[Document], app: str, now: float) -> li
         {"$sort": {"heartbeat_at": 1}},
         {"$limit": 1},
         {"$unionWith": {"coll": runners.name, "pipeline": ahead}},
-        {"$set": {"silent": age}},
+        {"$set": {"silent": silent}},
     ]
-    found: dict[Any, tuple[Document, float]] = {}
-    for document in await (await runners.aggregate(stages, hint="heartbeats")).to_list():
-        silence = float(document.pop("silent"))
-        found[document["_id"]] = (document, silence)
-    return list(found.values())
+    found = await (await runners.aggregate(stages, hint="heartbeats")).to_list()
+    return list({document["_id"]: document for document in found}.values())

@@ -18,11 +18,13 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from holdfast.errors import SchemaMismatch
+from holdfast.lifecycle.decoding import shown
 from holdfast.lifecycle.status import Status
 from holdfast.store.mongo.retry import is_forbidden
 
 SCHEMA_VERSION = 3
 MIN_READER = 1
+_HIGHEST = 1_000_000
 
 INVOCATIONS = "holdfast_invocations"
 RUNNERS = "holdfast_runners"
@@ -199,6 +201,7 @@ INDEXES = (
     Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
     Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
     Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),
+    Index(QUARANTINE, "kind", _up("kind", "at"), "how many of each kind were set aside", {}),
     Index(
         SIGNALS,
         "at",
@@ -228,9 +231,9 @@ def refuse_or_accept(meta: dict[str, Any] | None) -> None:
     if meta is None:
         return
     version, min_reader = meta.get("schema_version"), meta.get("min_reader")
-    if not _is_number(version) or not _is_number(min_reader):
+    if not _is_version(version) or not _is_version(min_reader):
         raise SchemaMismatch(
-            f"{META} does not tell the schema's version ({meta!r}). Restore a backup, or use another database."
+            f"{META} does not tell the schema's version ({shown(meta)}). Restore a backup, or use another database."
         )
     if min_reader > SCHEMA_VERSION:
         raise SchemaMismatch(
@@ -239,8 +242,11 @@ def refuse_or_accept(meta: dict[str, Any] | None) -> None:
         )
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_version(value: object) -> TypeGuard[float]:
+    """Whether it can be one. It may be a double, if somebody has edited it."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 <= value <= _HIGHEST and value == int(value)
 
 
 async def prepare(database: AsyncDatabase[dict[str, Any]], signal_seconds: int = SIGNAL_SECONDS) -> object:

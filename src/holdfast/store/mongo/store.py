@@ -13,14 +13,15 @@ the guard of the write decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 from pymongo import UpdateOne
+from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import BulkWriteError
 
-from holdfast.errors import CorruptRecord, StoreError, StoreReadOnly
+from holdfast.errors import CorruptRecord, StoreError
 from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import (
     APPLIED,
@@ -34,6 +35,7 @@ from holdfast.lifecycle.changes import (
     was_applied,
 )
 from holdfast.lifecycle.claims import Claim, Claimed
+from holdfast.lifecycle.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
 from holdfast.lifecycle.identity import in_the_way
 from holdfast.lifecycle.limits import Release
 from holdfast.lifecycle.records import (
@@ -125,10 +127,7 @@ class MongoStore(MongoBeside):
         """Set a document aside that has the key or twin of another. One with its id stays, and is told of."""
         if document["_id"] in keys:
             raise error
-        try:
-            await self._ask("set aside", lambda again: self._quarantine.set_aside(document, error))
-        except StoreReadOnly:  # this user may not
-            raise error from None
+        await self._move_away(schema.INVOCATIONS, document, error)
 
     async def free_key(self, app: str, id: str, key: str) -> None:
         invocations = self._collection(schema.INVOCATIONS)
@@ -165,8 +164,9 @@ class MongoStore(MongoBeside):
 
     async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS, majority=True)
-        return self._listed(
-            await self._ask("start limits", lambda again: queries.start_limits(invocations, app, limit))
+        return await self._tended(
+            *("start limits", schema.INVOCATIONS),
+            *(lambda: queries.start_limits(invocations, app, limit), from_document),
         )
 
     # --- apply
@@ -232,10 +232,22 @@ class MongoStore(MongoBeside):
             return found
         return found + await self._certainly(schema.INVOCATIONS, lambda there: queries.by_key(there, sorted(missing)))
 
-    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+    async def find(self, app: str, where: Filter, limit: int, *, set_aside: bool = False) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS, majority=True)
-        documents = await self._ask("find", lambda again: queries.listing(invocations, app, where, limit))
-        return self._listed(documents)
+        if set_aside:
+            return await self._tended(
+                "find", schema.INVOCATIONS, lambda: queries.listing(invocations, app, where, limit), from_document
+            )
+        found: list[InvocationRecord] = []
+        while len(found) < limit:
+            wanted = limit - len(found)
+            documents = await self._ask("find", lambda again: queries.listing(invocations, app, where, wanted))  # noqa: B023
+            found += (some := self._listed(documents))
+            ids = [str(document["_id"]).rpartition("|")[2] for document in documents]
+            if len(some) == len(documents) or not ids:
+                break
+            where = replace(where, before_id=ids[-1])
+        return found
 
     def _listed(self, documents: Sequence[Document]) -> list[InvocationRecord]:
         """Their records. Those that cannot be read are left out."""
@@ -244,7 +256,7 @@ class MongoStore(MongoBeside):
             try:
                 records.append(from_document(document))
             except CorruptRecord as error:
-                self._observe("unreadable", {"id": document.get("id"), "why": str(error)})
+                self._observe("unreadable", {"kind": error.kind, "id": error.id, "why": str(error)})
         return records
 
     async def counts(self, app: str) -> Mapping[Status, int]:
@@ -257,12 +269,10 @@ class MongoStore(MongoBeside):
 
     async def outboxes(self, app: str, before: float, limit: int) -> Sequence[InvocationRecord]:
         invocations = self._collection(schema.INVOCATIONS, majority=True)
-        while True:
-            found = await self._ask("outboxes", lambda again: archive.outboxes(invocations, app, before, limit))
-            try:
-                return [from_document(document) for document in found]
-            except CorruptRecord:  # it would stay the first of them for ever
-                await self._ask("set aside", lambda again: self._quarantine.readable(found))  # noqa: B023
+        return await self._tended(
+            *("outboxes", schema.INVOCATIONS),
+            *(lambda: archive.outboxes(invocations, app, before, limit), from_document),
+        )
 
     async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         invocations, keys = self._collection(schema.INVOCATIONS), [key_of(app, id) for id in ids]
@@ -290,10 +300,23 @@ class MongoStore(MongoBeside):
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         quarantine = self._collection(schema.QUARANTINE)
         documents = await self._ask("quarantined", lambda again: queries.quarantined(quarantine, app))
-        return [
-            Quarantined(**{name: found[name] for name in ("app", "id", "at", "why")}, raw=repr(found["document"]))
-            for found in documents
-        ]
+        return [_quarantined(found) for found in documents]
+
+    async def quarantine_hidden(self, app: str) -> int:
+        invocations, count = self._collection(schema.INVOCATIONS), 0
+        looks: Sequence[tuple[Look, Callable[[Document], object]]] = (
+            (queries.of_unknown_status, from_document),
+            (queries.without_owner, _nobody_owns),
+            (queries.all_slot_holders, from_document),
+        )
+        for look, decode in looks:
+
+            async def attempt(again: bool, look: Look = look, decode: Callable[[Document], object] = decode) -> int:
+                found = await look(invocations, app)
+                return (await self._quarantine.sorted_out(schema.INVOCATIONS, found, decode))[1]
+
+            count += await self._ask("quarantine hidden", attempt)
+        return count
 
     async def exists(self) -> bool:
         """Whether a store was ever made here. To look, not to make one: it need not be open."""
@@ -308,6 +331,22 @@ class MongoStore(MongoBeside):
 
     async def _inspect(self, database: AsyncDatabase[Document], deep: bool) -> list[Finding]:
         return await inspect(database, self._clock, deep=deep, signal_seconds=self._signal_seconds)
+
+
+Look = Callable[[AsyncCollection[Document], str], Awaitable[list[Document]]]
+
+
+def _nobody_owns(document: Document) -> None:
+    told = f"its owner is {shown(document.get('owner'))}, whose work nobody could recover"
+    raise corrupt(INVOCATION, str(document["_id"]).rpartition("|")[2], ValueError(told))
+
+
+def _quarantined(found: Document) -> Quarantined:
+    """What was set aside, as far as that itself can be read."""
+    at = found.get("at")
+    texts = {name: str(found.get(name, "")) for name in ("app", "id", "why")}
+    moment = float(at) if isinstance(at, int | float) and EARLIEST <= at <= LATEST else 0.0
+    return Quarantined(**texts, at=moment, raw=repr(found.get("document")), kind=str(found.get("kind") or INVOCATION))
 
 
 _KNOWN = frozenset(status.value for status in Status)

@@ -24,6 +24,7 @@ from holdfast.errors import UsageError
 from holdfast.lifecycle.identity import in_the_way, key_is_over
 from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
 from holdfast.store.mongo import schema
+from holdfast.store.mongo.connection import LENIENT
 from holdfast.store.mongo.documents import Document, from_document, key_of, to_document
 from holdfast.store.mongo.entries import document_of
 from holdfast.store.mongo.entries import in_the_way as in_its_way
@@ -44,7 +45,7 @@ class MongoTransaction:
         self._now = now
         self.is_async = isinstance(session, AsyncClientSession)
         self._session = session
-        self._database = session.client[database]
+        self._database = session.client.get_database(database, codec_options=LENIENT)
         self._mark = mark
         self._number: object = None  # of this transaction among those of its session; known once something was inserted
 

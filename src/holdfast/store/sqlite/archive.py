@@ -9,21 +9,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-import msgspec
-
-from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
-from holdfast.lifecycle.records import PLAIN, InvocationRecord, Terms
-from holdfast.lifecycle.retention import OUTCOMES, retain_until
+from holdfast.lifecycle.records import PLAIN, InvocationRecord
+from holdfast.lifecycle.retention import FOREVER, OUTCOMES, retain_until
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ended
 from holdfast.store.sqlite import entries, queries
-from holdfast.store.sqlite.jobs import SetAside
+from holdfast.store.sqlite.aside import INVOCATIONS, SetAside, readable
 from holdfast.store.sqlite.payloads import forget
-from holdfast.store.sqlite.rows import LIST, from_row
+from holdfast.store.sqlite.rows import LIST, from_row, terms_decoder
 from holdfast.store.sqlite.schema import ENDED
-
-_terms_decoder = msgspec.json.Decoder(Terms)
 
 
 def ended(connection: sqlite3.Connection, app: str, where: Ended, limit: int) -> list[Sequence[object]]:
@@ -46,25 +41,11 @@ def listing(app: str, where: Ended, limit: int) -> tuple[str, list[object]]:
     return f"{' UNION ALL '.join([arm] * len(statuses))} ORDER BY changed_at DESC, id DESC LIMIT ?", [*each, limit]
 
 
-def outboxes(connection: sqlite3.Connection, app: str, before: float, limit: int) -> list[InvocationRecord]:
-    """Raises `CorruptRecord`, after it has read all of them: a query left open would hold what it saw."""
-    rows = connection.execute(queries.OUTBOXES, (app, before, limit)).fetchall()
-    return [from_row(row) for _, *row in rows]
-
-
-def readable_outboxes(
-    connection: sqlite3.Connection, app: str, before: float, limit: int, set_aside: SetAside
+def outboxes(
+    connection: sqlite3.Connection, app: str, before: float, limit: int, set_aside: SetAside | None
 ) -> list[InvocationRecord]:
-    """The same where it can write: what cannot be read makes room for the next."""
-    while True:
-        try:
-            return outboxes(connection, app, before, limit)
-        except CorruptRecord:
-            for rowid, *row in connection.execute(queries.OUTBOXES, (app, before, limit)).fetchall():
-                try:
-                    from_row(row)
-                except CorruptRecord as error:
-                    set_aside(connection, rowid, row, error)
+    values = (app, before, limit)
+    return readable(connection, INVOCATIONS, queries.OUTBOXES, values, lambda row: from_row(row[1:]), set_aside)
 
 
 def delivered(connection: sqlite3.Connection, app: str, ids: Sequence[InvocationId]) -> None:
@@ -87,7 +68,7 @@ def remove_ended(connection: sqlite3.Connection, app: str, ids: Sequence[Invocat
 
 def _remove(connection: sqlite3.Connection, app: str, gone: Sequence[tuple[int, InvocationId]]) -> int:
     connection.executemany(queries.DELETE, [(rowid,) for rowid, _ in gone])
-    forget(connection, app, [id for _, id in gone])
+    forget(connection, app, [id for _, id in gone if type(id) is str])
     return len(gone)
 
 
@@ -97,9 +78,10 @@ def retain_old(connection: sqlite3.Connection, app: str, after: str, limit: int)
     steps = []
     for rowid, status, key, terms, changed_at in found:
         try:
-            agreed = PLAIN if terms is None else _terms_decoder.decode(terms)
-        except msgspec.MsgspecError:  # whoever reads the whole row finds out
-            agreed = PLAIN
-        steps.append((retain_until(agreed, key, Status(status), changed_at), rowid))
+            agreed = PLAIN if terms is None else terms_decoder.decode(terms)
+            until = retain_until(agreed, key, Status(status), changed_at)
+        except Exception:  # whoever reads the whole row finds out
+            until = FOREVER
+        steps.append((until, rowid))
     connection.executemany(queries.RETAIN, steps)
     return after if len(found) == limit else None

@@ -6,10 +6,12 @@ import sqlite3
 from collections.abc import Sequence
 
 from holdfast.lifecycle.slots import Execution, ExecutionStatus
+from holdfast.store.sqlite.aside import EXECUTIONS, SetAside, readable
+from holdfast.store.sqlite.rows import execution_of
 
-_COLUMNS = "id, service, runner_id, started_at, window_ends_at, status, ended_at, reason"
+_COLUMNS = ", ".join(EXECUTIONS.columns)
 
-PUT = f"INSERT INTO holdfast_executions (app, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+PUT = f"INSERT INTO holdfast_executions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 GET = f"SELECT {_COLUMNS} FROM holdfast_executions WHERE app = ? AND id = ?"
 RUNNING = (
     f"SELECT {_COLUMNS} FROM holdfast_executions WHERE app = ? AND service = ? AND status = 'running'"  # executing
@@ -23,38 +25,37 @@ SELECT {_COLUMNS} FROM holdfast_executions WHERE app = ? AND service = ? ORDER B
 FORGET = "DELETE FROM holdfast_executions WHERE app = ? AND id = ? AND status <> 'running'"
 
 
-def put(connection: sqlite3.Connection, app: str, execution: Execution) -> Execution | None:
+def put(connection: sqlite3.Connection, app: str, execution: Execution, set_aside: SetAside) -> Execution | None:
     e = execution
     values = (e.id, e.service, e.runner_id, e.started_at, e.window_ends_at, e.status.value, e.ended_at, e.reason)
-    if connection.execute(PUT, (app, *values)).rowcount or connection.execute(GET, (app, e.id)).fetchone():
-        return None
-    return _execution(connection.execute(RUNNING, (app, e.service)).fetchone())
+    while not connection.execute(PUT, (app, *values)).rowcount:
+        if connection.execute(GET, (app, e.id)).fetchone():
+            return None
+        if running := _readable(connection, RUNNING, (app, e.service), set_aside):
+            return running[0]
+        # What was in the way could not be read, and was set aside.
+    return None
 
 
 def end(connection: sqlite3.Connection, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
     if connection.execute(END, (status.value, at, reason, app, id)).rowcount:
         return True
     row = connection.execute(GET, (app, id)).fetchone()
-    return row is not None and (row[5], row[6], row[7]) == (status.value, at, reason)
+    wanted = {"status": status.value, "ended_at": at, "reason": reason}
+    return row is not None and wanted.items() <= dict(zip(EXECUTIONS.columns, row, strict=True)).items()
 
 
-def listing(connection: sqlite3.Connection, app: str, service: str, limit: int) -> list[Execution]:
-    return [_execution(row) for row in connection.execute(LIST, (app, service, limit))]
+def listing(
+    connection: sqlite3.Connection, app: str, service: str, limit: int, set_aside: SetAside | None
+) -> list[Execution]:
+    return _readable(connection, LIST, (app, service, limit), set_aside)
+
+
+def _readable(
+    connection: sqlite3.Connection, query: str, values: Sequence[object], set_aside: SetAside | None
+) -> list[Execution]:
+    return readable(connection, EXECUTIONS, query, values, lambda row: execution_of(row[1:]), set_aside)
 
 
 def forget(connection: sqlite3.Connection, app: str, ids: Sequence[str]) -> None:
     connection.executemany(FORGET, [(app, id) for id in ids])
-
-
-def _execution(row: Sequence[object]) -> Execution:
-    id, service, runner_id, started_at, window_ends_at, status, ended_at, reason = row
-    return Execution(
-        id=str(id),
-        service=str(service),
-        runner_id=str(runner_id),
-        started_at=started_at,  # type: ignore[arg-type]
-        window_ends_at=window_ends_at,  # type: ignore[arg-type]
-        status=ExecutionStatus(str(status)),
-        ended_at=ended_at,  # type: ignore[arg-type]
-        reason=str(reason),
-    )

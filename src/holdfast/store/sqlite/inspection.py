@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from holdfast.errors import CorruptRecord, SchemaMismatch
+from holdfast.errors import SchemaMismatch
+from holdfast.lifecycle.decoding import shown
+from holdfast.store import findings
 from holdfast.store.contract import Finding
-from holdfast.store.sqlite import schema
-from holdfast.store.sqlite.rows import LIST, from_row
-
-_SHOWN = 5
+from holdfast.store.sqlite import aside, schema
+from holdfast.store.sqlite.rows import entry_of, execution_of, from_row, pause_of, payload_of, piece_of, runner_of
 
 
 def connect_to_look(path: Path, busy_timeout_seconds: float) -> sqlite3.Connection:
@@ -128,14 +130,10 @@ def _durability(synchronous: str) -> Finding:
 
 
 def _quarantine(connection: sqlite3.Connection) -> Finding:
-    rows = connection.execute("SELECT id, why FROM holdfast_quarantine ORDER BY at DESC").fetchall()
-    shown = "; ".join(f"{id}: {why}" for id, why in rows[:_SHOWN])
-    return Finding(
-        subject="quarantine",
-        ok=not rows,
-        detail=f"{len(rows)} unreadable rows were set aside{': ' + shown if rows else ''}",
-        advice="the rows are kept whole in the table holdfast_quarantine" if rows else "",
-    )
+    kinds = dict(connection.execute("SELECT kind, count(*) FROM holdfast_quarantine GROUP BY kind").fetchall())
+    latest = connection.execute("SELECT why FROM holdfast_quarantine ORDER BY at DESC LIMIT ?", (findings.SHOWN,))
+    named = {shown(kind): count for kind, count in kinds.items()}
+    return findings.set_aside(named, [shown(why) for (why,) in latest], "the table holdfast_quarantine")
 
 
 def _deep(connection: sqlite3.Connection) -> Iterator[Finding]:
@@ -152,16 +150,33 @@ def _deep(connection: sqlite3.Connection) -> Iterator[Finding]:
     )
     if not intact:
         return  # to read on would end in an error, and what is known would not be told
-    bad, seen = [], 0
-    for row in connection.execute(f"SELECT {LIST} FROM holdfast_invocations"):
-        seen += 1
-        try:
-            from_row(row)
-        except CorruptRecord as error:
-            bad.append(str(error))
-    yield Finding(
-        subject="records",
-        ok=not bad,
-        detail=f"{seen} read, {len(bad)} unreadable{': ' + '; '.join(bad[:_SHOWN]) if bad else ''}",
-        advice="an unreadable invocation is set aside when a runner meets it" if bad else "",
-    )
+    reading = findings.Reading()
+    for table, decode in _DECODERS:
+        for row in connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name}"):
+            reading.read(functools.partial(decode, row))
+    yield reading.finding()
+
+
+def _entry(row: Sequence[Any]) -> None:
+    findings.read_body(entry_of(row))
+
+
+def _payload(row: Sequence[Any]) -> None:
+    _, digest, size, pieces, _ = row
+    payload_of(digest, size, pieces, b"", 0)
+
+
+def _queue(row: Sequence[Any]) -> None:
+    app, name, paused_at, *rest = row
+    pause_of(app, (name, 0.0 if paused_at is None else paused_at, *rest))
+
+
+_DECODERS: Sequence[tuple[aside.Table, Callable[[Sequence[Any]], object]]] = (
+    (aside.INVOCATIONS, lambda row: from_row(row[1:])),
+    (aside.RUNNERS, runner_of),
+    (aside.ENTRIES, _entry),
+    (aside.EXECUTIONS, lambda row: execution_of(row[1:])),
+    (aside.QUEUES, _queue),
+    (aside.PAYLOADS, _payload),
+    (aside.PIECES, lambda row: piece_of(row[1], row[5], row[4])),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +33,7 @@ from holdfast.lifecycle.limits import MOST_BLOCKED, Allotment, Held, Holder, Rel
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
 from holdfast.lifecycle.status import Status, acts_for
 from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.aside import INVOCATIONS, RUNNERS, SetAside
 from holdfast.store.sqlite.payloads import forget, refer
 from holdfast.store.sqlite.rows import (
     cancellation_text,
@@ -52,7 +53,6 @@ _IDS_PER_QUERY = 500
 _WINDOW = 50  # how many candidates are looked at where some of them may be blocked
 
 T = TypeVar("T")
-SetAside = Callable[[sqlite3.Connection, int, Sequence[object], CorruptRecord], None]
 
 
 def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
@@ -63,7 +63,7 @@ def insert(connection: sqlite3.Connection, record: InvocationRecord) -> bool:
     there = connection.execute(queries.FIRST_HISTORY, (record.app, record.id)).fetchone()
     try:
         return there is not None and history_of(there[0])[0].operation == record.history[0].operation
-    except (ValueError, IndexError, msgspec.MsgspecError):
+    except Exception:
         return False  # what is there cannot be read, but the id is taken
 
 
@@ -86,7 +86,7 @@ def in_the_way(
             if set_aside is None or id == record.id:
                 raise
             rowid, *whole = connection.execute(queries.ROW_BY_ID, (record.app, id)).fetchone()
-            set_aside(connection, rowid, whole, error)
+            set_aside(connection, INVOCATIONS, (rowid, *whole), error)
     return None
 
 
@@ -121,7 +121,7 @@ def _claimed_before(connection: sqlite3.Connection, claim: Claim, set_aside: Set
         try:
             found.append(from_row(row))
         except CorruptRecord as error:
-            set_aside(connection, rowid, row, error)
+            set_aside(connection, INVOCATIONS, (rowid, *row), error)
     return sorted(found, key=lambda record: (-record.priority, record.due_at, record.id))
 
 
@@ -170,7 +170,7 @@ def _read(connection: sqlite3.Connection, candidates: list[Candidate], set_aside
         try:
             found[id] = (rowid, from_row(row))
         except CorruptRecord as error:
-            set_aside(connection, rowid, row, error)
+            set_aside(connection, INVOCATIONS, (rowid, *row), error)
     return found
 
 
@@ -309,7 +309,7 @@ def _amend(connection: sqlite3.Connection, change: Change, set_aside: SetAside) 
     try:
         record = from_row(row)
     except CorruptRecord as error:
-        set_aside(connection, rowid, row, error)
+        set_aside(connection, INVOCATIONS, (rowid, *row), error)
         return MISSING
     if was_applied(change.operation, record.history):
         return APPLIED_AGAIN
@@ -337,7 +337,7 @@ def _judge(connection: sqlite3.Connection, change: Change, head: Sequence[Any], 
     try:
         from_row(row)
     except CorruptRecord as error:
-        set_aside(connection, rowid, row, error)
+        set_aside(connection, INVOCATIONS, (rowid, *row), error)
         return MISSING
     return Lost(Status(status), owner, epoch)
 
@@ -411,7 +411,7 @@ def _cut(connection: sqlite3.Connection, rowid: object) -> None:
     (text,) = connection.execute(queries.HISTORY, (rowid,)).fetchone()
     try:
         connection.execute(queries.SET_HISTORY, (history_text(cut(history_of(text))), rowid))
-    except (ValueError, msgspec.MsgspecError):
+    except Exception:
         return  # whoever reads the whole row finds out
 
 
@@ -424,12 +424,18 @@ def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
 # --- the roster
 
 
-def alter_runner(connection: sqlite3.Connection, app: str, id: str, facts: Mapping[str, object]) -> RunnerRecord | None:
-    """The roster entry with these facts changed, or None if there is none."""
+def alter_runner(
+    connection: sqlite3.Connection, app: str, id: str, facts: Mapping[str, object], set_aside: SetAside
+) -> RunnerRecord | None:
+    """The roster entry with these facts changed, or None if there is none. One that cannot be read is set aside."""
     row = connection.execute(queries.GET_RUNNER, (app, id)).fetchone()
     if row is None:
         return None
-    before = runner_of(row)
+    try:
+        before = runner_of(row)
+    except CorruptRecord as error:
+        set_aside(connection, RUNNERS, row, error)
+        return None
     runner = msgspec.structs.replace(before, **facts)
     if "heartbeat_at" in facts and runner.heartbeat_at == before.heartbeat_at:  # even if its clock stands still
         runner = msgspec.structs.replace(runner, heartbeat_at=math.nextafter(before.heartbeat_at, math.inf))

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from holdfast.errors import CorruptRecord
+from holdfast.lifecycle.records import InvocationRecord
 from holdfast.store.contract import Filter
-from holdfast.store.sqlite.queries import TABLE
-from holdfast.store.sqlite.rows import LIST
+from holdfast.store.sqlite.aside import INVOCATIONS, SetAside
+from holdfast.store.sqlite.queries import ID_COLUMN, TABLE
+from holdfast.store.sqlite.rows import LIST, from_row
 
 _MOST_ARMS = 20  # more than there are statuses
 _MOST_COUNTED = 1000
@@ -28,7 +33,32 @@ class Driver(NamedTuple):
     wanted: Sequence[str]
 
 
-def find(connection: sqlite3.Connection, app: str, where: Filter, limit: int) -> list[Sequence[object]]:
+def found(
+    connection: sqlite3.Connection, app: str, where: Filter, limit: int, set_aside: SetAside | None
+) -> list[InvocationRecord]:
+    """Return a whole page, as far as there is one. Those that cannot be read are given to `set_aside`.
+
+    Raises `CorruptRecord` without one.
+    """
+    records: list[InvocationRecord] = []
+    while len(records) < limit:
+        rows, before = find(connection, app, where, limit - len(records)), len(records)
+        for row in rows:
+            try:
+                records.append(from_row(row[1:]))
+            except CorruptRecord as error:
+                if set_aside is None:
+                    raise
+                set_aside(connection, INVOCATIONS, row, error)
+        ids = [id for row in rows if type(id := row[1 + ID_COLUMN]) is str]
+        if len(records) - before == len(rows) or not ids:
+            break
+        where = replace(where, before_id=ids[-1])
+    return records
+
+
+def find(connection: sqlite3.Connection, app: str, where: Filter, limit: int) -> list[Sequence[Any]]:
+    """Rowid and columns of each."""
     among = drivers(where)
     driver = None
     if among:
@@ -75,7 +105,7 @@ def listing(app: str, where: Filter, limit: int, driver: Driver | None) -> tuple
         rest += " AND id < ?"
         values.append(where.before_id)
     driven = f" AND {driver.column} = ?{_ONLY[driver.column]}" if driver else ""
-    arm = f"SELECT {LIST} FROM {TABLE} WHERE app = ?{driven}{rest}"
+    arm = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ?{driven}{rest}"
     arms: list[list[object]] = [[app, value, *values] for value in driver.wanted] if driver else [[app, *values]]
     each = [value for arm_values in arms for value in arm_values]
     return f"{' UNION ALL '.join([arm] * len(arms))} ORDER BY id DESC LIMIT ?", [*each, limit]

@@ -10,8 +10,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.lifecycle.records import Collected, Piece, StoredPayload
+from holdfast.store.sqlite.aside import PAYLOADS, PIECES, SetAside
+from holdfast.store.sqlite.rows import PAYLOAD_COLUMNS, PIECE_COLUMNS, payload_of, piece_of
 
 REFER = "INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id) VALUES (?, ?, ?)"
 FORGET = "DELETE FROM holdfast_payload_references WHERE app = ? AND id = ?"  # referring
@@ -26,6 +29,10 @@ JOIN holdfast_payload_pieces AS p ON p.app = h.app AND p.digest = h.digest AND p
 WHERE h.app = ? AND h.digest = ?
 """  # one statement, so that the two fit if somebody replaces them
 GET_PIECE = "SELECT data, packed FROM holdfast_payload_pieces WHERE app = ? AND digest = ? AND number = ?"  # pieces
+WHOLE = f"SELECT {', '.join(PAYLOAD_COLUMNS)} FROM holdfast_payloads WHERE app = ? AND digest = ?"
+WHOLE_PIECE = f"""
+SELECT {", ".join(PIECE_COLUMNS)} FROM holdfast_payload_pieces WHERE app = ? AND digest = ? AND number = ?
+"""  # pieces
 UNWANTED = """
 SELECT digest, EXISTS (
     SELECT 1 FROM holdfast_payload_references AS r WHERE r.app = p.app AND r.digest = p.digest
@@ -67,16 +74,24 @@ def put(connection: sqlite3.Connection, app: str, payloads: Sequence[StoredPaylo
 
 
 def get(connection: sqlite3.Connection, app: str, digest: str) -> StoredPayload | None:
+    """Raises `CorruptRecord`."""
     found = connection.execute(GET, (app, digest)).fetchone()
-    if found is None:
-        return None
-    size, pieces, data, packed = found
-    return StoredPayload(digest=digest, size=size, pieces=pieces, first=Piece(data, bool(packed)))
+    return None if found is None else payload_of(digest, *found)
 
 
 def get_piece(connection: sqlite3.Connection, app: str, digest: str, number: int) -> Piece | None:
+    """Raises `CorruptRecord`."""
     found = connection.execute(GET_PIECE, (app, digest, number)).fetchone()
-    return None if found is None else Piece(found[0], bool(found[1]))
+    return None if found is None else piece_of(digest, *found)
+
+
+def give_up(
+    connection: sqlite3.Connection, app: str, digest: str, number: int, error: CorruptRecord, set_aside: SetAside
+) -> None:
+    """Set aside a payload, and a piece of it, that cannot be read: who wants to store the same value stores it anew."""
+    for table, query, values in ((PAYLOADS, WHOLE, (app, digest)), (PIECES, WHOLE_PIECE, (app, digest, number))):
+        for row in connection.execute(query, values).fetchall():
+            set_aside(connection, table, row, error)
 
 
 def collect(connection: sqlite3.Connection, app: str, before: float, limit: int, now: float) -> Collected:

@@ -23,12 +23,14 @@ FREE_KEY = f"UPDATE {TABLE} SET key = NULL WHERE app = ? AND id = ? AND key = ?"
 FIRST_HISTORY = f"SELECT history FROM {TABLE} WHERE app = ? AND id = ?"  # identity
 
 # Which lanes have work, and in which ranks: a loose scan of holdfast_ready that jumps from one (lane, rank) to the
-# next. Its cost is the number of such pairs, not of invocations behind them, so another runner's backlog costs nothing.
+# next; a lane or rank that is none is stepped over. Its cost is the number of such pairs, not of invocations behind
+# them, so another runner's backlog costs nothing.
 # (Two searches, not one comparison of pairs: with a pair SQLite searches by the lane alone and walks all of its rows.)
 HEADS = f"""
 WITH RECURSIVE heads (lane, rank) AS (
     SELECT lane, rank FROM (
-        SELECT lane, rank FROM {TABLE} WHERE app = :app AND {READY} ORDER BY lane, rank LIMIT 1
+        SELECT lane, rank FROM {TABLE} WHERE app = :app AND {READY} AND lane > '' AND rank IS NOT NULL
+        ORDER BY lane, rank LIMIT 1
     )
     UNION ALL
     SELECT following.lane, following.rank FROM heads JOIN {TABLE} AS following ON following.rowid = coalesce(
@@ -39,7 +41,7 @@ WITH RECURSIVE heads (lane, rank) AS (
         ),
         (
             SELECT rowid FROM {TABLE}
-            WHERE app = :app AND {READY} AND lane > heads.lane
+            WHERE app = :app AND {READY} AND lane > heads.lane AND rank IS NOT NULL
             ORDER BY lane, rank LIMIT 1
         )
     )
@@ -69,7 +71,7 @@ AMEND = f"""
 UPDATE {TABLE} SET arguments = ?, due_at = ?, changed_at = ?, reason = ?, version = ?, history = ? WHERE rowid = ?
 """
 START_BY = f"""
-SELECT {LIST} FROM {TABLE} WHERE app = ? AND start_by IS NOT NULL ORDER BY start_by, id LIMIT ?
+SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND start_by IS NOT NULL ORDER BY start_by, id LIMIT ?
 """  # holdfast_start_by
 
 # holdfast_slot. The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
@@ -140,8 +142,7 @@ WHERE app = ? AND outbox IS NOT NULL AND changed_at <= ? ORDER BY changed_at, id
 """
 DELIVERED = f"UPDATE {TABLE} SET outbox = NULL WHERE app = ? AND id = ? AND outbox IS NOT NULL"  # identity
 
-QUARANTINE = "INSERT INTO holdfast_quarantine (app, id, at, why, raw) VALUES (?, ?, ?, ?, ?)"
-QUARANTINED = "SELECT app, id, at, why, raw FROM holdfast_quarantine WHERE app = ? ORDER BY at"
+QUARANTINED = "SELECT app, id, at, why, raw, kind FROM holdfast_quarantine WHERE app = ? ORDER BY at"
 
 GET = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}})"  # identity
 

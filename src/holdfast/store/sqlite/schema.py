@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 
 from holdfast.errors import SchemaMismatch, StoreUnavailable, UnsupportedFileSystem
+from holdfast.lifecycle.decoding import shown
 from holdfast.lifecycle.status import AVAILABLE, FINAL, Status
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MIN_READER = 1
+_HIGHEST = 1_000_000
 OLDEST_SQLITE = (
     3,
     37,
@@ -225,6 +227,9 @@ MIGRATIONS: dict[int, list[str]] = {
         ) STRICT, WITHOUT ROWID
         """,
     ],
+    4: [
+        "ALTER TABLE holdfast_quarantine ADD COLUMN kind TEXT NOT NULL DEFAULT 'invocation'",
+    ],
 }
 
 
@@ -260,12 +265,15 @@ def stored_version(connection: sqlite3.Connection) -> tuple[int, int] | None:
         return None
     meta = dict(connection.execute("SELECT key, value FROM holdfast_meta").fetchall())
     try:
-        return int(meta["schema_version"]), int(meta["min_reader"])
-    except (KeyError, ValueError) as error:
+        version, min_reader = int(meta["schema_version"]), int(meta["min_reader"])
+        if not 1 <= version <= _HIGHEST or not 0 <= min_reader <= _HIGHEST:
+            raise ValueError("a version that no schema has")
+    except (KeyError, ValueError, TypeError) as error:
         raise SchemaMismatch(
-            f"the table holdfast_meta does not tell the schema's version ({meta!r}). "
+            f"the table holdfast_meta does not tell the schema's version ({shown(meta)}). "
             "Restore a backup, or move the file aside."
         ) from error
+    return version, min_reader
 
 
 def _has_table(connection: sqlite3.Connection, name: str) -> bool:

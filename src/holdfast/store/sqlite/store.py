@@ -8,6 +8,7 @@ with whatever else gathered while the previous one was flushed; an idle claim wr
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sqlite3
@@ -15,10 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
+from holdfast.errors import CorruptRecord, HoldfastError, StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.ids import InvocationId
 from holdfast.lifecycle.changes import Change, Verdict
 from holdfast.lifecycle.claims import Claim, Claimed
@@ -39,6 +38,7 @@ from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Ability, Backup, Ended, Filter, Finding, Observe
 from holdfast.store.sqlite import (
     archive,
+    aside,
     entries,
     executions,
     jobs,
@@ -53,13 +53,15 @@ from holdfast.store.sqlite.backup import back_up
 from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
-from holdfast.store.sqlite.rows import from_row, raw_text, runner_of, runner_row
+from holdfast.store.sqlite.lenient import do_leniently
+from holdfast.store.sqlite.rows import from_row, runner_of, runner_row
 from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
 from holdfast.store.sqlite.transaction import SqliteTransaction, joined
 from holdfast.store.sqlite.turn import Turn, open_lock
 
 T = TypeVar("T")
 
+_MOST_TOLD = 10_000
 _KNOWN = frozenset(status.value for status in Status)
 
 _BESIDE_SECONDS = 0.2  # another process may be about to make the store
@@ -87,6 +89,7 @@ class SqliteStore:
         self._files = DatabaseFiles(path, self._named, busy_timeout_seconds, observe)
         self._prepared = False
         self._hints: SocketHints | None = None
+        self._told: set[tuple[str, str]] = set()
 
     def now(self) -> float:
         return self._clock.now()
@@ -142,7 +145,7 @@ class SqliteStore:
         wait = min(_BESIDE_SECONDS, self._busy_timeout)
         once = ConnectionThread("holdfast-sqlite-prepare", lambda: schema.connect_beside(self.path, wait))
         try:
-            await _do(once, schema.prepare_now)
+            await do_leniently(once, schema.prepare_now)
         except StoreUnavailable as error:
             raise StoreUnavailable(
                 f"the store in {self.path} has to be made first, or brought up to date, and that cannot be done while "
@@ -179,14 +182,8 @@ class SqliteStore:
         return alone
 
     async def close(self) -> None:
-        writer, reader, turn, self._writer, self._reader, self._turn = (
-            self._writer,
-            self._reader,
-            self._turn,
-            None,
-            None,
-            None,
-        )
+        writer, reader, turn = self._writer, self._reader, self._turn
+        self._writer = self._reader = self._turn = None
         if self._hints is not None:
             await self._hints.close()
             self._hints = None
@@ -204,12 +201,35 @@ class SqliteStore:
     async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
         if self._writer is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
-        return await _do(self._writer, job)
+        return await self._mended(self._writer, job)
 
     async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
         if self._reader is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
-        return await _do(self._reader, job)
+        return await self._mended(self._reader, job)
+
+    async def _mended(self, thread: ConnectionThread, job: Callable[[sqlite3.Connection], T]) -> T:
+        """Where a value of another type stops a job, rows with such values are set aside, and the job runs again."""
+        try:
+            return await do_leniently(thread, job)
+        except HoldfastError:
+            raise
+        except Exception:
+            if self._writer is None or not await do_leniently(
+                self._writer, lambda connection: aside.misfits(connection, self._set_aside)
+            ):
+                raise
+        return await do_leniently(thread, job)
+
+    async def _tended(self, job: Callable[[sqlite3.Connection, aside.SetAside | None], T]) -> T:
+        """Read. If something cannot be read, do the same once more as a write, which sets it aside."""
+        try:
+            return await self._read(lambda connection: job(connection, None))
+        except CorruptRecord as error:
+            try:
+                return await self._write(lambda connection: job(connection, self._set_aside))
+            except StoreReadOnly:  # this user may not
+                raise error from None
 
     def joined(self, session: object) -> SqliteTransaction:
         return joined(session, self.path, self._clock, self._files)
@@ -223,12 +243,9 @@ class SqliteStore:
         return await self._write(lambda connection: [jobs.insert(connection, record) for record in records])
 
     async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
-        try:
-            return await self._read(lambda connection: [jobs.in_the_way(connection, record) for record in records])
-        except CorruptRecord:  # it is to be set aside, which is a write
-            return await self._write(
-                lambda connection: [jobs.in_the_way(connection, record, self._set_aside) for record in records]
-            )
+        return await self._tended(
+            lambda connection, set_aside: [jobs.in_the_way(connection, record, set_aside) for record in records]
+        )
 
     async def free_key(self, app: str, id: str, key: str) -> None:
         await self._write(lambda connection: connection.execute(queries.FREE_KEY, (app, id, key)))
@@ -246,9 +263,8 @@ class SqliteStore:
         return await self._write(release)
 
     async def waiting_keys(self, app: str) -> Mapping[str, int]:
-        return dict(
-            await self._read(lambda connection: connection.execute(queries.WAITING_KEYS, {"app": app}).fetchall())
-        )
+        rows = await self._read(lambda connection: connection.execute(queries.WAITING_KEYS, {"app": app}).fetchall())
+        return {key: held for key, held in rows if type(key) is str}
 
     async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
         values = (app, *slot_range(limit_key), limit_key)
@@ -256,12 +272,16 @@ class SqliteStore:
         return [record for record in map(self._readable, rows) if record is not None]
 
     async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
-        rows = await self._read(lambda connection: connection.execute(queries.START_BY, (app, limit)).fetchall())
-        return [record for record in map(self._readable, rows) if record is not None]
+        return await self._tended(
+            lambda connection, set_aside: aside.readable(
+                *(connection, aside.INVOCATIONS, queries.START_BY, (app, limit)),
+                *(lambda row: from_row(row[1:]), set_aside),
+            )
+        )
 
     async def lanes(self, app: str) -> Sequence[str]:
         heads = await self._read(lambda connection: connection.execute(queries.HEADS, {"app": app}).fetchall())
-        return sorted({lane for lane, _ in heads})
+        return sorted({lane for lane, _ in heads if type(lane) is str})
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
         return await self._write(lambda connection: jobs.apply(connection, changes, self._set_aside))
@@ -271,16 +291,20 @@ class SqliteStore:
         found = {row[queries.ID_COLUMN]: from_row(row) for row in rows}
         return [found.get(id) for id in ids]
 
-    async def find(self, app: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
-        rows = await self._read(lambda connection: listing.find(connection, app, where, limit))
-        return [record for record in map(self._readable, rows) if record is not None]
+    async def find(self, app: str, where: Filter, limit: int, *, set_aside: bool = False) -> Sequence[InvocationRecord]:
+        if set_aside:
+            return await self._tended(lambda connection, aside: listing.found(connection, app, where, limit, aside))
+        return await self._read(lambda connection: listing.found(connection, app, where, limit, self._leave_out))
 
     def _readable(self, row: Sequence[object]) -> InvocationRecord | None:
         try:
             return from_row(row)
         except CorruptRecord as error:
-            self._observe("unreadable", {"id": row[queries.ID_COLUMN], "why": str(error)})
+            self._observe("unreadable", {"kind": error.kind, "id": error.id, "why": str(error)})
             return None
+
+    def _leave_out(self, connection: object, table: object, row: object, error: CorruptRecord) -> None:
+        self._observe("unreadable", {"kind": error.kind, "id": error.id, "why": str(error)})
 
     async def counts(self, app: str) -> Mapping[Status, int]:
         rows = await self._read(lambda connection: connection.execute(queries.COUNTS, (app,)).fetchall())
@@ -290,13 +314,13 @@ class SqliteStore:
         return await self._read(lambda connection: queues.depths(connection, app, at))
 
     async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
-        return await self._write(lambda connection: queues.pause(connection, pause))
+        return await self._write(lambda connection: queues.pause(connection, pause, self._set_aside))
 
     async def resume_queue(self, app: str, name: str, operation: str) -> bool:
-        return await self._write(lambda connection: queues.resume(connection, app, name, operation))
+        return await self._write(lambda connection: queues.resume(connection, app, name, operation, self._set_aside))
 
     async def pauses(self, app: str) -> Sequence[QueuePause]:
-        return await self._read(lambda connection: queues.pauses(connection, app))
+        return await self._tended(lambda connection, set_aside: queues.pauses(connection, app, set_aside))
 
     async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
         return await self._write(lambda connection: payloads.keep(connection, app, digests, self.now()))
@@ -308,10 +332,24 @@ class SqliteStore:
         await self._write(lambda connection: payloads.put(connection, app, stored, self.now()))
 
     async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
-        return await self._read(lambda connection: payloads.get(connection, app, digest))
+        try:
+            return await self._read(lambda connection: payloads.get(connection, app, digest))
+        except CorruptRecord as error:
+            await self._give_up(app, digest, 0, error)
+            raise
 
     async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
-        return await self._read(lambda connection: payloads.get_piece(connection, app, digest, number))
+        try:
+            return await self._read(lambda connection: payloads.get_piece(connection, app, digest, number))
+        except CorruptRecord as error:
+            await self._give_up(app, digest, number, error)
+            raise
+
+    async def _give_up(self, app: str, digest: str, number: int, error: CorruptRecord) -> None:
+        with contextlib.suppress(StoreReadOnly):
+            await self._write(
+                lambda connection: payloads.give_up(connection, app, digest, number, error, self._set_aside)
+            )
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         return await self._write(lambda connection: payloads.collect(connection, app, before, limit, self.now()))
@@ -334,11 +372,18 @@ class SqliteStore:
             "can_run_atomic_service": ticks,
             "draining": draining,
         }
-        return await self._write(lambda connection: jobs.alter_runner(connection, app, runner_id, facts))
+        return await self._write(
+            lambda connection: jobs.alter_runner(connection, app, runner_id, facts, self._set_aside)
+        )
 
     async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
-        rows = await self._read(lambda connection: connection.execute(queries.SILENT, (app,)).fetchall())
-        return [(found := runner_of(row), self.now() - found.heartbeat_at) for row in rows]
+        found = await self._runners(queries.SILENT, app)
+        return [(runner, self.now() - runner.heartbeat_at) for runner in found]
+
+    async def _runners(self, query: str, app: str) -> list[RunnerRecord]:
+        return await self._tended(
+            lambda connection, set_aside: aside.readable(connection, aside.RUNNERS, query, (app,), runner_of, set_aside)
+        )
 
     async def declare_dead(self, runner: RunnerRecord) -> bool:
         values = (runner.app, runner.id, runner.heartbeat_at)
@@ -349,33 +394,31 @@ class SqliteStore:
     ) -> bool:
         asked = {"wish": wish, "sits_out_until": sits_out_until}
         facts = {name: value for name, value in asked.items() if value is not None}
-        return await self._write(lambda connection: jobs.alter_runner(connection, app, runner_id, facts)) is not None
+        return await self._alter_runner(app, runner_id, facts) is not None
+
+    async def _alter_runner(self, app: str, id: str, facts: Mapping[str, object]) -> RunnerRecord | None:
+        return await self._write(lambda connection: jobs.alter_runner(connection, app, id, facts, self._set_aside))
 
     async def owners(self, app: str) -> Sequence[str]:
         rows = await self._read(lambda connection: connection.execute(queries.OWNERS, (app,)).fetchall())
-        return sorted({owner for (owner,) in rows})
+        return sorted({owner for (owner,) in rows if type(owner) is str})
 
     async def leave(self, app: str, runner_id: str) -> None:
         await self._write(lambda connection: connection.execute(queries.LEAVE, (app, runner_id)))
 
     async def roster(self, app: str) -> Sequence[RunnerRecord]:
-        rows = await self._read(lambda connection: connection.execute(queries.ROSTER, (app,)).fetchall())
-        found = []
-        for row in rows:
-            try:
-                found.append(runner_of(row))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                self._observe("unreadable", {"id": row[1], "why": f"roster entry: {error}"})
-        return sorted(found, key=lambda runner: (runner.started_at, runner.id))
+        return sorted(await self._runners(queries.ROSTER, app), key=lambda runner: (runner.started_at, runner.id))
 
     async def put_execution(self, app: str, execution: Execution) -> Execution | None:
-        return await self._write(lambda connection: executions.put(connection, app, execution))
+        return await self._write(lambda connection: executions.put(connection, app, execution, self._set_aside))
 
     async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
         return await self._write(lambda connection: executions.end(connection, app, id, status, at, reason))
 
     async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
-        return await self._read(lambda connection: executions.listing(connection, app, service, limit))
+        return await self._tended(
+            lambda connection, set_aside: executions.listing(connection, app, service, limit, set_aside)
+        )
 
     async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
         await self._write(lambda connection: executions.forget(connection, app, ids))
@@ -388,11 +431,9 @@ class SqliteStore:
         return [record for record in map(self._readable, rows) if record is not None]
 
     async def outboxes(self, app: str, before: float, limit: int) -> Sequence[InvocationRecord]:
-        try:
-            return await self._read(lambda connection: archive.outboxes(connection, app, before, limit))
-        except CorruptRecord:  # a damaged one would stay the first of them for ever
-            wanted = (app, before, limit, self._set_aside)
-            return await self._write(lambda connection: archive.readable_outboxes(connection, *wanted))
+        return await self._tended(
+            lambda connection, set_aside: archive.outboxes(connection, app, before, limit, set_aside)
+        )
 
     async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
         await self._write(lambda connection: archive.delivered(connection, app, ids))
@@ -407,23 +448,33 @@ class SqliteStore:
         return await self._write(lambda connection: archive.retain_old(connection, app, after, limit))
 
     async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
-        return await self._write(lambda connection: entries.put(connection, entry, over))
+        return await self._write(lambda connection: entries.put(connection, entry, over, self._set_aside))
 
     async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
-        return await self._read(lambda connection: entries.listing(connection, app, kind, names))
+        return await self._tended(
+            lambda connection, set_aside: entries.listing(connection, app, kind, names, set_aside)
+        )
 
     async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
-        return await self._read(lambda connection: entries.due(connection, app, kind, limit))
+        return await self._tended(lambda connection, set_aside: entries.due(connection, app, kind, limit, set_aside))
 
     async def latest_entries(self, app: str, kind: str, limit: int, before: str | None = None) -> Sequence[Entry]:
-        return await self._read(lambda connection: entries.latest(connection, app, kind, limit, before))
+        return await self._tended(
+            lambda connection, set_aside: entries.latest(connection, app, kind, limit, before, set_aside)
+        )
 
     async def remove_entry(self, entry: Entry) -> bool:
         return await self._write(lambda connection: entries.remove(connection, entry))
 
+    async def quarantine_entry(self, entry: Entry, error: CorruptRecord) -> bool:
+        return await self._write(lambda connection: entries.put_aside(connection, entry, error, self._set_aside))
+
     async def quarantined(self, app: str) -> Sequence[Quarantined]:
         rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())
-        return [Quarantined(app=app, id=id, at=at, why=why, raw=raw) for app, id, at, why, raw in rows]
+        return [aside.quarantined(row) for row in rows]
+
+    async def quarantine_hidden(self, app: str) -> int:
+        return await self._tended(lambda connection, set_aside: aside.hidden(connection, app, set_aside))
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         def look(connection: sqlite3.Connection) -> list[Finding]:
@@ -445,37 +496,18 @@ class SqliteStore:
         """By a connection for this once, which cannot write."""
         reader = ConnectionThread("holdfast-sqlite-check", lambda: connect_to_look(self.path, self._busy_timeout))
         try:
-            return await _do(reader, job)
+            return await do_leniently(reader, job)
         finally:
             reader.stop()
 
     def _set_aside(
-        self, connection: sqlite3.Connection, rowid: int, row: Sequence[object], error: CorruptRecord
+        self, connection: sqlite3.Connection, table: aside.Table, row: Sequence[object], error: CorruptRecord
     ) -> None:
         """Move a row that cannot be read out of the way, whole, in the same transaction."""
-        connection.execute(queries.QUARANTINE, (row[0], row[1], self.now(), str(error), raw_text(row)))
-        connection.execute(queries.DELETE, (rowid,))
-        self._observe("quarantine", {"id": row[1], "why": str(error)})
-
-
-async def _do(thread: ConnectionThread, job: Callable[[sqlite3.Connection], T]) -> T:
-    """A text that is not UTF-8 makes Python's sqlite3 refuse the whole query, so one damaged row would stop every
-    claim and every list. Then the job runs once more and reads leniently, and the damaged row is found out by itself.
-    """
-    try:
-        return await thread.do(job)
-    except StoreError as error:
-        if "Could not decode to UTF-8" not in str(error.__cause__):
-            raise
-
-    def leniently(connection: sqlite3.Connection) -> T:
-        connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
-        try:
-            return job(connection)
-        finally:
-            connection.text_factory = str
-
-    return await thread.do(leniently)
+        aside.set_aside(connection, table, row, error, self.now())
+        if (error.kind, error.id) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((error.kind, error.id))  # the transaction may be tried again
+            self._observe("quarantine", {"kind": error.kind, "id": error.id, "why": str(error)})
 
 
 # --- the file's surroundings

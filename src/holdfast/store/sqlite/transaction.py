@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import Clock
-from holdfast.errors import UsageError
+from holdfast.errors import CorruptRecord, UsageError
 from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
-from holdfast.store.sqlite import entries, jobs, payloads, queries
+from holdfast.store.sqlite import aside, entries, jobs, payloads, queries
 from holdfast.store.sqlite.files import DatabaseFiles
 
 T = TypeVar("T")
@@ -68,14 +68,20 @@ class SqliteTransaction:
         payloads.put(connection, records[0].app, stored, now)
         there: list[InvocationRecord | None] = []
         for record in records:
-            holder = jobs.in_the_way(connection, record)
+            holder = jobs.in_the_way(connection, record, self._set_aside)
             if holder is not None and holder.id != record.id and holder.key == record.key and key_is_over(holder, now):
                 connection.execute(queries.FREE_KEY, (holder.app, holder.id, holder.key))
-                holder = jobs.in_the_way(connection, record)
+                holder = jobs.in_the_way(connection, record, self._set_aside)
             if holder is None:
                 jobs.insert(connection, record)
             there.append(holder)
         return there
+
+    def _set_aside(
+        self, connection: sqlite3.Connection, table: aside.Table, row: aside.Row, error: CorruptRecord
+    ) -> None:
+        """In the user's own transaction: a damaged row takes no key."""
+        aside.set_aside(connection, table, row, error, self._clock.now())
 
     async def ainsert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
@@ -84,7 +90,9 @@ class SqliteTransaction:
 
     def put_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
         now = self._clock.now()
-        return self._whole(lambda connection: [entries.put_new(connection, entry, now) for entry in fresh])
+        return self._whole(
+            lambda connection: [entries.put_new(connection, entry, now, self._set_aside) for entry in fresh]
+        )
 
     async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
         return self.put_entries(fresh)
