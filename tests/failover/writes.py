@@ -13,6 +13,7 @@ from pymongo.collection import Collection
 from tests.mongo.tools import auntil, opened, with_options
 from tests.proxy import Fate, Rule
 
+from holdfast.errors import CorruptRecord
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied
 from holdfast.lifecycle.limits import Release
@@ -326,6 +327,22 @@ async def entry_removed(stage: Stage) -> None:
     assert list(await stage.store.entries("shop", "schedule")) == []
 
 
+async def entry_set_aside(stage: Stage) -> None:
+    await stage.store.put_entry(ENTRY)
+    stage.break_next("delete", ENTRIES)
+    await stage.store.quarantine_entry(ENTRY, CorruptRecord("it says nothing", kind="schedule", id="nightly"))
+    assert list(await stage.store.entries("shop", "schedule")) == []
+    assert [each.id for each in await stage.store.quarantined("shop")] == ["nightly"]
+
+
+async def hidden_set_aside(stage: Stage) -> None:
+    await stage.store.insert([invocation("a"), invocation("b")])
+    stage.invocations.update_one({"id": "a"}, {"$set": {"status": "levitating"}})
+    stage.break_next("delete", INVOCATIONS)
+    assert await stage.store.quarantine_hidden("shop") <= 1  # none, if the reply was lost and it asked again
+    assert [each.id for each in await stage.store.quarantined("shop")] == ["a"]
+
+
 async def waiter_released(stage: Stage) -> None:
     holder = await holding(stage.store, "a")
     await stage.store.insert([limited("b")])
@@ -378,5 +395,7 @@ KINDS = {
     "entry made": Kind("put_entry", entry_made),
     "entry changed": Kind("put_entry", entry_changed),
     "entry removed": Kind("remove_entry", entry_removed),
+    "entry set aside": Kind("quarantine_entry", entry_set_aside),
+    "hidden ones set aside": Kind("quarantine_hidden", hidden_set_aside),
     "waiter released": Kind("release_waiters", waiter_released),
 }

@@ -280,7 +280,7 @@ def test_work_that_goes_back_to_its_old_place_is_claimed_at_once(mongo_url: str)
         (got,) = (await store.claim(wish(store, 1))).records
         await store.claim(wish(store, 5))  # nothing is left, and the marks say so
         why = "its owner is dead"
-        await store.apply([changes.recovered(got, operation=ids.operation(), at=store.now(), why=why)])
+        await store.apply([changes.recovered(got, by="r9", operation=ids.operation(), at=store.now(), why=why)])
         assert [one.id for one in (await store.claim(wish(store, 1))).records] == [old.id]
 
     play(mongo_url, scenario)

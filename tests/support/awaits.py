@@ -134,6 +134,9 @@ class _Watched(Coroutine[Any, Any, Any]):
     def close(self) -> None:
         self._coroutine.close()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)  # what `inspect` asks for: cr_frame, cr_running, …
+
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._coroutine.__await__()
 

@@ -29,6 +29,9 @@ class Collections(Protocol):
     def __call__(self, name: str, *, majority: bool = False) -> AsyncCollection[Document]: ...
 
 
+_CHANGING = ("version", "body", "heartbeat_at")
+
+
 class Quarantine:
     def __init__(self, collection: Collections, now: Callable[[], float], observe: Observe) -> None:
         self._collection = collection
@@ -99,4 +102,5 @@ class Quarantine:
                 raise
             entry["document"] = bson.encode(document)  # it is nested as deep as the server allows
             await quarantine.replace_one({"_id": aside}, entry, upsert=True)
-        await there.delete_one({"_id": key})
+        # Only as it was read: it may have been repaired meanwhile.
+        await there.delete_one({"_id": key} | {name: {"$eq": document[name]} for name in _CHANGING if name in document})

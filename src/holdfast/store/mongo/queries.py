@@ -22,7 +22,7 @@ from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document, key_of
 from holdfast.store.mongo.marks import Range
-from holdfast.store.mongo.sentinels import BESIDE, REAL_DUE, REAL_RANK
+from holdfast.store.mongo.sentinels import BESIDE, NO_SENTINEL, REAL_DUE, REAL_RANK
 
 T = TypeVar("T")
 
@@ -307,7 +307,7 @@ async def owners(invocations: Invocations, app: str) -> list[str]:
 
 async def of_unknown_status(invocations: Invocations, app: str) -> list[Document]:
     """Those whose status is none. Index: status, by the gaps between the statuses."""
-    wanted: Document = {"app": app, "status": {"$nin": _STATUSES}}
+    wanted: Document = {"app": app, "status": {"$nin": _STATUSES}} | NO_SENTINEL
     return await invocations.find(wanted, hint="status").limit(MOST_STRANGE).to_list()
 
 
