@@ -22,8 +22,11 @@ settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-# Where the tests are started in the background, Ctrl-C is ignored, by them and by the processes that they start.
+# Where the tests are started in the background or with nohup, some signals are ignored, by them and by the processes
+# that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

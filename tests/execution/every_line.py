@@ -22,7 +22,7 @@ from holdfast.execution.call import Call, Outcome
 
 BLOCKED_SECONDS = 0.05  # one side waits for a lock that the other has: then that one goes first
 PATIENCE_SECONDS = 10.0
-PLACE = "holdfast-place"
+PLACE, THROWER = "holdfast-place", "thrower"
 GATES: list[Callable[[str, int], None]] = []  # that of the meeting that is on
 CALLING, PLACING = (gated(module, lambda *at: GATES[0](*at)) for module in (call_module, places_module))
 
@@ -61,7 +61,7 @@ class Meeting:
         is_place = threading.current_thread().name.startswith(PLACE)
         if self.where or self._places is None or is_place is not (self._stops == "place"):
             return
-        if not is_place and threading.current_thread() is not self._thrower:
+        if not is_place and threading.current_thread().name != THROWER:
             return
         self._left -= 1
         if self._left:
@@ -74,9 +74,10 @@ class Meeting:
             self._over.wait(BLOCKED_SECONDS)
 
     def _throw_beside(self) -> threading.Thread:
-        self._thrower = threading.Thread(target=self._throw)
-        self._thrower.start()
-        return self._thrower
+        thrower = threading.Thread(target=self._throw, name=THROWER)
+        thrower.start()
+        self._thrower = thrower
+        return thrower
 
     def _throw(self) -> None:
         getattr(self._places, self._what)(["a"])
