@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.engine.fleet import APP, DUTIES, Member
 from tests.engine.test_worker_awaits import PLACES, SMALL, SlowAnswers, Workshop, audit_for
-from tests.support.awaits import Stage, every_await
+from tests.support.awaits import LONGEST_SECONDS, Stage, every_await, within
 
 from holdfast.engine import worker_process
 from holdfast.engine.attached import Attached
@@ -29,10 +29,12 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.worker import Worker
 from holdfast.execution.places import Deliver, InlinePlaces
 from holdfast.lifecycle.records import RunnerRecord, Serves
+from holdfast.testing.virtual import VirtualClock, run_virtual
 
 WATCHED = [f"engine.{name}." for name in ("process_crew", "worker_process", "attached", "answering")]
 MOST = 2
 START_SECONDS = 0.2  # of an interpreter and its imports
+PROMPT_SECONDS = 3.0  # tasks take milliseconds; a worker that does not hear a stop is killed after 45 s
 
 
 class Process:
@@ -117,6 +119,8 @@ class Supervised(Workshop):
 
     def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch, max_tasks: int | None = None) -> None:
         self.started: list[Process] = []
+        self.failing_starts = 0
+        self.on_start: Callable[[], None] = lambda: None
         self._max_tasks = max_tasks
         self.places = 2 * PLACES * (1 if max_tasks is None else 2)  # those that retire have successors beside them
         super().__init__(stage)
@@ -125,8 +129,12 @@ class Supervised(Workshop):
         monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: set())
 
     async def _exec(self, *command: str, pass_fds: list[int], **more: Any) -> Process:
+        if self.failing_starts:
+            self.failing_starts -= 1
+            raise OSError("no more processes")
         stream = socket.socket(fileno=os.dup(pass_fds[0]))
         await asyncio.sleep(0.01)
+        self.on_start()
         process = Process(self, stream)
         self.started.append(process)
         return process
@@ -184,6 +192,12 @@ class Supervised(Workshop):
 
         await self.fleet.until(live, 60.0)
 
+    async def leaves_in(self, seconds: float) -> None:
+        assert self.member.life is not None
+        began = self.stage.clock.now()
+        await self.member.life
+        assert self.stage.clock.now() - began < seconds
+
     def no_process_is_left(self) -> None:
         assert [process.pid for process in self.started if process.returncode is None] == []
 
@@ -210,7 +224,7 @@ def some(whats: Iterable[str], always: Collection[str]) -> list[Any]:
     return [what if what in always else pytest.param(what, marks=pytest.mark.faults) for what in whats]
 
 
-@pytest.mark.parametrize("what", some(GOES_ON, ["a short pause", "a death"]))
+@pytest.mark.parametrize("what", some(GOES_ON, ["a pause", "a death"]))
 @pytest.mark.parametrize("max_tasks", [None, pytest.param(4, marks=pytest.mark.faults)], ids=["", "that retire"])
 def test_what_happens_at_any_await_of_a_supervisor_loses_nothing(
     what: str, max_tasks: int | None, monkeypatch: pytest.MonkeyPatch
@@ -259,7 +273,9 @@ def test_whatever_a_supervisor_awaits_when_it_has_to_end_nothing_is_left_behind(
                 await asyncio.sleep(1.5)
                 await stage.intruded()
                 if what != "a death that is none":
+                    began = stage.clock.now()
                     await shop.leaves()
+                    assert stage.clock.now() - began < PROMPT_SECONDS, "a worker was not told, and had to be killed"
                     shop.no_process_is_left()
                     await shop.nothing_is_owned()
                     shop.member = await shop.hire().start()
@@ -273,3 +289,65 @@ def test_whatever_a_supervisor_awaits_when_it_has_to_end_nothing_is_left_behind(
                 await shop.end()
 
     assert sum(1 for _ in every_await(scene, WATCHED, most=MOST)) > 10
+
+
+def virtually(play: Callable[[Supervised], Coroutine[Any, Any, None]], max_tasks: int | None = None) -> None:
+    async def main(clock: VirtualClock) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            shop = Supervised(Stage(clock, (), 0, None), patched, max_tasks)
+
+            async def whole() -> None:
+                try:
+                    await play(shop)
+                finally:
+                    await shop.end()
+
+            await within(LONGEST_SECONDS, whole())
+
+    run_virtual(main)
+
+
+def test_a_stop_is_heard_by_a_worker_that_takes_the_place_of_a_dead_one() -> None:
+    async def play(shop: Supervised) -> None:
+        await shop.member.start()
+        await shop.two_workers_live()
+        shop.on_start = shop.member.runner.stop
+        await shop.kill_a_worker()
+        await shop.leaves_in(PROMPT_SECONDS)
+        assert len(shop.started) == 3
+        shop.no_process_is_left()
+
+    virtually(play)
+
+
+def test_starts_that_fail_take_no_room_from_those_that_follow() -> None:
+    async def play(shop: Supervised) -> None:
+        shop.failing_starts = 10  # more than there is room for
+        await shop.member.start()
+        await shop.two_workers_live()
+        await shop.submit_all()
+        await shop.all_ended()
+        await shop.member.stop()
+        shop.no_process_is_left()
+
+    virtually(play)
+
+
+def test_a_stop_is_heard_while_successors_wait_for_room() -> None:
+    """Each process has retired and is not done, and nothing may start: the stop ends all of them."""
+
+    async def play(shop: Supervised) -> None:
+        await shop.member.start()
+        await shop.submit(**{name: shop.make("held", name) for name in map(str, range(8))})
+
+        async def full() -> bool:
+            return len(shop.started) == 4 and len(shop.running) == 4
+
+        await shop.fleet.until(full, 30.0)
+        await asyncio.sleep(5.0)
+        shop.member.runner.stop()
+        shop.gate.set()
+        await shop.leaves_in(PROMPT_SECONDS)
+        shop.no_process_is_left()
+
+    virtually(play, max_tasks=1)

@@ -79,9 +79,19 @@ class Workshop:
         member.engine.limits = SMALL
         return member
 
-    def status_of(self, name: str) -> Status:
+    def why_not(self, name: str) -> str:
+        """Return why this may not be running, if so."""
         (found,) = [record for record in self.fleet.store._of(APP) if record.id == self.ids[name]]
-        return found.status
+        if found.status not in (Status.RUNNING, Status.CANCELLING):
+            return found.status.value
+        return "" if found.owner in self.owners_on_the_roster() else f"{found.owner} is not on the roster"
+
+    def owners_on_the_roster(self) -> set[str]:
+        """Return those whom recovery takes for alive."""
+        roster = self.fleet.store._runners.values()
+        return {f"{runner.id}/{worker.id}" for runner in roster for worker in runner.workers} | {
+            f"{runner.id}/0" for runner in roster if not runner.workers
+        }
 
     @property
     def mails(self) -> int:
@@ -89,8 +99,8 @@ class Workshop:
 
     async def _act(self, name: str, *, held: bool = False) -> str:
         self.calls[name] += 1
-        if name in self.ids and self.status_of(name) not in (Status.RUNNING, Status.CANCELLING):
-            self.begun_wrongly.append(f"{name}: {self.status_of(name)}")
+        if name in self.ids and (why := self.why_not(name)):
+            self.begun_wrongly.append(f"{name}: {why}")
         self.running.add(name)
         self.most_at_once = max(self.most_at_once, len(self.running))
         try:

@@ -24,6 +24,8 @@ from holdfast.testing.virtual import VirtualClock, run_virtual
 
 _ROOT = str(PurePath(holdfast.__file__).parent) + "/"
 
+LONGEST_SECONDS = 600.0
+
 Intrusion = Callable[[], Awaitable[None]]
 
 
@@ -146,6 +148,15 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+async def within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, and fail if it takes longer: where time is virtual, what never ends would run for ever."""
+    task = asyncio.get_running_loop().create_task(work)
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        raise TimeoutError(f"not over after {seconds:g} s")
+    task.result()
+
+
 Scene = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
@@ -159,7 +170,7 @@ def _run(scene: Scene, modules: Sequence[str], most: int, chosen: Point | None) 
 
         loop.set_task_factory(factory)
         try:
-            await loop.create_task(scene(stage))
+            await within(LONGEST_SECONDS, scene(stage))
         finally:
             if stage.error is not None:
                 raise stage.error
