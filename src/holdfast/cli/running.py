@@ -272,6 +272,12 @@ def _until_stopped(runner: EmbeddedRunner) -> tuple[str | None, Account, bool]:
         return id, runner.wait(), signals.heard > 0
 
 
+_URGENCY = {
+    False: "running work may end within the drain timeout, another SIGINT or SIGTERM ends it now",
+    True: "running work is ended and handed back",
+}
+
+
 class _Signals:
     """Turns signals into requests to stop, each more urgent than the one before.
 
@@ -304,6 +310,8 @@ class _Signals:
             self._runner.kill_workers()
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+        name = signal.Signals(number).name
+        logging.getLogger("holdfast.runner").info("stop: %s; %s", name, _URGENCY[self.heard > 1])
         self._runner.request_stop(hurry=self.heard > 1)
 
     def repeat(self) -> None:
