@@ -60,7 +60,10 @@ class Process:
         reader, writer = await asyncio.open_connection(sock=self._stream)
         try:
             await asyncio.sleep(START_SECONDS)
-            await Attached(reader, writer, self._shop.stage.clock).run(self._make_worker)
+            attached = Attached(reader, writer, self._shop.stage.clock)
+            if self._shop.told_early:
+                attached.stop()
+            await attached.run(self._make_worker)
         finally:
             writer.close()
             self._end(0)
@@ -120,6 +123,7 @@ class Supervised(Workshop):
     def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch, max_tasks: int | None = None) -> None:
         self.started: list[Process] = []
         self.failing_starts = 0
+        self.told_early = False
         self.on_start: Callable[[], None] = lambda: None
         self._max_tasks = max_tasks
         self.places = 2 * PLACES * (1 if max_tasks is None else 2)  # those that retire have successors beside them
@@ -351,3 +355,35 @@ def test_a_stop_is_heard_while_successors_wait_for_room() -> None:
         shop.no_process_is_left()
 
     virtually(play, max_tasks=1)
+
+
+def test_a_worker_knows_the_pauses_that_were_there_before_it() -> None:
+    async def play(shop: Supervised) -> None:
+        await shop.pause_mail()
+        await shop.member.start()
+        await shop.two_workers_live()
+        await shop.workers_know_the_pauses()
+        await shop.submit_all()
+        await asyncio.sleep(3.0)
+        assert shop.mails == 0
+        await shop.resume_mail()
+        await shop.all_ended()
+        await shop.member.stop()
+
+    virtually(play)
+
+
+def test_a_worker_that_is_told_to_end_before_it_has_its_orders_takes_nothing() -> None:
+    """By a signal, say: it comes while the process imports the app."""
+
+    async def play(shop: Supervised) -> None:
+        shop.told_early = True
+        await shop.submit_all()
+        shop.member.life = asyncio.create_task(shop.member.runner.run())
+        await asyncio.sleep(2.0)
+        assert not shop.calls
+        shop.told_early = False
+        await shop.all_ended()
+        await shop.member.stop()
+
+    virtually(play)
