@@ -280,6 +280,41 @@ def test_a_worker_is_killed_for_a_call_past_its_time_only_if_it_does_not_answer(
     asyncio.run(main())
 
 
+def test_a_worker_that_answers_while_its_runner_reads_what_it_holds_is_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store takes its time, and the worker goes on before that is over: it ends by itself what is past its time."""
+
+    async def main() -> None:
+        clock = StillClock()
+        wakes = tmp_path / "wakes"
+        code = f'while not os.path.exists({str(wakes)!r}): time.sleep(0.01)\nos.write(fd, b\'{{"type":"ready"}}\\n\')\n'
+        crew = crew_of(DEAF + code, clock)
+        recovery = crew._recovery
+        await recovery._store.insert([owned_by_the_worker(Status.RUNNING, timeout=3.0)])
+        await soon(crew.start("r", Permit(clock)))
+        worker = crew._alive["r/1"]
+        read = recovery.held_by
+
+        async def read_slowly(owner: str) -> list[InvocationRecord]:
+            held = await read(owner)
+            wakes.touch()
+            await until(lambda: worker._has_answered)
+            return held
+
+        monkeypatch.setattr(recovery, "held_by", read_slowly)
+        clock.time += 100.0
+        await looked(crew, worker, clock, 4)
+        assert wakes.exists(), "it was silent for long enough"
+        assert not worker.overdue
+        assert not is_gone(worker.pid)
+        await looked(crew, worker, clock, 1)
+        assert worker.silence == 0.0, "it is asked anew"
+        await ended(crew, clock)
+
+    asyncio.run(main())
+
+
 def test_a_late_look_counts_as_one() -> None:
     """This process was stopped, or the machine slept."""
 
