@@ -250,8 +250,10 @@ def test_a_worker_is_killed_for_a_call_past_its_time_only_if_it_does_not_answer(
     async def main() -> None:
         clock = StillClock()
         late = owned_by_the_worker(Status.RUNNING, timeout=3.0)
-        beside = owned_by_the_worker(Status.RUNNING)
-        crew, worker, store = await deaf_worker(clock, late, beside)
+        beside, reserved = owned_by_the_worker(Status.RUNNING), owned_by_the_worker(Status.PENDING)
+        apart = owned_by_the_worker(Status.RUNNING, key_seconds=1.0, cancel_grace=1.0)
+        crew, worker, store = await deaf_worker(clock, late, beside, reserved, apart)
+        worker.apart = (apart.id,)
         clock.time += 100.0  # it is long past its time, but who says that the worker does not see to that?
         for _ in range(5):
             worker._has_answered = True
@@ -272,6 +274,13 @@ def test_a_worker_is_killed_for_a_call_past_its_time_only_if_it_does_not_answer(
         assert timed_out.error is not None
         assert timed_out.error.type_name == "holdfast.errors:TimedOut"
         assert [entry.status for entry in other.history][-2:] == [Status.KILLED, Status.REROUTED]
+        died = f"its worker r/1 died: it has not answered for 3 s while t {late.id} was past its time, and was killed"
+        assert other.reason == f"{died}; it ran beside that, and is not charged"
+        given_back, alone = await store.get("app", [reserved.id, apart.id])
+        assert given_back is not None
+        assert alone is not None
+        assert (given_back.status, given_back.reason) == (Status.REROUTED, died), "it had not begun"
+        assert (alone.status, alone.reason) == (Status.REROUTED, f"{died}; it ran apart, so that is not its doing")
         zombie = changes.completed(late, result=b"\xc0", operation="late", at=clock.time)
         (verdict,) = await store.apply([zombie])
         assert isinstance(verdict, changes.Lost), "a result that comes after that is refused"
