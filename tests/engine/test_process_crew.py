@@ -324,6 +324,44 @@ def test_a_worker_that_answers_while_its_runner_reads_what_it_holds_is_not_kille
     asyncio.run(main())
 
 
+def test_a_worker_that_dies_while_its_runner_reads_what_it_holds_has_died_and_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        clock = StillClock()
+        dies = tmp_path / "dies"
+        crew = crew_of(f"{DEAF}while not os.path.exists({str(dies)!r}): time.sleep(0.01)\nos._exit(3)\n", clock)
+        recovery = crew._recovery
+        running = owned_by_the_worker(Status.RUNNING, timeout=3.0)
+        await recovery._store.insert([running])
+        await soon(crew.start("r", Permit(clock)))
+        worker = crew._alive["r/1"]
+        read = recovery.held_by
+
+        async def read_slowly(owner: str) -> list[InvocationRecord]:
+            held = await read(owner)
+            dies.touch()
+            await soon(worker.closed.wait())
+            return held
+
+        monkeypatch.setattr(recovery, "held_by", read_slowly)
+        clock.time += 100.0
+        await looked(crew, worker, clock, 4)
+        assert not worker.overdue
+
+        async def is_back() -> bool:
+            (record,) = await recovery._store.get("app", [running.id])
+            return record is not None and record.status is Status.REROUTED
+
+        await until(is_back)
+        (record,) = await recovery._store.get("app", [running.id])
+        assert record is not None
+        assert record.reason == "its worker r/1 died: it exited with 3"
+        await ended(crew, clock)
+
+    asyncio.run(main())
+
+
 def test_a_late_look_counts_as_one() -> None:
     """This process was stopped, or the machine slept."""
 
