@@ -22,7 +22,7 @@ from holdfast.errors import WorkerLost
 from holdfast.lifecycle.records import WorkerRecord
 
 SHOP = """
-import asyncio, os, re, time
+import asyncio, ctypes, os, re, time
 from pathlib import Path
 from holdfast import App, Fixed, context
 
@@ -58,6 +58,24 @@ def short(name):
     while not (HERE / f"{name}.go").exists():
         time.sleep(0.01)
     return "in time"
+
+@app.task
+def hog():
+    time.sleep(0.3)  # so that others run beside it
+    begun("hog")
+    ctypes.PyDLL(None).sleep(6)  # keeps the interpreter lock
+    return context().attempt
+
+@app.task
+async def blocks_the_loop_for_a_while():
+    await asyncio.sleep(0.3)
+    begun("hog")
+    time.sleep(6)
+    return context().attempt
+
+@app.task(timeout="300ms")
+async def brief():
+    await asyncio.sleep(0.1)
 
 @app.task(timeout="200ms")
 async def blocks_the_loop():
@@ -265,3 +283,30 @@ def test_a_worker_whose_places_are_all_taken_by_what_cannot_be_stopped_gives_way
         shop.module.cannot_be_stopped.submit().result(timeout=30)
     assert shop.module.who.submit().result(timeout=30) != worker
     eventually(lambda: is_gone(worker), "the worker is over")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("task", ["hog", "blocks_the_loop_for_a_while"])
+def test_a_call_that_keeps_others_from_ending_in_time_runs_apart_in_the_end(
+    shop: Shop, run: Callable[..., Process], task: str
+) -> None:
+    """It has no timeout, and is not charged for theirs. Else it would be begun and killed with its worker for ever."""
+    run("--concurrency", "4")
+    hog = getattr(shop.module, task).submit()
+    brief = []
+
+    def has_begun_apart() -> bool:
+        brief.append(shop.module.brief.submit())
+        time.sleep(0.1)
+        path = shop.folder / "hog"
+        return path.exists() and len(path.read_text().splitlines()) == 3
+
+    eventually(has_begun_apart, "it has begun for the third time", 60)
+    assert shop.begun("hog") != shop.module.who.submit().result(timeout=30), "it has a process of its own"
+    for _ in range(5):
+        shop.module.brief.submit().result(timeout=30)
+    assert hog.record().status.value == "running", "it held up nobody"
+    assert hog.result(timeout=30) == 3
+    record = hog.record()
+    assert "running_recovery" not in [entry.status.value for entry in record.history]
+    assert len([entry for entry in record.history if entry.why.endswith("it ran beside that, and is not charged")]) == 2

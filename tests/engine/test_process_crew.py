@@ -250,8 +250,10 @@ def test_a_worker_is_killed_for_a_call_past_its_time_only_if_it_does_not_answer(
     async def main() -> None:
         clock = StillClock()
         late = owned_by_the_worker(Status.RUNNING, timeout=3.0)
-        beside = owned_by_the_worker(Status.RUNNING)
-        crew, worker, store = await deaf_worker(clock, late, beside)
+        beside, reserved = owned_by_the_worker(Status.RUNNING), owned_by_the_worker(Status.PENDING)
+        apart = owned_by_the_worker(Status.RUNNING, key_seconds=1.0, cancel_grace=1.0)
+        crew, worker, store = await deaf_worker(clock, late, beside, reserved, apart)
+        worker.apart = (apart.id,)
         clock.time += 100.0  # it is long past its time, but who says that the worker does not see to that?
         for _ in range(5):
             worker._has_answered = True
@@ -272,9 +274,89 @@ def test_a_worker_is_killed_for_a_call_past_its_time_only_if_it_does_not_answer(
         assert timed_out.error is not None
         assert timed_out.error.type_name == "holdfast.errors:TimedOut"
         assert [entry.status for entry in other.history][-2:] == [Status.KILLED, Status.REROUTED]
+        died = f"its worker r/1 died: it has not answered for 3 s while t {late.id} was past its time, and was killed"
+        assert other.reason == f"{died}; it ran beside that, and is not charged"
+        given_back, alone = await store.get("app", [reserved.id, apart.id])
+        assert given_back is not None
+        assert alone is not None
+        assert (given_back.status, given_back.reason) == (Status.REROUTED, died), "it had not begun"
+        assert (alone.status, alone.reason) == (Status.REROUTED, f"{died}; it ran apart, so that is not its doing")
         zombie = changes.completed(late, result=b"\xc0", operation="late", at=clock.time)
         (verdict,) = await store.apply([zombie])
         assert isinstance(verdict, changes.Lost), "a result that comes after that is refused"
+        await ended(crew, clock)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_answers_while_its_runner_reads_what_it_holds_is_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store takes its time, and the worker goes on before that is over: it ends by itself what is past its time."""
+
+    async def main() -> None:
+        clock = StillClock()
+        wakes = tmp_path / "wakes"
+        code = f'while not os.path.exists({str(wakes)!r}): time.sleep(0.01)\nos.write(fd, b\'{{"type":"ready"}}\\n\')\n'
+        crew = crew_of(DEAF + code, clock)
+        recovery = crew._recovery
+        await recovery._store.insert([owned_by_the_worker(Status.RUNNING, timeout=3.0)])
+        await soon(crew.start("r", Permit(clock)))
+        worker = crew._alive["r/1"]
+        read = recovery.held_by
+
+        async def read_slowly(owner: str) -> list[InvocationRecord]:
+            held = await read(owner)
+            wakes.touch()
+            await until(lambda: worker._has_answered)
+            return held
+
+        monkeypatch.setattr(recovery, "held_by", read_slowly)
+        clock.time += 100.0
+        await looked(crew, worker, clock, 4)
+        assert wakes.exists(), "it was silent for long enough"
+        assert not worker.overdue
+        assert not is_gone(worker.pid)
+        await looked(crew, worker, clock, 1)
+        assert worker.silence == 0.0, "it is asked anew"
+        await ended(crew, clock)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_dies_while_its_runner_reads_what_it_holds_has_died_and_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        clock = StillClock()
+        dies = tmp_path / "dies"
+        crew = crew_of(f"{DEAF}while not os.path.exists({str(dies)!r}): time.sleep(0.01)\nos._exit(3)\n", clock)
+        recovery = crew._recovery
+        running = owned_by_the_worker(Status.RUNNING, timeout=3.0)
+        await recovery._store.insert([running])
+        await soon(crew.start("r", Permit(clock)))
+        worker = crew._alive["r/1"]
+        read = recovery.held_by
+
+        async def read_slowly(owner: str) -> list[InvocationRecord]:
+            held = await read(owner)
+            dies.touch()
+            await soon(worker.closed.wait())
+            return held
+
+        monkeypatch.setattr(recovery, "held_by", read_slowly)
+        clock.time += 100.0
+        await looked(crew, worker, clock, 4)
+        assert not worker.overdue
+
+        async def is_back() -> bool:
+            (record,) = await recovery._store.get("app", [running.id])
+            return record is not None and record.status is Status.REROUTED
+
+        await until(is_back)
+        (record,) = await recovery._store.get("app", [running.id])
+        assert record is not None
+        assert record.reason == "its worker r/1 died: it exited with 3"
         await ended(crew, clock)
 
     asyncio.run(main())

@@ -16,6 +16,9 @@ from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.engine.suspects import CROWDED_SECONDS, PLACES_APART, Suspects
 from holdfast.execution.call import Call, Returned, Unfit
 from holdfast.execution.places import Deliver, Execution, InlinePlaces
+from holdfast.lifecycle import changes
+from holdfast.lifecycle.changes import apply_to
+from holdfast.lifecycle.crashes import beside, crashes_in_a_row, kills_in_a_row, last_crash
 from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
 from holdfast.lifecycle.status import Status
 
@@ -42,6 +45,29 @@ def test_what_has_crashed_twice_runs_apart_and_what_was_given_back_does_not() ->
     assert suspects.place_for(record(), task) is Place.APART
     assert suspects.place_for(record((*CRASH, Status.RUNNING)), task) is Place.THREAD
     assert suspects.place_for(record(GIVEN_BACK), task) is Place.THREAD
+
+
+def killed(record: InvocationRecord, why: str) -> InvocationRecord:
+    """It runs in a worker that is ended for this reason."""
+    runs = replace(record, status=Status.RUNNING, owner="r/1", attempt=record.attempt + 1)
+    return apply_to(changes.killed(runs, by="r", operation="k", at=1.0, why=why), runs)
+
+
+def test_what_ran_beside_two_calls_past_their_time_runs_apart_and_is_not_charged() -> None:
+    task, codec = declared(tasks.work, name="t")
+    suspects = Suspects(codec, max_crashes=0)
+    once = killed(record((Status.REGISTERED,)), beside("its worker was killed"))
+    assert once.reason == "its worker was killed; it ran beside that, and is not charged"
+    assert suspects.place_for(once, task) is Place.THREAD
+    drained = killed(killed(once, "its runner stopped before it was done"), "its runner stopped before it was done")
+    assert suspects.place_for(drained, task) is Place.THREAD
+    twice = killed(drained, beside("its worker was killed"))
+    assert (kills_in_a_row(twice.history), crashes_in_a_row(twice.history)) == (2, 0)
+    assert suspects.place_for(twice, task) is Place.APART
+    runs = replace(twice, status=Status.RUNNING, owner="r/1")
+    assert last_crash(runs, 1, "its worker died") is None, "one crash is forgiven, and it had none"
+    failed = HistoryEntry(version=99, status=Status.RETRY, at=2.0, operation="f")
+    assert kills_in_a_row((*twice.history, failed)) == 0, "it has come to an end of its own"
 
 
 def test_who_is_forgiven_less_is_suspected_sooner() -> None:

@@ -95,8 +95,8 @@ class Answering:
         held = await self._recovery.held_by(worker.owner)
         late = self._now() - STUBBORN_SECONDS - self._every
         overdue = [record for record in held if must_end_by(record) < late]
-        if not worker.silence:
-            return  # it has answered meanwhile
+        if not worker.silence or worker.closed.is_set():
+            return  # it has answered meanwhile, or is gone
         worker.count(sum(record.status is not Status.PENDING for record in held))
         if overdue:
             worker.overdue = {record.id: record.epoch for record in overdue}

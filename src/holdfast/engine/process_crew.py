@@ -287,13 +287,19 @@ class ProcessCrew:
             log.error("worker %s died: %s", worker.owner, worker.exit, extra={"series": "deaths"})
         left = (worker.done.why if worker.done else "") or "its runner stopped before it was done"
         why = left if asked else f"its worker {worker.owner} died: {worker.exit}"
-        spares = asked or bool(worker.overdue)  # those that ran beside one that was past its time are not to blame
+        # Its runner has ended it for one that was past its time, or it has itself: the others are not charged.
+        for_another = bool(worker.overdue or (worker.done and worker.done.why))
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 crashpoint("takeback.before")
                 taken = await self._recovery.of_owner(
-                    worker.owner, why, ended=spares, apart=worker.apart, overdue=worker.overdue
+                    worker.owner,
+                    why,
+                    ended=asked or for_another,
+                    apart=worker.apart,
+                    overdue=worker.overdue,
+                    for_another=for_another,
                 )
                 crashpoint("takeback.after")
                 self._account.interrupted += taken if asked else 0

@@ -29,7 +29,7 @@ from holdfast.ids import Ids
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Applied, Change
 from holdfast.lifecycle.claims import back_in_queue
-from holdfast.lifecycle.crashes import PASSED_THROUGH, last_crash
+from holdfast.lifecycle.crashes import PASSED_THROUGH, beside, last_crash
 from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord, RunnerRecord, runner_of, work_hint
 from holdfast.lifecycle.status import AVAILABLE, OWNED, Status
 from holdfast.store.contract import Filter, Store
@@ -173,12 +173,13 @@ class Recovery:
         apart: Collection[str] = (),
         for_seconds: float = 0.0,
         overdue: Mapping[str, int] | None = None,
+        for_another: bool = False,
     ) -> int:
         """Everything that this owner holds, and has held `for_seconds`: it died, or (`ended`) its runner ended it.
         Those that ran `apart` from it ended with it, and are not charged. It was ended for those that are `overdue` (id
-        and epoch), which have timed out.
+        and epoch), which have timed out; if it was ended `for_another` call, those that ran beside that are told so.
         """
-        count = 0
+        count, not_its_doing = 0, f"{why}; it ran apart, so that is not its doing"
         where = Filter(runner=runner_of(owner), statuses=OWNED)
         while True:
             found = await self._store.find(self.app, where, _AT_ONCE, set_aside=True)
@@ -188,9 +189,13 @@ class Recovery:
                 late = [r for r in mine if overdue.get(r.id) == r.epoch and r.status in _WORKING]
                 count += await self._apply([(record, self.timed_out(record)) for record in late])
                 mine = [record for record in mine if record not in late]
-            spared = [record for record in mine if ended or record.id in apart]
-            count += await self.end(spared, why if ended else f"{why}; it ran apart, so that is not its doing")
-            count += await self.recover([record for record in mine if record not in spared], why)
+            alone = [record for record in mine if record.id in apart] if for_another or not ended else []
+            rest = [record for record in mine if record not in alone]
+            neighbours = [record for record in rest if record.status in _WORKING] if for_another else []
+            rest = [record for record in rest if record not in neighbours]
+            count += await self.end(alone, not_its_doing)
+            count += await self.end(neighbours, beside(why))
+            count += await (self.end if ended else self.recover)(rest, why)
             crashpoint("recovery.written")
             if len(found) < _AT_ONCE:
                 return count

@@ -5,6 +5,9 @@ crash strikes nobody but its cause: a poison pill ends after its own crashes, an
 alone makes no suspects: most are the work of the system or of a person, and dozens of new processes at once would make
 everybody wait for what a new worker does at once.
 
+Work that ran in two workers that had to be killed, since they did not answer while another call was past its time, is
+suspected likewise: it may be what held the interpreter. Apart, it can end, and holds up nobody.
+
 A worker runs only so many apart; the others wait in the queue meanwhile.
 
 Not everything can run elsewhere: not what is declared in the program itself (another process would have to run it once
@@ -20,10 +23,11 @@ from holdfast.codec import Codec
 from holdfast.engine.definition import Place, TaskDefinition
 from holdfast.execution.call import Outcome, Unfit
 from holdfast.execution.declared import MAINS, Unreachable, address_of
-from holdfast.lifecycle.crashes import crashes_in_a_row
+from holdfast.lifecycle.crashes import crashes_in_a_row, kills_in_a_row
 from holdfast.lifecycle.records import InvocationRecord
 
 _CRASHES = 2  # make a suspect, or fewer if fewer are forgiven
+_KILLS = 2  # beside others that were past their time
 PLACES_APART = max(10, 4 * (os.cpu_count() or 1))  # of a worker: each is an interpreter
 CROWDED_SECONDS = 3.0  # after which one looks again for room
 
@@ -42,7 +46,7 @@ class Suspects:
 
     def place_for(self, record: InvocationRecord, task: TaskDefinition) -> Place | None:
         """Where to run it this time; None: apart, where there is no room now."""
-        if task.place is Place.PROCESS or crashes_in_a_row(record.history) < self._crashes:
+        if task.place is Place.PROCESS or not self._is_suspect(record):
             return task.place
         if record.id in self._at_home or not self._can_be_found(task):
             return task.place
@@ -50,6 +54,9 @@ class Suspects:
             return None
         self._elsewhere.add(record.id)
         return Place.APART
+
+    def _is_suspect(self, record: InvocationRecord) -> bool:
+        return crashes_in_a_row(record.history) >= self._crashes or kills_in_a_row(record.history) >= _KILLS
 
     def _can_be_found(self, task: TaskDefinition) -> bool:
         if getattr(task.function, "__module__", None) in MAINS:

@@ -135,7 +135,7 @@ class WorkerProcess:
 
     async def _listen(self) -> None:
         while (message := await receive(self._reader)) is not None:
-            self._has_answered = True
+            self._has_answered, self.silence = True, 0.0
             match message:
                 case Ready():
                     self.ready.set()

@@ -3,6 +3,10 @@
 A crash counts against the work that was running: it may be the cause. After so many in a row it is ended instead of
 being run again, so that a poison pill does not kill one worker after another for ever. An attempt that came to an end
 of its own, even a failed one, shows that the work can be run, and the count starts anew.
+
+Where a runner ends a worker for one call, what ran beside that is not charged: who was past its time is known, and who
+kept the worker from seeing to it is not. But it may be one of those, and then it would never end, nor let others end.
+So these kills are counted too, apart from crashes, by the reason that the line of the history gives.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from holdfast.lifecycle.status import Status
 
 PASSED_THROUGH = frozenset({Status.KILLED, Status.PENDING_RECOVERY, Status.RUNNING_RECOVERY})
 _PROGRESS = frozenset({Status.RETRY, Status.SUSPENDED, Status.PARKED})
+_BESIDE = "; it ran beside that, and is not charged"
 
 
 def crashes_in_a_row(history: Sequence[HistoryEntry]) -> int:
@@ -22,6 +27,21 @@ def crashes_in_a_row(history: Sequence[HistoryEntry]) -> int:
         if entry.status in _PROGRESS:
             break
         count += entry.status is Status.RUNNING_RECOVERY
+    return count
+
+
+def beside(why: str) -> str:
+    """Return the reason for what ran in a worker that was ended for another call."""
+    return why + _BESIDE
+
+
+def kills_in_a_row(history: Sequence[HistoryEntry]) -> int:
+    """How often its worker was ended for another call while it ran."""
+    count = 0
+    for entry in reversed(history):
+        if entry.status in _PROGRESS:
+            break
+        count += entry.status is Status.REROUTED and entry.why.endswith(_BESIDE)
     return count
 
 
