@@ -67,8 +67,8 @@ class Log(Enum):
 
     NAMED = "the path names it"
     NEWEST = "the path names none; nobody has connected since, so it has the newest that there is"
-    STALE = "others go on without it; the hold keeps SQLite from writing it back"
-    ADRIFT = "others go on without it, and there is no hold"
+    STALE = "others go on without it, or nobody can tell; the hold keeps SQLite from writing it back"
+    ADRIFT = "others go on without it, or nobody can tell, and there is no hold"
 
 
 class Holder(Protocol):
@@ -160,7 +160,8 @@ class DatabaseFiles:
     def verify(self, *, written: bool = False) -> None:
         """Raise `FilesChanged` unless the path names what was there when the connections were opened.
 
-        `written`: something may have been committed since it was asked last.
+        `written`: something may have been committed since it was asked last. Raises `StoreUnavailable` if the system
+        does not tell: the connections stay, and may be right again when it does.
         """
         if self._seen is None:
             return
@@ -168,6 +169,8 @@ class DatabaseFiles:
             database, log, index = os.stat(self._named), os.stat(self._log), os.stat(self._index)
         except FileNotFoundError:
             raise FilesChanged(database=self._database_changed(), written=written) from None
+        except OSError as error:
+            raise _unreachable(self._named, error, written=written) from error
         found = (database.st_dev, database.st_ino, log.st_dev, log.st_ino, index.st_dev, index.st_ino)
         if found != self._seen:
             raise FilesChanged(database=found[:2] != self._seen[:2], written=written)
@@ -213,6 +216,8 @@ class DatabaseFiles:
         except FilesChanged as change:
             if change.database:
                 return Log.NAMED  # SQLite sees by itself that the database was moved, and leaves everything alone
+        except StoreUnavailable:
+            return Log.STALE if self._database in _held else Log.ADRIFT  # for whoever opens it next to write back
         else:
             return Log.NAMED
         is_held = self._database in _held
@@ -363,7 +368,16 @@ def _identity_or_none(path: str) -> Identity | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unreachable(path, error) from error
     return found.st_dev, found.st_ino
+
+
+def _unreachable(path: str, error: OSError, *, written: bool = False) -> StoreUnavailable:
+    """The system says neither that a file is there nor that it is not: a mount is away, or rights were changed."""
+    became = "It is not known what became of this write. Ask for it, or repeat it with the same key."
+    advice = "Is its disk there, and may this user enter its folder?"
+    return StoreUnavailable(f"{path} cannot be reached: {error.strerror}. {became if written else advice}")
 
 
 def _open_files() -> dict[int, Identity]:

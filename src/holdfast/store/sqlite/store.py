@@ -103,10 +103,13 @@ class SqliteStore:
         if self._writer is not None:
             return
         schema.refuse_network_file_system(self.path)
-        surroundings.refuse_planted_link(self._named, self.path)
-        surroundings.create_file(self.path)
-        for risk in surroundings.risks(self.path):
-            self._observe("risk", {"why": risk})
+        try:
+            surroundings.refuse_planted_link(self._named, self.path)
+            surroundings.create_file(self.path)
+            for risk in surroundings.risks(self.path):
+                self._observe("risk", {"why": risk})
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path} cannot be reached: {error.strerror} ({error.filename}).") from error
         if isinstance(beside, sqlite3.Connection) and beside.in_transaction:
             await self._prepare_beside()
         folder = surroundings.side_folder(self.path)

@@ -14,6 +14,7 @@ Nothing is answered unless the path still names the files that the connection ha
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import threading
@@ -275,8 +276,16 @@ def _resolve(jobs: list[_Job[Any]]) -> None:
 
 
 def _translated(error: BaseException) -> BaseException:
-    """SQLite's error in our words."""
-    if isinstance(error, HoldfastError) or not isinstance(error, sqlite3.Error):
+    """SQLite's error, or the system's, in our words."""
+    if isinstance(error, HoldfastError):
+        return error
+    if isinstance(error, OSError):
+        unavailable = _OF_THE_SYSTEM.get(error.errno or 0, StoreUnavailable)(
+            f"a file of the store, or one beside it, cannot be used: {error.strerror or error}."
+        )
+        unavailable.__cause__ = error
+        return unavailable
+    if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     kind, advice = _MEANING.get(code, (StoreError, ""))
@@ -285,6 +294,11 @@ def _translated(error: BaseException) -> BaseException:
     return translated
 
 
+_OF_THE_SYSTEM: dict[int, type[StoreError]] = {
+    errno.ENOSPC: StoreFull,
+    errno.EDQUOT: StoreFull,
+    errno.EROFS: StoreReadOnly,
+}
 _MEANING: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_BUSY: (
         StoreUnavailable,

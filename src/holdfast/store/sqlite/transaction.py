@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, UsageError
+from holdfast.errors import CorruptRecord, StoreUnavailable, UsageError
 from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
 from holdfast.store.sqlite import aside, entries, jobs, payloads, queries
@@ -105,12 +105,19 @@ def joined(connection: object, path: Path, clock: Clock, files: DatabaseFiles) -
     with _plainly(connection):
         (file,) = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
     files.refuse_changed()
-    if not file or not os.path.samefile(file, path):
+    if not file or not _is_same(file, path):
         raise UsageError(f"the connection is to {file or 'a database in memory'}; this app works on {path}")
     begins = connection.isolation_level is not None or getattr(connection, "autocommit", None) is False
     if not connection.in_transaction and not begins:
         raise UsageError("the connection is in no transaction and begins none by itself; execute BEGIN first")
     return SqliteTransaction(connection, clock, files)
+
+
+def _is_same(file: str, path: Path) -> bool:
+    try:
+        return os.path.samefile(file, path)
+    except OSError as error:
+        raise StoreUnavailable(f"{error.filename} cannot be reached: {error.strerror}. Nothing was written.") from error
 
 
 @contextlib.contextmanager
