@@ -356,3 +356,68 @@ def test_a_link_that_names_another_file_now_is_a_replaced_file(program: Program,
     path.symlink_to("two.db")
     with pytest.raises(Failed, match=r"StoreUnavailable.*was removed or replaced"):
         program.submit(1)
+
+
+# --- what the user's own transaction writes to
+
+BEGIN = {
+    "Python begins": "",
+    "a read": "theirs.execute('BEGIN'); theirs.execute('SELECT * FROM sqlite_master').fetchall()",
+    "a write": "theirs.execute('CREATE TABLE own (n)'); theirs.execute('INSERT INTO own VALUES (1)')",
+}
+SUBMIT = {
+    "submit": "answer = task.options(session=theirs).submit(1).id; theirs.commit()",
+    "a key that is taken": "answer = task.options(session=theirs, key='k').submit(0).id; theirs.commit()",
+    "emit": "app.emit('moved', {'n': 1}, session=theirs); theirs.commit()",
+}
+
+
+@pytest.fixture
+def with_an_old_file(program: Program, path: Path) -> Program:
+    """The user's connection is older than the restore of a backup, the app is younger."""
+    program.do("app, task = opened(path); task.options(key='k').submit(0); app.close()")
+    program.do("theirs = sqlite3.connect(path); theirs.execute('SELECT * FROM sqlite_master').fetchall()")
+    copy, old = path.with_name("backup.db"), path.with_name("old")
+    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    old.mkdir()
+    for name in ("shop.db", "shop.db-wal", "shop.db-shm"):
+        path.with_name(name).rename(old / name)
+    copy.rename(path)
+    program.do("app, task = opened(path)")
+    return program
+
+
+@pytest.mark.parametrize("submit", SUBMIT.values(), ids=[name.replace(" ", "-") for name in SUBMIT])
+@pytest.mark.parametrize("begin", BEGIN.values(), ids=[name.replace(" ", "-") for name in BEGIN])
+def test_a_transaction_on_the_old_file_is_refused(with_an_old_file: Program, begin: str, submit: str) -> None:
+    with_an_old_file.do(begin)
+    with pytest.raises(Failed, match=r"StoreUnavailable.*another file.*shop\.db.*[Cc]onnect anew"):
+        with_an_old_file.do(submit)
+    with_an_old_file.do("theirs.rollback(); theirs.close(); theirs = sqlite3.connect(path)")
+    with_an_old_file.do(submit)
+    with_an_old_file.do("theirs.close()")
+
+
+def test_a_transaction_on_the_old_file_is_refused_while_another_process_writes_to_the_new_one(
+    with_an_old_file: Program, neighbour: Program, path: Path
+) -> None:
+    """So that the lock of the new file is taken, though not by the user's connection."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells who has a lock")
+    neighbour.do(f"other = sqlite3.connect({str(path)!r}); other.execute('BEGIN IMMEDIATE')")
+    with pytest.raises(Failed, match=r"StoreUnavailable.*another file.*shop\.db"):
+        with_an_old_file.do(SUBMIT["submit"])
+    neighbour.do("other.close()")
+    with_an_old_file.do("theirs.close()")
+
+
+def test_a_transaction_of_the_user_holds_up_nobody_but_our_writer(program: Program, path: Path) -> None:
+    """Whoever submits without a session waits for the lock; the user's own transaction goes on."""
+    program.do("app, task = opened(path); theirs = sqlite3.connect(path)")
+    program.do("first = task.options(session=theirs).submit(1).id")
+    program.do("waiting = threading.Thread(target=task.submit, args=(2,)); waiting.start()")
+    program.do("began = time.monotonic(); second = task.options(session=theirs).submit(3).id")
+    assert program.do("answer = time.monotonic() - began") < 1
+    program.do("theirs.commit(); theirs.close(); waiting.join()")
+    assert len(look(path)) == 3

@@ -50,6 +50,7 @@ Identity = tuple[int, int]  # device and inode
 # SQLite's file formats have: who uses a database has a read lock on these bytes of it, and on this one of the index.
 _SHARED_BYTES = (0x40000002, 510)  # nobody deletes the log, or changes the journal mode
 _DEADMAN_BYTE = (128, 1)  # nobody takes the index for what a crash has left, and empties it
+_WRITE_BYTE = "120"  # of the index; who writes has a write lock on it
 _LOOK_SECONDS = 0.01
 
 
@@ -416,10 +417,20 @@ def _pids_of(path: str) -> list[int]:
 
     From a list of the kernel, because to ask about a lock takes a descriptor.
     """
+    return sorted({int(fields[4]) for fields in _locks_of(path)})
+
+
+def writer_of(index: str) -> int | None:
+    """The process that has the write lock of a database, by the path of its index. None if the system does not tell."""
+    found = [int(fields[4]) for fields in _locks_of(index) if fields[3] == "WRITE" and fields[6] == _WRITE_BYTE]
+    return found[0] if found else None
+
+
+def _locks_of(path: str) -> list[list[str]]:
     try:
         inode = os.stat(path).st_ino
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return []
     found = (line.split() for line in lines if f":{inode} " in line and "POSIX" in line)
-    return sorted({int(fields[4]) for fields in found if fields[1] == "POSIX"})
+    return [fields for fields in found if fields[1] == "POSIX"]

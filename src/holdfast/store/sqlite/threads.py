@@ -181,9 +181,9 @@ class _Forks:
 
 _LOOK_SECONDS = 0.001
 _FORK_SECONDS = 5.0
-_forks = _Forks()
+forks = _Forks()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after, after_in_child=_forks.begin_anew)
+    os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.begin_anew)
 
 
 class WriterThread(ConnectionThread):
@@ -219,6 +219,15 @@ class WriterThread(ConnectionThread):
             self._verify(written=True)
             self._observe("commit", {"jobs": len(group), "rows": rows})
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether it has a transaction open, and so the write lock. From any thread."""
+        connection = self._connection
+        try:
+            return connection is not None and connection.in_transaction
+        except sqlite3.ProgrammingError:  # closed meanwhile
+            return False
+
     def _one_by_one(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         for number, job in enumerate(group):
             try:
@@ -236,7 +245,7 @@ class WriterThread(ConnectionThread):
         return error
 
     def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
-        with self._turn, _forks:
+        with self._turn, forks:
             connection.execute("BEGIN IMMEDIATE")
             self._turn.sign()
             before = connection.total_changes
