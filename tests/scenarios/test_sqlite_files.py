@@ -166,22 +166,99 @@ def test_nobody_deletes_the_log_of_a_process_that_lost_its_locks(program: Progra
 
 
 FORKING = """
+hears, tells = os.pipe()
 child = os.fork()
 if child == 0:
+    os.read(hears, 1)
     task.submit(1)
     app.close()
     os._exit(0)
+task.submit(1)
+os.write(tells, b'.')
 os.waitpid(child, 0)
+os.close(hears), os.close(tells)
 open(path, 'rb').read()
 """
 
 
-def test_a_forked_child_does_not_give_up_what_its_parent_holds(program: Program, path: Path) -> None:
+@pytest.mark.parametrize("theirs", ["None", "sqlite3.connect(path)"], ids=["ours", "theirs"])
+def test_a_forked_child_does_not_give_up_what_its_parent_holds(program: Program, path: Path, theirs: str) -> None:
+    """Also not of a connection of the user, whose descriptors both have."""
     program.do("app, task = opened(path); task.submit(0)")
+    program.do(f"theirs = {theirs}; theirs and theirs.execute('SELECT * FROM sqlite_master').fetchall()")
     program.do(FORKING)
     before = path.with_name("shop.db-wal").stat().st_ino
-    assert len(look(path)) == 2
+    assert len(look(path)) == 3
     assert path.with_name("shop.db-wal").stat().st_ino == before
+    program.do("theirs and theirs.close()")
+
+
+OUTLIVING = """
+hears, tells = os.pipe()
+child = os.fork()
+if child == 0:
+    said = ''
+    try:
+        os.read(hears, 1)
+        said = f'{task.submit(1).id}'
+        app.close()
+        app, task = opened(path)
+        said += f' {task.submit(1).id}'
+        app.close()
+    except BaseException as error:
+        said = f'{type(error).__name__}: {error}'
+    finally:
+        Path(path + '.child').write_text(said)
+        os._exit(0)
+app.close()
+os.write(tells, b'.')
+os.waitpid(child, 0)
+os.close(hears), os.close(tells)
+answer = Path(path + '.child').read_text()
+"""
+
+
+def test_a_forked_child_uses_the_store_after_its_parent_has_closed_it(program: Program, path: Path) -> None:
+    """As with a server that loads the app and then forks: the child may not go on with deleted files."""
+    program.do("app, task = opened(path); task.submit(0)")
+    said = program.do(OUTLIVING)
+    assert "StoreUnavailable" not in said
+    assert len(said.split()) == 2
+    assert_found(path, said.split())
+
+
+FORKING_UNDER_LOAD = """
+errors, ids, over = [], [], threading.Event()
+def load():
+    while not over.is_set():
+        try:
+            ids.append(task.submit(0).id)
+            app.invocations(limit=10)
+        except Exception as error:
+            errors.append(repr(error))
+threads = [threading.Thread(target=load) for _ in range(3)]
+for thread in threads:
+    thread.start()
+began = time.monotonic()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+took = time.monotonic() - began
+over.set()
+for thread in threads:
+    thread.join()
+answer = [errors, ids, took]
+"""
+
+
+def test_forks_do_not_disturb_who_uses_the_store(program: Program, path: Path) -> None:
+    program.do("app, task = opened(path); task.submit(0)")
+    errors, ids, took = program.do(FORKING_UNDER_LOAD)
+    assert errors == []
+    assert took < 5
+    assert_found(path, ids)
 
 
 def test_nobody_changes_the_journal_mode_of_a_process_that_lost_its_locks(program: Program, path: Path) -> None:

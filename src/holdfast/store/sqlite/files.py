@@ -154,8 +154,9 @@ class DatabaseFiles:
     def _kept_by_others(self) -> StoreUnavailable:
         """SQLite has one index per process and database, so a new connection gets the deleted one of the others."""
         return StoreUnavailable(
-            f"{self._log} or {self._index} was deleted, and other connections of this process (pid {os.getpid()}) to "
-            f"{self.path} still use it. Close them, or restart this process; what they write is lost."
+            f"{self._log} or {self._index} was deleted, and other connections of this process (pid {os.getpid()}), or "
+            f"those that it had when it was forked, to {self.path} still use it. Close them, or restart this process; "
+            "what they write is lost."
         )
 
     def verify(self, *, written: bool = False) -> None:
@@ -284,6 +285,44 @@ def _sisters(database: Identity) -> list[DatabaseFiles]:
         return sorted((files for files in _watched if files._database == database), key=id)
 
 
+def let_go_of_all(patience_seconds: float) -> ExitStack:
+    """Close the connections of all stores of this process, in an orderly way; none is made before the stack is closed.
+
+    Those of a store that is busy for too long stay, and those whose files have changed, which need a closer look.
+    """
+    deadline, unused = time.monotonic() + patience_seconds, ExitStack()
+    if not _wait_for(_renewing, deadline, unused):
+        return unused
+    with _registering:
+        databases = {files._database for files in _watched if files._database is not None}
+    for database in sorted(databases):
+        sisters = _sisters(database)
+        holders = [holder for files in sisters for holder in files._holders]
+        with ExitStack() as taken:
+            if not all(_wait_for(holder.using, deadline, taken) for holder in holders):
+                continue
+            try:
+                for files in sisters:
+                    files.verify()
+            except (FilesChanged, StoreUnavailable):
+                continue
+            _release(database, unlock=True)
+            for files in sisters:
+                files._seen = None
+            for holder in holders:
+                with contextlib.suppress(sqlite3.Error):  # it is gone all the same
+                    holder.let_go(Log.NAMED)
+            unused.push(taken.pop_all())
+    return unused
+
+
+def _wait_for(lock: threading.Lock, deadline: float, taken: ExitStack) -> bool:
+    if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        return False
+    taken.callback(lock.release)
+    return True
+
+
 def close(connection: sqlite3.Connection, log: Log) -> None:
     """Close a connection, and write its log back, or leave the database alone, as the log is worth."""
     if log is Log.NEWEST:
@@ -352,7 +391,8 @@ def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
 def _begin_anew_in_child() -> None:
     global _holding, _registering, _renewing
     _holding, _registering, _renewing = threading.Lock(), threading.Lock(), threading.Lock()
-    _inherited.update(descriptor for descriptor, identity in _open_files().items() if identity in _held)
+    known = _held | {files._database for files in _watched}  # SQLite keeps some open for later connections
+    _inherited.update(descriptor for descriptor, identity in _open_files().items() if identity in known)
     _held.clear()
     _watched.clear()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store.sqlite.files import FilesChanged, Log, close, writer_of
-from holdfast.store.sqlite.threads import forks
+from holdfast.store.sqlite.forks import forks
 
 _LOOK_AGAIN_SECONDS = 0.01
 # Takes the write lock, as any statement that may write does, and changes nothing.

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -26,6 +24,7 @@ from typing import Any, Generic, TypeVar
 from holdfast.errors import HoldfastError, SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.store.contract import Observe
 from holdfast.store.sqlite.files import DatabaseFiles, FilesChanged, Log, close
+from holdfast.store.sqlite.forks import forks
 from holdfast.store.sqlite.turn import Turn
 
 T = TypeVar("T")
@@ -143,47 +142,6 @@ def _trust(*, written: bool = False) -> None:
 def _fail(group: list[_Job[Any]], error: BaseException) -> None:
     for job in group:
         job.error = _translated(error)
-
-
-class _Forks:
-    """A fork waits until no transaction is open in this process.
-
-    SQLite remembers in memory which locks the process holds. A child that was forked in the middle of a transaction
-    would take its parent's lock for one of its own, and wait for it for ever.
-    """
-
-    def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._open += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._open -= 1
-
-    def before(self) -> None:
-        deadline = time.monotonic() + _FORK_SECONDS
-        self._lock.acquire()  # kept until the fork is over, so that none begins
-        while self._open and time.monotonic() < deadline:
-            self._lock.release()
-            time.sleep(_LOOK_SECONDS)
-            self._lock.acquire()
-
-    def after(self) -> None:
-        self._lock.release()
-
-
-_LOOK_SECONDS = 0.001
-_FORK_SECONDS = 5.0
-forks = _Forks()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.begin_anew)
 
 
 class WriterThread(ConnectionThread):
