@@ -374,6 +374,23 @@ def test_processes_get_over_the_loss_of_their_log_together(
     assert_found(path, ids)
 
 
+@pytest.mark.parametrize("names", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids="+".join)
+def test_a_process_that_has_nothing_to_do_holds_up_nobody(
+    program: Program, neighbour: Program, path: Path, names: list[str]
+) -> None:
+    """It has the deleted files open, and would notice at its next use of the store, which may be tomorrow."""
+    neighbour.do(f"app, task = opened({str(path)!r}); idle = task.submit(0).id; app.invocations()")
+    program.do("app, task = opened(path, sqlite_busy_timeout_seconds=4)")
+    ids = program.submit()
+    for name in names:
+        path.with_name(path.name + name).unlink()
+    ids += program.submit()
+    assert_found(path, [*ids, neighbour.do("answer = idle")])
+    ids += neighbour.submit()
+    neighbour.do("app.close()")
+    assert_found(path, ids + program.submit())
+
+
 def test_a_process_that_keeps_a_deleted_log_is_named(program: Program, neighbour: Program, path: Path) -> None:
     program.do("app, task = opened(path, sqlite_busy_timeout_seconds=0.3)")
     ids = program.submit()

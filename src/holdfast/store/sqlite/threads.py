@@ -8,12 +8,14 @@ A job may not spoil its neighbours. If any job of a group raises, the group is r
 one, each in its own transaction; a job therefore must have no effect outside the connection. When a commit fails, the
 same happens, and each caller learns what became of its own write.
 
-Nothing is answered unless the path still names the files that the connection has open (see `files`).
+Nothing is answered unless the path still names the files that the connection has open (see `files`). A writer that has
+nothing to do looks now and then whether it does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import sqlite3
 import threading
@@ -30,6 +32,7 @@ from holdfast.store.sqlite.turn import Turn
 T = TypeVar("T")
 _LARGEST_GROUP = 1000
 _TRIES = 3
+_IDLE_SECONDS = 1.0  # between two looks of a thread that has nothing to do: others may wait for it
 
 
 class _Job(Generic[T]):
@@ -114,7 +117,7 @@ class ConnectionThread:
 
     def _gather(self) -> tuple[list[_Job[Any]], bool]:
         group: list[_Job[Any]] = []
-        job = self._jobs.get()
+        job = self._next_job()
         try:
             while job is not None:
                 group.append(job)
@@ -124,6 +127,9 @@ class ConnectionThread:
         except Empty:
             return group, False
         return group, True
+
+    def _next_job(self) -> _Job[Any] | None:
+        return self._jobs.get()
 
     def _run(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         for job in group:
@@ -176,6 +182,26 @@ class WriterThread(ConnectionThread):
         else:
             self._verify(written=True)
             self._observe("commit", {"jobs": len(group), "rows": rows})
+
+    def _next_job(self) -> _Job[Any] | None:
+        if self._files is None:
+            return self._jobs.get()
+        while True:
+            try:
+                return self._jobs.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                self._look(self._files)
+
+    def _look(self, files: DatabaseFiles) -> None:
+        """Let go of files that were deleted: whoever connects has to wait until nobody uses them any more."""
+        try:
+            with self.using:
+                files.verify()
+        except FilesChanged as change:
+            with contextlib.suppress(Exception):  # whoever asks for something next hears of it
+                files.renew(change)
+        except StoreUnavailable:
+            return  # it may come back
 
     @property
     def is_writing(self) -> bool:
