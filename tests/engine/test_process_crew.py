@@ -397,3 +397,26 @@ def test_a_worker_whose_stream_has_ended_is_killed_and_has_died() -> None:
         assert (await soon(watching)).deaths >= 1  # type: ignore[arg-type]
 
     asyncio.run(main())
+
+
+def test_what_a_dead_worker_held_is_taken_back_whatever_goes_wrong_at_first() -> None:
+    async def main() -> None:
+        clock = StillClock()
+        crew = crew_of(DEAF + "os._exit(1)\n", clock)
+        tries, taken, take_back = list[str](), asyncio.Event(), crew._recovery.of_owner
+
+        async def of_owner(owner: str, *args: Any, **named: Any) -> int:
+            if owner != "r/1":
+                return await take_back(owner, *args, **named)
+            tries.append(owner)
+            if len(tries) < 3:
+                raise NotADirectoryError(20, "Not a directory")
+            taken.set()
+            return await take_back(owner, *args, **named)
+
+        crew._recovery.of_owner = of_owner  # type: ignore[method-assign]
+        await soon(crew.start("r", Permit(clock)))
+        await soon(taken.wait())
+        await ended(crew, clock)
+
+    asyncio.run(main())

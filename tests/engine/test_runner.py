@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -589,5 +590,57 @@ def test_a_line_is_what_it_says() -> None:
         assert not asking.done()
         line.thaw()
         assert (await asking)[0].id == record.id
+
+    virtually(scenario)
+
+
+# --- the worker for core tasks
+
+
+class BreaksForCoreTasks(Line):
+    """Its claims of core tasks raise what nobody expects, until it is told that this is over."""
+
+    broken = True
+
+    def __getattr__(self, name: str) -> Any:
+        there = super().__getattr__(name)
+        if name != "claim":
+            return there
+
+        async def claim(claim: Claim) -> Any:
+            if self.broken and claim.app == CORE_APP:
+                self.calls.append((self.store.now(), "broken"))
+                raise NotADirectoryError(20, "Not a directory")
+            return await there(claim)
+
+        return claim
+
+
+def test_a_worker_for_core_tasks_that_breaks_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Else nothing is recovered any more while its runner seems to be well."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(nap, make_line=BreaksForCoreTasks)
+        dying = await fleet.started(nap)
+        id = await fleet.submit("nap", 1.0, owner=f"{dying.id}/1", status=Status.RUNNING)
+        dying.crash()
+        await asyncio.sleep(60)
+        assert 4 < member.line.count("broken") < 30, "ever more seldom"
+        assert isinstance(member.line, BreaksForCoreTasks)
+        member.line.broken = False
+        assert (await fleet.end(id)).status is Status.SUCCESS
+
+    virtually(scenario)
+    assert "the worker for core tasks broke" in caplog.text
+
+
+def test_a_runner_stops_while_its_worker_for_core_tasks_is_broken() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(nap, make_line=BreaksForCoreTasks)
+        await asyncio.sleep(60)
+        asked = fleet.clock.now()
+        await member.stop()
+        assert fleet.clock.now() - asked < 1
+        assert await fleet.roster() == []
 
     virtually(scenario)

@@ -166,22 +166,99 @@ def test_nobody_deletes_the_log_of_a_process_that_lost_its_locks(program: Progra
 
 
 FORKING = """
+hears, tells = os.pipe()
 child = os.fork()
 if child == 0:
+    os.read(hears, 1)
     task.submit(1)
     app.close()
     os._exit(0)
+task.submit(1)
+os.write(tells, b'.')
 os.waitpid(child, 0)
+os.close(hears), os.close(tells)
 open(path, 'rb').read()
 """
 
 
-def test_a_forked_child_does_not_give_up_what_its_parent_holds(program: Program, path: Path) -> None:
+@pytest.mark.parametrize("theirs", ["None", "sqlite3.connect(path)"], ids=["ours", "theirs"])
+def test_a_forked_child_does_not_give_up_what_its_parent_holds(program: Program, path: Path, theirs: str) -> None:
+    """Also not of a connection of the user, whose descriptors both have."""
     program.do("app, task = opened(path); task.submit(0)")
+    program.do(f"theirs = {theirs}; theirs and theirs.execute('SELECT * FROM sqlite_master').fetchall()")
     program.do(FORKING)
     before = path.with_name("shop.db-wal").stat().st_ino
-    assert len(look(path)) == 2
+    assert len(look(path)) == 3
     assert path.with_name("shop.db-wal").stat().st_ino == before
+    program.do("theirs and theirs.close()")
+
+
+OUTLIVING = """
+hears, tells = os.pipe()
+child = os.fork()
+if child == 0:
+    said = ''
+    try:
+        os.read(hears, 1)
+        said = f'{task.submit(1).id}'
+        app.close()
+        app, task = opened(path)
+        said += f' {task.submit(1).id}'
+        app.close()
+    except BaseException as error:
+        said = f'{type(error).__name__}: {error}'
+    finally:
+        Path(path + '.child').write_text(said)
+        os._exit(0)
+app.close()
+os.write(tells, b'.')
+os.waitpid(child, 0)
+os.close(hears), os.close(tells)
+answer = Path(path + '.child').read_text()
+"""
+
+
+def test_a_forked_child_uses_the_store_after_its_parent_has_closed_it(program: Program, path: Path) -> None:
+    """As with a server that loads the app and then forks: the child may not go on with deleted files."""
+    program.do("app, task = opened(path); task.submit(0)")
+    said = program.do(OUTLIVING)
+    assert "StoreUnavailable" not in said
+    assert len(said.split()) == 2
+    assert_found(path, said.split())
+
+
+FORKING_UNDER_LOAD = """
+errors, ids, over = [], [], threading.Event()
+def load():
+    while not over.is_set():
+        try:
+            ids.append(task.submit(0).id)
+            app.invocations(limit=10)
+        except Exception as error:
+            errors.append(repr(error))
+threads = [threading.Thread(target=load) for _ in range(3)]
+for thread in threads:
+    thread.start()
+began = time.monotonic()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+took = time.monotonic() - began
+over.set()
+for thread in threads:
+    thread.join()
+answer = [errors, ids, took]
+"""
+
+
+def test_forks_do_not_disturb_who_uses_the_store(program: Program, path: Path) -> None:
+    program.do("app, task = opened(path); task.submit(0)")
+    errors, ids, took = program.do(FORKING_UNDER_LOAD)
+    assert errors == []
+    assert took < 5
+    assert_found(path, ids)
 
 
 def test_nobody_changes_the_journal_mode_of_a_process_that_lost_its_locks(program: Program, path: Path) -> None:
@@ -297,6 +374,23 @@ def test_processes_get_over_the_loss_of_their_log_together(
     assert_found(path, ids)
 
 
+@pytest.mark.parametrize("names", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids="+".join)
+def test_a_process_that_has_nothing_to_do_holds_up_nobody(
+    program: Program, neighbour: Program, path: Path, names: list[str]
+) -> None:
+    """It has the deleted files open, and would notice at its next use of the store, which may be tomorrow."""
+    neighbour.do(f"app, task = opened({str(path)!r}); idle = task.submit(0).id; app.invocations()")
+    program.do("app, task = opened(path, sqlite_busy_timeout_seconds=4)")
+    ids = program.submit()
+    for name in names:
+        path.with_name(path.name + name).unlink()
+    ids += program.submit()
+    assert_found(path, [*ids, neighbour.do("answer = idle")])
+    ids += neighbour.submit()
+    neighbour.do("app.close()")
+    assert_found(path, ids + program.submit())
+
+
 def test_a_process_that_keeps_a_deleted_log_is_named(program: Program, neighbour: Program, path: Path) -> None:
     program.do("app, task = opened(path, sqlite_busy_timeout_seconds=0.3)")
     ids = program.submit()
@@ -356,3 +450,68 @@ def test_a_link_that_names_another_file_now_is_a_replaced_file(program: Program,
     path.symlink_to("two.db")
     with pytest.raises(Failed, match=r"StoreUnavailable.*was removed or replaced"):
         program.submit(1)
+
+
+# --- what the user's own transaction writes to
+
+BEGIN = {
+    "Python begins": "",
+    "a read": "theirs.execute('BEGIN'); theirs.execute('SELECT * FROM sqlite_master').fetchall()",
+    "a write": "theirs.execute('CREATE TABLE own (n)'); theirs.execute('INSERT INTO own VALUES (1)')",
+}
+SUBMIT = {
+    "submit": "answer = task.options(session=theirs).submit(1).id; theirs.commit()",
+    "a key that is taken": "answer = task.options(session=theirs, key='k').submit(0).id; theirs.commit()",
+    "emit": "app.emit('moved', {'n': 1}, session=theirs); theirs.commit()",
+}
+
+
+@pytest.fixture
+def with_an_old_file(program: Program, path: Path) -> Program:
+    """The user's connection is older than the restore of a backup, the app is younger."""
+    program.do("app, task = opened(path); task.options(key='k').submit(0); app.close()")
+    program.do("theirs = sqlite3.connect(path); theirs.execute('SELECT * FROM sqlite_master').fetchall()")
+    copy, old = path.with_name("backup.db"), path.with_name("old")
+    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    old.mkdir()
+    for name in ("shop.db", "shop.db-wal", "shop.db-shm"):
+        path.with_name(name).rename(old / name)
+    copy.rename(path)
+    program.do("app, task = opened(path)")
+    return program
+
+
+@pytest.mark.parametrize("submit", SUBMIT.values(), ids=[name.replace(" ", "-") for name in SUBMIT])
+@pytest.mark.parametrize("begin", BEGIN.values(), ids=[name.replace(" ", "-") for name in BEGIN])
+def test_a_transaction_on_the_old_file_is_refused(with_an_old_file: Program, begin: str, submit: str) -> None:
+    with_an_old_file.do(begin)
+    with pytest.raises(Failed, match=r"StoreUnavailable.*another file.*shop\.db.*[Cc]onnect anew"):
+        with_an_old_file.do(submit)
+    with_an_old_file.do("theirs.rollback(); theirs.close(); theirs = sqlite3.connect(path)")
+    with_an_old_file.do(submit)
+    with_an_old_file.do("theirs.close()")
+
+
+def test_a_transaction_on_the_old_file_is_refused_while_another_process_writes_to_the_new_one(
+    with_an_old_file: Program, neighbour: Program, path: Path
+) -> None:
+    """So that the lock of the new file is taken, though not by the user's connection."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells who has a lock")
+    neighbour.do(f"other = sqlite3.connect({str(path)!r}); other.execute('BEGIN IMMEDIATE')")
+    with pytest.raises(Failed, match=r"StoreUnavailable.*another file.*shop\.db"):
+        with_an_old_file.do(SUBMIT["submit"])
+    neighbour.do("other.close()")
+    with_an_old_file.do("theirs.close()")
+
+
+def test_a_transaction_of_the_user_holds_up_nobody_but_our_writer(program: Program, path: Path) -> None:
+    """Whoever submits without a session waits for the lock; the user's own transaction goes on."""
+    program.do("app, task = opened(path); theirs = sqlite3.connect(path)")
+    program.do("first = task.options(session=theirs).submit(1).id")
+    program.do("waiting = threading.Thread(target=task.submit, args=(2,)); waiting.start()")
+    program.do("began = time.monotonic(); second = task.options(session=theirs).submit(3).id")
+    assert program.do("answer = time.monotonic() - began") < 1
+    program.do("theirs.commit(); theirs.close(); waiting.join()")
+    assert len(look(path)) == 3

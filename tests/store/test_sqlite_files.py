@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import sys
@@ -211,3 +212,88 @@ def test_a_log_that_others_go_on_without_is_not_written_back(stage: Stage, path:
 
     play(stage, scenario)
     assert [event for event, _ in stage.reports if event != "commit"] == ["log_lost"]
+
+
+# --- a folder that cannot be entered for a while: a mount that is away, rights that are changed
+
+
+def test_a_folder_that_is_away_for_a_while_is_a_store_that_is_away(folder: Path) -> None:
+    """The system says neither that the files are there nor that they are not. Nothing was lost, so it goes on."""
+    data, elsewhere = folder / "data", folder / "elsewhere"
+    data.mkdir()
+
+    async def scenario(store: SqliteStore) -> None:
+        await store.insert([invocation("before")])
+        data.rename(elsewhere)
+        data.touch()  # NotADirectoryError: what is below it
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="cannot be reached: Not a directory"):
+                await store.insert([invocation("meanwhile")])
+            with pytest.raises(StoreUnavailable, match="cannot be reached: Not a directory"):
+                await store.get("shop", ["before"])
+        with pytest.raises(StoreUnavailable, match="cannot be reached: Not a directory"):
+            store.joined(sqlite3.connect(elsewhere / "store.db"))
+        data.unlink()
+        elsewhere.rename(data)
+        assert list(await store.insert([invocation("after")])) == [True]
+        assert ids_of(await store.get("shop", ["before", "meanwhile", "after"])) == ["before", None, "after"]
+
+    play(Stage(opening(data / "store.db")), scenario)
+
+
+def test_a_store_is_closed_while_its_folder_is_away(folder: Path) -> None:
+    data, elsewhere = folder / "data", folder / "elsewhere"
+    data.mkdir()
+
+    async def scenario(store: SqliteStore) -> None:
+        await store.insert([invocation("before")])
+        data.rename(elsewhere)
+        data.touch()
+        await store.close()
+        data.unlink()
+        elsewhere.rename(data)
+        await store.open()
+        assert ids_of(await store.get("shop", ["before"])) == ["before"]
+
+    play(Stage(opening(data / "store.db")), scenario)
+
+
+def test_a_commit_after_which_the_folder_is_away_is_not_acknowledged(folder: Path) -> None:
+    data, elsewhere = folder / "data", folder / "elsewhere"
+    data.mkdir()
+
+    def job(connection: sqlite3.Connection) -> bool:
+        done = jobs.insert(connection, invocation("meanwhile"))
+        data.rename(elsewhere)
+        data.touch()
+        return done
+
+    async def scenario(store: SqliteStore) -> None:
+        with pytest.raises(StoreUnavailable, match="not known what became of this write"):
+            await store._write(job)
+        data.unlink()
+        elsewhere.rename(data)
+        assert await store.insert([invocation("meanwhile")])
+        assert ids_of(await store.get("shop", ["meanwhile"])) == ["meanwhile"]
+
+    play(Stage(opening(data / "store.db")), scenario)
+
+
+def test_an_error_of_the_system_in_a_thread_of_the_store_is_one_of_the_store(stage: Stage) -> None:
+    """As of a lock beside the database, on a disk that fails."""
+
+    def job(connection: sqlite3.Connection) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def scenario(store: SqliteStore) -> None:
+        for ask in (store._write, store._read):
+            with pytest.raises(StoreUnavailable, match="Input/output error"):
+                await ask(job)
+
+    play(stage, scenario)
+
+
+def opening(path: Path) -> Callable[[Clock, Observe], SqliteStore]:
+    return lambda clock, observe: SqliteStore(
+        path, clock=clock, observe=observe, synchronous="normal", busy_timeout_seconds=0.2
+    )

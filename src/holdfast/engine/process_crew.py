@@ -165,13 +165,12 @@ class ProcessCrew:
         pause = _FIRST_PAUSE_SECONDS
         while await self._may_start():
             began = self._clock.monotonic()
+            worker = None
             try:
                 worker = await self._spawn()
-                died = await self._until_replaced(worker, first)
             except OSError as error:
                 log.error("a worker process could not be started: %s", error, extra={"series": "no start"})
-                died, worker = True, None
-            if not died:
+            if worker is not None and not await self._until_replaced(worker, first):
                 continue
             longest = _LONGEST_PAUSE_SECONDS
             if worker is not None and worker.ready.is_set():
@@ -304,7 +303,9 @@ class ProcessCrew:
                 crashpoint("takeback.after")
                 self._account.interrupted += taken if asked else 0
                 return
-            except StoreError as error:
+            except Exception as error:  # whatever it is: nobody else takes it back while this runner lives
+                if not isinstance(error, StoreError):
+                    log.exception("while taking back what worker %s held", worker.owner)
                 if self._stopping.is_set() and pause > 1.0:
                     log.error("what worker %s held is left to recovery: %s", worker.owner, error)
                     return

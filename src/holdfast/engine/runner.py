@@ -24,6 +24,7 @@ from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.engine.account import Account
 from holdfast.engine.core_tasks import CoreTaskRegistry
+from holdfast.engine.core_worker import CoreWorker
 from holdfast.engine.crew import Crew
 from holdfast.engine.declarations import Declarations
 from holdfast.engine.ending import end_all
@@ -178,7 +179,7 @@ class Runner:
             on_death=dead.set,
         )
         observer = self._observer(record, heart, services)
-        core_worker = self._make_core_worker(f"{record.id}/core", permit)
+        core_worker = CoreWorker(lambda: self._make_core_worker(f"{record.id}/core", permit), self._clock)
         self._steady = heart.steady_seconds
         beating = asyncio.create_task(heart.run())
         every = self._settings.heartbeat_seconds

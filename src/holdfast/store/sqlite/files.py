@@ -50,6 +50,7 @@ Identity = tuple[int, int]  # device and inode
 # SQLite's file formats have: who uses a database has a read lock on these bytes of it, and on this one of the index.
 _SHARED_BYTES = (0x40000002, 510)  # nobody deletes the log, or changes the journal mode
 _DEADMAN_BYTE = (128, 1)  # nobody takes the index for what a crash has left, and empties it
+_WRITE_BYTE = "120"  # of the index; who writes has a write lock on it
 _LOOK_SECONDS = 0.01
 
 
@@ -67,8 +68,8 @@ class Log(Enum):
 
     NAMED = "the path names it"
     NEWEST = "the path names none; nobody has connected since, so it has the newest that there is"
-    STALE = "others go on without it; the hold keeps SQLite from writing it back"
-    ADRIFT = "others go on without it, and there is no hold"
+    STALE = "others go on without it, or nobody can tell; the hold keeps SQLite from writing it back"
+    ADRIFT = "others go on without it, or nobody can tell, and there is no hold"
 
 
 class Holder(Protocol):
@@ -153,14 +154,16 @@ class DatabaseFiles:
     def _kept_by_others(self) -> StoreUnavailable:
         """SQLite has one index per process and database, so a new connection gets the deleted one of the others."""
         return StoreUnavailable(
-            f"{self._log} or {self._index} was deleted, and other connections of this process (pid {os.getpid()}) to "
-            f"{self.path} still use it. Close them, or restart this process; what they write is lost."
+            f"{self._log} or {self._index} was deleted, and other connections of this process (pid {os.getpid()}), or "
+            f"those that it had when it was forked, to {self.path} still use it. Close them, or restart this process; "
+            "what they write is lost."
         )
 
     def verify(self, *, written: bool = False) -> None:
         """Raise `FilesChanged` unless the path names what was there when the connections were opened.
 
-        `written`: something may have been committed since it was asked last.
+        `written`: something may have been committed since it was asked last. Raises `StoreUnavailable` if the system
+        does not tell: the connections stay, and may be right again when it does.
         """
         if self._seen is None:
             return
@@ -168,6 +171,8 @@ class DatabaseFiles:
             database, log, index = os.stat(self._named), os.stat(self._log), os.stat(self._index)
         except FileNotFoundError:
             raise FilesChanged(database=self._database_changed(), written=written) from None
+        except OSError as error:
+            raise _unreachable(self._named, error, written=written) from error
         found = (database.st_dev, database.st_ino, log.st_dev, log.st_ino, index.st_dev, index.st_ino)
         if found != self._seen:
             raise FilesChanged(database=found[:2] != self._seen[:2], written=written)
@@ -213,6 +218,8 @@ class DatabaseFiles:
         except FilesChanged as change:
             if change.database:
                 return Log.NAMED  # SQLite sees by itself that the database was moved, and leaves everything alone
+        except StoreUnavailable:
+            return Log.STALE if self._database in _held else Log.ADRIFT  # for whoever opens it next to write back
         else:
             return Log.NAMED
         is_held = self._database in _held
@@ -276,6 +283,44 @@ def _sisters(database: Identity) -> list[DatabaseFiles]:
     """The stores of this process that have that database open, always in the same order."""
     with _registering:
         return sorted((files for files in _watched if files._database == database), key=id)
+
+
+def let_go_of_all(patience_seconds: float) -> ExitStack:
+    """Close the connections of all stores of this process, in an orderly way; none is made before the stack is closed.
+
+    Those of a store that is busy for too long stay, and those whose files have changed, which need a closer look.
+    """
+    deadline, unused = time.monotonic() + patience_seconds, ExitStack()
+    if not _wait_for(_renewing, deadline, unused):
+        return unused
+    with _registering:
+        databases = {files._database for files in _watched if files._database is not None}
+    for database in sorted(databases):
+        sisters = _sisters(database)
+        holders = [holder for files in sisters for holder in files._holders]
+        with ExitStack() as taken:
+            if not all(_wait_for(holder.using, deadline, taken) for holder in holders):
+                continue
+            try:
+                for files in sisters:
+                    files.verify()
+            except (FilesChanged, StoreUnavailable):
+                continue
+            _release(database, unlock=True)
+            for files in sisters:
+                files._seen = None
+            for holder in holders:
+                with contextlib.suppress(sqlite3.Error):  # it is gone all the same
+                    holder.let_go(Log.NAMED)
+            unused.push(taken.pop_all())
+    return unused
+
+
+def _wait_for(lock: threading.Lock, deadline: float, taken: ExitStack) -> bool:
+    if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        return False
+    taken.callback(lock.release)
+    return True
 
 
 def close(connection: sqlite3.Connection, log: Log) -> None:
@@ -346,7 +391,8 @@ def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
 def _begin_anew_in_child() -> None:
     global _holding, _registering, _renewing
     _holding, _registering, _renewing = threading.Lock(), threading.Lock(), threading.Lock()
-    _inherited.update(descriptor for descriptor, identity in _open_files().items() if identity in _held)
+    known = _held | {files._database for files in _watched}  # SQLite keeps some open for later connections
+    _inherited.update(descriptor for descriptor, identity in _open_files().items() if identity in known)
     _held.clear()
     _watched.clear()
 
@@ -363,7 +409,16 @@ def _identity_or_none(path: str) -> Identity | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unreachable(path, error) from error
     return found.st_dev, found.st_ino
+
+
+def _unreachable(path: str, error: OSError, *, written: bool = False) -> StoreUnavailable:
+    """The system says neither that a file is there nor that it is not: a mount is away, or rights were changed."""
+    became = "It is not known what became of this write. Ask for it, or repeat it with the same key."
+    advice = "Is its disk there, and may this user enter its folder?"
+    return StoreUnavailable(f"{path} cannot be reached: {error.strerror}. {became if written else advice}")
 
 
 def _open_files() -> dict[int, Identity]:
@@ -402,10 +457,20 @@ def _pids_of(path: str) -> list[int]:
 
     From a list of the kernel, because to ask about a lock takes a descriptor.
     """
+    return sorted({int(fields[4]) for fields in _locks_of(path)})
+
+
+def writer_of(index: str) -> int | None:
+    """The process that has the write lock of a database, by the path of its index. None if the system does not tell."""
+    found = [int(fields[4]) for fields in _locks_of(index) if fields[3] == "WRITE" and fields[6] == _WRITE_BYTE]
+    return found[0] if found else None
+
+
+def _locks_of(path: str) -> list[list[str]]:
     try:
         inode = os.stat(path).st_ino
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return []
     found = (line.split() for line in lines if f":{inode} " in line and "POSIX" in line)
-    return sorted({int(fields[4]) for fields in found if fields[1] == "POSIX"})
+    return [fields for fields in found if fields[1] == "POSIX"]

@@ -54,6 +54,7 @@ from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.lenient import do_leniently
+from holdfast.store.sqlite.probe import LockProbe
 from holdfast.store.sqlite.rows import from_row, runner_of, runner_row
 from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
 from holdfast.store.sqlite.transaction import SqliteTransaction, joined
@@ -85,6 +86,7 @@ class SqliteStore:
         self._writer: WriterThread | None = None
         self._reader: ConnectionThread | None = None
         self._turn: Turn | None = None
+        self._probe = LockProbe(path, self._connect, lambda: self._writer is not None and self._writer.is_writing)
         self._presence = -1
         self._files = DatabaseFiles(path, self._named, busy_timeout_seconds, observe)
         self._prepared = False
@@ -103,10 +105,13 @@ class SqliteStore:
         if self._writer is not None:
             return
         schema.refuse_network_file_system(self.path)
-        surroundings.refuse_planted_link(self._named, self.path)
-        surroundings.create_file(self.path)
-        for risk in surroundings.risks(self.path):
-            self._observe("risk", {"why": risk})
+        try:
+            surroundings.refuse_planted_link(self._named, self.path)
+            surroundings.create_file(self.path)
+            for risk in surroundings.risks(self.path):
+                self._observe("risk", {"why": risk})
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path} cannot be reached: {error.strerror} ({error.filename}).") from error
         if isinstance(beside, sqlite3.Connection) and beside.in_transaction:
             await self._prepare_beside()
         folder = surroundings.side_folder(self.path)
@@ -128,7 +133,7 @@ class SqliteStore:
             raise
         self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe, self._files)
         self._reader = ConnectionThread("holdfast-sqlite-read", self._connect, self._files)
-        self._files.begin([self._writer, self._reader], self._turn)
+        self._files.begin([self._writer, self._reader, self._probe], self._turn)
         try:
             if not await self._read(schema.is_current):  # to look needs no lock, which somebody may hold for long
                 await self._write(schema.prepare)
@@ -187,6 +192,7 @@ class SqliteStore:
         if self._hints is not None:
             await self._hints.close()
             self._hints = None
+        self._probe.stop()
         for thread in (reader, writer):
             if thread is not None:
                 thread.stop()
@@ -232,7 +238,7 @@ class SqliteStore:
                 raise error from None
 
     def joined(self, session: object) -> SqliteTransaction:
-        return joined(session, self.path, self._clock, self._files)
+        return joined(session, self.path, self._clock, self._files, self._probe)
 
     def hints(self) -> SocketHints | None:
         return self._hints

@@ -8,16 +8,17 @@ A job may not spoil its neighbours. If any job of a group raises, the group is r
 one, each in its own transaction; a job therefore must have no effect outside the connection. When a commit fails, the
 same happens, and each caller learns what became of its own write.
 
-Nothing is answered unless the path still names the files that the connection has open (see `files`).
+Nothing is answered unless the path still names the files that the connection has open (see `files`). A writer that has
+nothing to do looks now and then whether it does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import errno
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -25,11 +26,13 @@ from typing import Any, Generic, TypeVar
 from holdfast.errors import HoldfastError, SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.store.contract import Observe
 from holdfast.store.sqlite.files import DatabaseFiles, FilesChanged, Log, close
+from holdfast.store.sqlite.forks import forks
 from holdfast.store.sqlite.turn import Turn
 
 T = TypeVar("T")
 _LARGEST_GROUP = 1000
 _TRIES = 3
+_IDLE_SECONDS = 1.0  # between two looks of a thread that has nothing to do: others may wait for it
 
 
 class _Job(Generic[T]):
@@ -114,7 +117,7 @@ class ConnectionThread:
 
     def _gather(self) -> tuple[list[_Job[Any]], bool]:
         group: list[_Job[Any]] = []
-        job = self._jobs.get()
+        job = self._next_job()
         try:
             while job is not None:
                 group.append(job)
@@ -124,6 +127,9 @@ class ConnectionThread:
         except Empty:
             return group, False
         return group, True
+
+    def _next_job(self) -> _Job[Any] | None:
+        return self._jobs.get()
 
     def _run(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         for job in group:
@@ -142,47 +148,6 @@ def _trust(*, written: bool = False) -> None:
 def _fail(group: list[_Job[Any]], error: BaseException) -> None:
     for job in group:
         job.error = _translated(error)
-
-
-class _Forks:
-    """A fork waits until no transaction is open in this process.
-
-    SQLite remembers in memory which locks the process holds. A child that was forked in the middle of a transaction
-    would take its parent's lock for one of its own, and wait for it for ever.
-    """
-
-    def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._open += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._open -= 1
-
-    def before(self) -> None:
-        deadline = time.monotonic() + _FORK_SECONDS
-        self._lock.acquire()  # kept until the fork is over, so that none begins
-        while self._open and time.monotonic() < deadline:
-            self._lock.release()
-            time.sleep(_LOOK_SECONDS)
-            self._lock.acquire()
-
-    def after(self) -> None:
-        self._lock.release()
-
-
-_LOOK_SECONDS = 0.001
-_FORK_SECONDS = 5.0
-_forks = _Forks()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after, after_in_child=_forks.begin_anew)
 
 
 class WriterThread(ConnectionThread):
@@ -218,6 +183,35 @@ class WriterThread(ConnectionThread):
             self._verify(written=True)
             self._observe("commit", {"jobs": len(group), "rows": rows})
 
+    def _next_job(self) -> _Job[Any] | None:
+        if self._files is None:
+            return self._jobs.get()
+        while True:
+            try:
+                return self._jobs.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                self._look(self._files)
+
+    def _look(self, files: DatabaseFiles) -> None:
+        """Let go of files that were deleted: whoever connects has to wait until nobody uses them any more."""
+        try:
+            with self.using:
+                files.verify()
+        except FilesChanged as change:
+            with contextlib.suppress(Exception):  # whoever asks for something next hears of it
+                files.renew(change)
+        except StoreUnavailable:
+            return  # it may come back
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether it has a transaction open, and so the write lock. From any thread."""
+        connection = self._connection
+        try:
+            return connection is not None and connection.in_transaction
+        except sqlite3.ProgrammingError:  # closed meanwhile
+            return False
+
     def _one_by_one(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         for number, job in enumerate(group):
             try:
@@ -235,7 +229,7 @@ class WriterThread(ConnectionThread):
         return error
 
     def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
-        with self._turn, _forks:
+        with self._turn, forks:
             connection.execute("BEGIN IMMEDIATE")
             self._turn.sign()
             before = connection.total_changes
@@ -275,8 +269,16 @@ def _resolve(jobs: list[_Job[Any]]) -> None:
 
 
 def _translated(error: BaseException) -> BaseException:
-    """SQLite's error in our words."""
-    if isinstance(error, HoldfastError) or not isinstance(error, sqlite3.Error):
+    """SQLite's error, or the system's, in our words."""
+    if isinstance(error, HoldfastError):
+        return error
+    if isinstance(error, OSError):
+        unavailable = _OF_THE_SYSTEM.get(error.errno or 0, StoreUnavailable)(
+            f"a file of the store, or one beside it, cannot be used: {error.strerror or error}."
+        )
+        unavailable.__cause__ = error
+        return unavailable
+    if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     kind, advice = _MEANING.get(code, (StoreError, ""))
@@ -285,6 +287,11 @@ def _translated(error: BaseException) -> BaseException:
     return translated
 
 
+_OF_THE_SYSTEM: dict[int, type[StoreError]] = {
+    errno.ENOSPC: StoreFull,
+    errno.EDQUOT: StoreFull,
+    errno.EROFS: StoreReadOnly,
+}
 _MEANING: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_BUSY: (
         StoreUnavailable,

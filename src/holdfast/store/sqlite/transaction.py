@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, UsageError
+from holdfast.errors import CorruptRecord, StoreUnavailable, UsageError
 from holdfast.lifecycle.identity import key_is_over
 from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
 from holdfast.store.sqlite import aside, entries, jobs, payloads, queries
 from holdfast.store.sqlite.files import DatabaseFiles
+from holdfast.store.sqlite.probe import LockProbe
 
 T = TypeVar("T")
 
@@ -29,10 +30,11 @@ class SqliteTransaction:
     carries_payloads = True
     is_async = False
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock, files: DatabaseFiles) -> None:
+    def __init__(self, connection: sqlite3.Connection, clock: Clock, files: DatabaseFiles, probe: LockProbe) -> None:
         self._connection = connection
         self._clock = clock
         self._files = files
+        self._probe = probe
 
     @property
     def is_over(self) -> bool:
@@ -53,8 +55,11 @@ class SqliteTransaction:
             if not connection.in_transaction:
                 connection.execute("BEGIN IMMEDIATE")  # as Python itself would before an INSERT
             connection.execute("SAVEPOINT holdfast_submit")
+            before = connection.total_changes
             try:
-                return write(connection)
+                answer = write(connection)
+                self._probe.refuse_other_file(connection, written=connection.total_changes > before)
+                return answer
             except BaseException:
                 connection.execute("ROLLBACK TO holdfast_submit")
                 raise
@@ -98,19 +103,26 @@ class SqliteTransaction:
         return self.put_entries(fresh)
 
 
-def joined(connection: object, path: Path, clock: Clock, files: DatabaseFiles) -> SqliteTransaction:
+def joined(connection: object, path: Path, clock: Clock, files: DatabaseFiles, probe: LockProbe) -> SqliteTransaction:
     """Raises `UsageError` unless it is a connection to that file, in a transaction or about to begin one."""
     if not isinstance(connection, sqlite3.Connection):
         raise UsageError(f"session= takes a sqlite3.Connection to {path}, not {type(connection).__name__}")
     with _plainly(connection):
         (file,) = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
     files.refuse_changed()
-    if not file or not os.path.samefile(file, path):
+    if not file or not _is_same(file, path):
         raise UsageError(f"the connection is to {file or 'a database in memory'}; this app works on {path}")
     begins = connection.isolation_level is not None or getattr(connection, "autocommit", None) is False
     if not connection.in_transaction and not begins:
         raise UsageError("the connection is in no transaction and begins none by itself; execute BEGIN first")
-    return SqliteTransaction(connection, clock, files)
+    return SqliteTransaction(connection, clock, files, probe)
+
+
+def _is_same(file: str, path: Path) -> bool:
+    try:
+        return os.path.samefile(file, path)
+    except OSError as error:
+        raise StoreUnavailable(f"{error.filename} cannot be reached: {error.strerror}. Nothing was written.") from error
 
 
 @contextlib.contextmanager
