@@ -69,8 +69,13 @@ def test_a_document_without_room_for_its_claim_is_set_aside_and_the_others_are_c
         assert sorted(map(str, got)) == ["a", "c"]
         (aside,) = await store.quarantined("shop")
         assert aside.id == "b"
-        assert "stays in holdfast_invocations" in aside.raw
-        assert raw.holdfast_invocations.count_documents({"id": "b"}) == 1
+        assert "in 2 documents, of: shop|b" in aside.raw
+        parts = raw.holdfast_quarantine.find({"kind": "part", "of": "shop|b"}).sort("number")
+        whole = bson.decode(b"".join(part["part"] for part in parts))
+        assert (whole["id"], whole["status"]) == ("b", "registered")
+        assert raw.holdfast_invocations.count_documents({"id": "b"}) == 0
+        (counted,) = [one for one in await store.check() if one.subject == "quarantine"]
+        assert "1 record was set aside (1 invocation)" in counted.detail
 
     play(mongo_url, scenario)
 
@@ -127,6 +132,27 @@ def test_an_unreadable_end_that_is_too_large_to_move_stops_nobody(mongo_url: str
         raw.holdfast_invocations.update_one({"id": "a"}, {"$set": full})
         assert ids_of(await store.outboxes("shop", START, 2)) == ["b"]
         assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
+
+    play(mongo_url, scenario)
+
+
+def test_a_damaged_document_of_16_mb_is_transferred_once(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await owned(store, "a")
+        await store.put_entry(Entry(app="shop", kind="k", name="n", body=b"1"))
+        for there in (raw.holdfast_invocations, raw.holdfast_entries):
+            size = len(bson.encode(there.find_one() or {}))
+            room = b"x" * (16 * 2**20 - size - 100)
+            there.update_one({"app": "shop"}, {"$set": {"pad": room, "attempt": "x", "version": "x"}})
+        before = raw.command("serverStatus")["network"]["bytesOut"]
+        for _ in range(3):
+            assert await store.find("shop", Filter(statuses=OWNED), 10, set_aside=True) == []
+            assert await store.find("shop", Filter(), 10, set_aside=True) == []
+            assert await store.entries("shop", "k", ["n"]) == []
+            assert await store.quarantine_hidden("shop") == 0
+        assert raw.command("serverStatus")["network"]["bytesOut"] - before < 70 * 2**20
+        assert await store.put_entry(Entry(app="shop", kind="k", name="n", body=b"1"))
+        assert sorted(aside.id for aside in await store.quarantined("shop")) == ["a", "n"]
 
     play(mongo_url, scenario)
 
@@ -323,7 +349,7 @@ def test_what_is_too_large_to_be_moved_gives_its_key_back(mongo_url: str, raw: R
         again = invocation("d", key="k")
         assert await store.in_the_way([again]) == [None]
         assert await store.insert([again]) == [True]
-        assert raw.holdfast_invocations.count_documents({"id": "c"}) == 1
+        assert raw.holdfast_invocations.count_documents({"id": "c"}) == 0
 
     play(mongo_url, scenario)
 

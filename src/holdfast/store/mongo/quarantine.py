@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _MOST_TOLD = 1000
 _MOST_ENTRY_BYTES = 16 * 2**20 - 4096
+_PART_BYTES = 8 * 2**20
+PART = "part"
 
 
 class Collections(Protocol):
@@ -68,8 +70,7 @@ class Quarantine:
     async def set_aside(self, document: Document, error: CorruptRecord, name: str = schema.INVOCATIONS) -> bool:
         """Move a document of a collection to quarantine. False: this user may not, and that was observed.
 
-        First the copy, then the deletion, so that a crash in between loses nothing. An invocation that has no room for
-        the few words of a quarantine entry stays where it is, out of the queue, and without a slot, a key or a twin.
+        First the copy, then the deletion, so that a crash in between loses nothing.
         """
         facts = {"kind": error.kind or INVOCATION, "id": error.id or name_of(document), "why": shown(str(error))}
         try:
@@ -89,18 +90,36 @@ class Quarantine:
         entry = {"app": app, "at": self._now(), **facts, "document": document}
         aside = key if name == schema.INVOCATIONS else f"{name}|{key}"
         quarantine, there = self._collection(schema.QUARANTINE), self._collection(name)
-        if len(bson.encode(entry)) >= _MOST_ENTRY_BYTES:
-            entry["document"] = f"too large to move: it stays in {name}"
-            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
-            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot", "key", "twin", "outbox", "due_at"), "")
-            await there.update_one({"_id": key}, {"$unset": gone})
-            return
+        whole = bson.encode(document)
+        if len(whole) >= _MOST_ENTRY_BYTES:
+            entry["document"] = await _put_parts(quarantine, aside, whole) | _payloads(document)
         try:
             await quarantine.replace_one({"_id": aside}, entry, upsert=True)
         except OperationFailure as refusal:
             if is_transient(refusal) or is_forbidden(refusal):
                 raise
-            entry["document"] = bson.encode(document)  # it is nested as deep as the server allows
+            entry["document"] = whole  # it is nested as deep as the server allows
             await quarantine.replace_one({"_id": aside}, entry, upsert=True)
         # Only as it was read: it may have been repaired meanwhile.
-        await there.delete_one({"_id": key} | {name: {"$eq": document[name]} for name in _CHANGING if name in document})
+        as_read = {name: {"$eq": document[name]} for name in _CHANGING if name in document}
+        if len(bson.encode(as_read)) > _PART_BYTES:  # a query may have no room for that
+            as_read = {}
+        await there.delete_one({"_id": key} | as_read)
+
+
+async def _put_parts(quarantine: AsyncCollection[Document], aside: str, whole: bytes) -> Document:
+    """Store the BSON of a document that has no room for the few words of a quarantine entry."""
+    parts = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
+    for number, part in enumerate(parts):
+        name = f"{aside}|part {number}"
+        await quarantine.replace_one(
+            {"_id": name}, {"kind": PART, "of": aside, "number": number, "part": part}, upsert=True
+        )
+    return {"too large for one": f"its BSON is in {len(parts)} documents, of: {aside}"}
+
+
+def _payloads(document: Document) -> Document:
+    """What a document refers to, so that it is kept."""
+    payloads = document.get("payloads")
+    is_list = isinstance(payloads, list) and len(bson.encode({"payloads": payloads})) < _PART_BYTES
+    return {"payloads": payloads} if is_list else {}
