@@ -500,3 +500,34 @@ def test_a_damaged_holder_gives_its_slot_back(mongo_url: str, raw: Raw, change: 
         assert ids_of(released) == ["b"]
 
     play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"$set": {"lane": "nonsense|x|"}},
+        {"$set": {"lane": 7}},
+        {"$set": {"due_at": "tomorrow"}},
+        {"$set": {"due_at": None}},
+        {"$set": {"due_at": float("nan")}},
+        {"$unset": {"ready": ""}},
+        {"$unset": {"tags": ""}},
+    ],
+    ids=str,
+)
+def test_one_that_waits_and_that_no_claim_would_find_is_set_aside(
+    mongo_url: str, raw: Raw, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.mongo.queries.MOST_WALKED", 2)
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abcde"])
+        await store.claim(wish("op", limit=1))  # makes the sentinels
+        everything = raw.holdfast_invocations.count_documents({})
+        raw.holdfast_invocations.update_one({"id": "d"}, how)
+        assert sum([await store.quarantine_hidden("shop") for _ in range(4)]) == 1
+        assert [aside.id for aside in await store.quarantined("shop")] == ["d"]
+        assert raw.holdfast_invocations.count_documents({}) == everything - 1
+        assert ids_of((await store.claim(wish("again"))).records) == ["b", "c", "e"]
+
+    play(mongo_url, scenario)
