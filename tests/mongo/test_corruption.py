@@ -9,7 +9,7 @@ from typing import Any
 import bson
 import pytest
 from bson import Int64
-from pymongo import errors
+from pymongo import AsyncMongoClient, errors
 from pymongo.database import Database
 from tests.mongo.tools import Events, database_of, opened, play
 
@@ -529,5 +529,45 @@ def test_one_that_waits_and_that_no_claim_would_find_is_set_aside(
         assert [aside.id for aside in await store.quarantined("shop")] == ["d"]
         assert raw.holdfast_invocations.count_documents({}) == everything - 1
         assert ids_of((await store.claim(wish("again"))).records) == ["b", "c", "e"]
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize("name", ["key", "twin"])
+def test_in_a_users_own_transaction_a_damaged_document_takes_no_key(mongo_url: str, raw: Raw, name: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("b", **{name: "k"})])
+        await store.put_entry(Entry(app="shop", kind="event-key", name="n", body=b"1"))
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"arguments": 2**62}})
+        raw.holdfast_entries.update_one({"name": "n"}, {"$set": {"body": 5}})
+        again, entry = invocation("c", **{name: "k"}), Entry(app="shop", kind="event-key", name="n", body=b"2")
+        for commits in (False, True):
+            with raw.client.start_session() as session:
+                session.start_transaction()
+                transaction = store.joined(session)
+                assert list(transaction.insert([again], [])) == [None]
+                assert list(transaction.put_entries([entry])) == [None]
+                session.commit_transaction() if commits else session.abort_transaction()
+            assert sorted(one.id for one in await store.quarantined("shop")) == (["b", "n"] if commits else [])
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
+        assert [one.body for one in await store.entries("shop", "event-key")] == [b"2"]
+
+    play(mongo_url, scenario)
+
+
+def test_in_an_asynchronous_transaction_a_damaged_document_takes_no_key(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("b", key="k")])
+        await store.put_entry(Entry(app="shop", kind="event-key", name="n", body=b"1"))
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"arguments": 2**62}})
+        raw.holdfast_entries.update_one({"name": "n"}, {"$set": {"body": 5}})
+        async with AsyncMongoClient[dict[str, Any]](mongo_url) as own, own.start_session() as session:
+            async with await session.start_transaction():
+                transaction = store.joined(session)
+                assert list(await transaction.ainsert([invocation("c", key="k")], [])) == [None]
+                entry = Entry(app="shop", kind="event-key", name="n", body=b"2")
+                assert list(await transaction.aput_entries([entry])) == [None]
+        assert sorted(one.id for one in await store.quarantined("shop")) == ["b", "n"]
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
 
     play(mongo_url, scenario)

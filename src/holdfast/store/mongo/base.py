@@ -144,7 +144,7 @@ class MongoBase:
             await connection.release(self._url)
 
     def joined(self, session: object) -> MongoTransaction:
-        return joined(session, connection.database_name(self._url), self._mark, self.now)
+        return joined(session, connection.database_name(self._url), self._mark, self.now, self._observe)
 
     def hints(self) -> StreamHints | None:
         return self._hints

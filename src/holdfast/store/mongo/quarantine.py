@@ -72,7 +72,7 @@ class Quarantine:
 
         First the copy, then the deletion, so that a crash in between loses nothing.
         """
-        facts = {"kind": error.kind or INVOCATION, "id": error.id or name_of(document), "why": shown(str(error))}
+        facts = facts_of(document, error)
         try:
             await self._move(document, facts, name)
         except OperationFailure as refusal:
@@ -84,38 +84,53 @@ class Quarantine:
         return True
 
     async def _move(self, document: Document, facts: Document, name: str) -> None:
-        key = document["_id"]
-        app = document.get("app")
-        app = app if isinstance(app, str) else str(key).partition("|")[0]
-        entry = {"app": app, "at": self._now(), **facts, "document": document}
-        aside = key if name == schema.INVOCATIONS else f"{name}|{key}"
         quarantine, there = self._collection(schema.QUARANTINE), self._collection(name)
-        whole = bson.encode(document)
-        if len(whole) >= _MOST_ENTRY_BYTES:
-            entry["document"] = await _put_parts(quarantine, aside, whole) | _payloads(document)
+        *parts, entry = copies(document, facts, name, self._now())
+        for part in parts:
+            await quarantine.replace_one({"_id": part["_id"]}, part, upsert=True)
         try:
-            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
+            await quarantine.replace_one({"_id": entry["_id"]}, entry, upsert=True)
         except OperationFailure as refusal:
             if is_transient(refusal) or is_forbidden(refusal):
                 raise
-            entry["document"] = whole  # it is nested as deep as the server allows
-            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
-        # Only as it was read: it may have been repaired meanwhile.
-        as_read = {name: {"$eq": document[name]} for name in _CHANGING if name in document}
-        if len(bson.encode(as_read)) > _PART_BYTES:  # a query may have no room for that
-            as_read = {}
-        await there.delete_one({"_id": key} | as_read)
+            entry["document"] = bson.encode(document)  # it is nested as deep as the server allows
+            await quarantine.replace_one({"_id": entry["_id"]}, entry, upsert=True)
+        await there.delete_one(as_read(document))
 
 
-async def _put_parts(quarantine: AsyncCollection[Document], aside: str, whole: bytes) -> Document:
-    """Store the BSON of a document that has no room for the few words of a quarantine entry."""
-    parts = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
-    for number, part in enumerate(parts):
-        name = f"{aside}|part {number}"
-        await quarantine.replace_one(
-            {"_id": name}, {"kind": PART, "of": aside, "number": number, "part": part}, upsert=True
-        )
-    return {"too large for one": f"its BSON is in {len(parts)} documents, of: {aside}"}
+def facts_of(document: Document, error: CorruptRecord) -> Document:
+    """What is told of a document that is set aside."""
+    return {"kind": error.kind or INVOCATION, "id": error.id or name_of(document), "why": shown(str(error))}
+
+
+def copies(document: Document, facts: Document, name: str, at: float) -> list[Document]:
+    """Return what to store in quarantine for a document of a collection, its entry last.
+
+    Where it has no room for the few words of an entry, its BSON comes before, in parts.
+    """
+    key, app = document["_id"], document.get("app")
+    app = app if isinstance(app, str) else str(key).partition("|")[0]
+    aside = key if name == schema.INVOCATIONS else f"{name}|{key}"
+    entry = {"_id": aside, "app": app, "at": at, **facts, "document": document}
+    whole = bson.encode(document)
+    if len(whole) < _MOST_ENTRY_BYTES:
+        return [entry]
+    pieces = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
+    told = f"its BSON is in {len(pieces)} documents, of: {aside}"
+    entry["document"] = {"too large for one": told} | _payloads(document)
+    parts: list[Document] = [
+        {"_id": f"{aside}|part {number}", "kind": PART, "of": aside, "number": number, "part": piece}
+        for number, piece in enumerate(pieces)
+    ]
+    return [*parts, entry]
+
+
+def as_read(document: Document) -> Document:
+    """A filter for a document only as it was read: it may have been repaired meanwhile."""
+    same = {name: {"$eq": document[name]} for name in _CHANGING if name in document}
+    if len(bson.encode(same)) > _PART_BYTES:  # a query may have no room for that
+        same = {}
+    return {"_id": document["_id"]} | same
 
 
 def _payloads(document: Document) -> Document:
