@@ -13,6 +13,7 @@ import msgspec
 from holdfast.clock import Duration, parse_duration
 from holdfast.engine.definition import TaskSchedule
 from holdfast.errors import InvalidSchedule, UsageError
+from holdfast.lifecycle.decoding import EARLIEST
 from holdfast.lifecycle.schedules import CatchUp, Overlap, Rules
 from holdfast.schedules import Cron, Every, Once, cron, every, once
 from holdfast.schedules.timing import Schedule as Timing
@@ -93,7 +94,7 @@ def rules_of(options: RuleOptions, before: Rules) -> Rules:
     for name, field in (("start", "starts_at"), ("end", "ends_at")):
         if name in options:
             value = options[name]  # type: ignore[literal-required]
-            changes[field] = None if value is None else instant(value, name)
+            changes[field] = None if value is None else max(instant(value, name), EARLIEST)
     rules = msgspec.structs.replace(before, **changes)
     if "catch_up_most" in options and rules.catch_up is not CatchUp.ALL:
         raise InvalidSchedule(f"catch_up_most= is for catch_up='all'; it is '{rules.catch_up}'")

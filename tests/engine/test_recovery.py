@@ -17,7 +17,7 @@ from holdfast.engine.audit import AUDIT_SECONDS
 from holdfast.engine.core_tasks import QUEUE
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.runner import RECOVER_PENDING, RECOVER_RUNNING
-from holdfast.errors import StoreUnavailable, WorkerLost
+from holdfast.errors import CorruptRecord, StoreUnavailable, WorkerLost
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, WorkerRecord, lane_of, registered
 from holdfast.lifecycle.status import Status
@@ -484,6 +484,22 @@ def test_core_tasks_are_hidden_from_the_app_and_forgotten_after_their_time(monke
         assert all(record.status is S.SUCCESS for record in runs if record.changed_at < fleet.clock.now() - 2)
         oldest = min(record.changed_at for record in runs)
         assert 300 - 20 < fleet.clock.now() - oldest < 300 + 130
+
+    virtually(scenario)
+
+
+def test_a_core_task_whose_schedule_was_set_aside_gets_another_within_two_minutes() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.started(add)
+        await asyncio.sleep(5)
+        there = await fleet.store.entries(CORE_APP, "schedule")
+        assert {entry.name for entry in there} == {RECOVER_RUNNING, RECOVER_PENDING}
+        for entry in there:
+            await fleet.store.quarantine_entry(entry, CorruptRecord("it is damaged", kind="schedule", id=entry.name))
+        gone_at = fleet.clock.now()
+        await asyncio.sleep(400)
+        later = [record for record in fleet.store._of(CORE_APP) if record.created_at > gone_at]
+        assert {record.task for record in later} == {RECOVER_RUNNING, RECOVER_PENDING}
 
     virtually(scenario)
 

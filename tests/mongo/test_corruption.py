@@ -9,7 +9,7 @@ from typing import Any
 import bson
 import pytest
 from bson import Int64
-from pymongo import errors
+from pymongo import AsyncMongoClient, errors
 from pymongo.database import Database
 from tests.mongo.tools import Events, database_of, opened, play
 
@@ -69,8 +69,13 @@ def test_a_document_without_room_for_its_claim_is_set_aside_and_the_others_are_c
         assert sorted(map(str, got)) == ["a", "c"]
         (aside,) = await store.quarantined("shop")
         assert aside.id == "b"
-        assert "stays in holdfast_invocations" in aside.raw
-        assert raw.holdfast_invocations.count_documents({"id": "b"}) == 1
+        assert "in 2 documents, of: shop|b" in aside.raw
+        parts = raw.holdfast_quarantine.find({"kind": "part", "of": "shop|b"}).sort("number")
+        whole = bson.decode(b"".join(part["part"] for part in parts))
+        assert (whole["id"], whole["status"]) == ("b", "registered")
+        assert raw.holdfast_invocations.count_documents({"id": "b"}) == 0
+        (counted,) = [one for one in await store.check() if one.subject == "quarantine"]
+        assert "1 record was set aside (1 invocation)" in counted.detail
 
     play(mongo_url, scenario)
 
@@ -127,6 +132,27 @@ def test_an_unreadable_end_that_is_too_large_to_move_stops_nobody(mongo_url: str
         raw.holdfast_invocations.update_one({"id": "a"}, {"$set": full})
         assert ids_of(await store.outboxes("shop", START, 2)) == ["b"]
         assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
+
+    play(mongo_url, scenario)
+
+
+def test_a_damaged_document_of_16_mb_is_transferred_once(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await owned(store, "a")
+        await store.put_entry(Entry(app="shop", kind="k", name="n", body=b"1"))
+        for there in (raw.holdfast_invocations, raw.holdfast_entries):
+            size = len(bson.encode(there.find_one() or {}))
+            room = b"x" * (16 * 2**20 - size - 100)
+            there.update_one({"app": "shop"}, {"$set": {"pad": room, "attempt": "x", "version": "x"}})
+        before = raw.command("serverStatus")["network"]["bytesOut"]
+        for _ in range(3):
+            assert await store.find("shop", Filter(statuses=OWNED), 10, set_aside=True) == []
+            assert await store.find("shop", Filter(), 10, set_aside=True) == []
+            assert await store.entries("shop", "k", ["n"]) == []
+            assert await store.quarantine_hidden("shop") == 0
+        assert raw.command("serverStatus")["network"]["bytesOut"] - before < 70 * 2**20
+        assert await store.put_entry(Entry(app="shop", kind="k", name="n", body=b"1"))
+        assert sorted(aside.id for aside in await store.quarantined("shop")) == ["a", "n"]
 
     play(mongo_url, scenario)
 
@@ -323,7 +349,7 @@ def test_what_is_too_large_to_be_moved_gives_its_key_back(mongo_url: str, raw: R
         again = invocation("d", key="k")
         assert await store.in_the_way([again]) == [None]
         assert await store.insert([again]) == [True]
-        assert raw.holdfast_invocations.count_documents({"id": "c"}) == 1
+        assert raw.holdfast_invocations.count_documents({"id": "c"}) == 0
 
     play(mongo_url, scenario)
 
@@ -472,5 +498,76 @@ def test_a_damaged_holder_gives_its_slot_back(mongo_url: str, raw: Raw, change: 
         assert [aside.id for aside in await store.quarantined("shop")] == ["a"]
         released = await store.release_waiters("shop", [Release(limit_key=KEY)], operation="r", at=START)
         assert ids_of(released) == ["b"]
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"$set": {"lane": "nonsense|x|"}},
+        {"$set": {"lane": 7}},
+        {"$set": {"due_at": "tomorrow"}},
+        {"$set": {"due_at": None}},
+        {"$set": {"due_at": float("nan")}},
+        {"$unset": {"ready": ""}},
+        {"$unset": {"tags": ""}},
+    ],
+    ids=str,
+)
+def test_one_that_waits_and_that_no_claim_would_find_is_set_aside(
+    mongo_url: str, raw: Raw, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.mongo.queries.MOST_WALKED", 2)
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation(id) for id in "abcde"])
+        await store.claim(wish("op", limit=1))  # makes the sentinels
+        everything = raw.holdfast_invocations.count_documents({})
+        raw.holdfast_invocations.update_one({"id": "d"}, how)
+        assert sum([await store.quarantine_hidden("shop") for _ in range(4)]) == 1
+        assert [aside.id for aside in await store.quarantined("shop")] == ["d"]
+        assert raw.holdfast_invocations.count_documents({}) == everything - 1
+        assert ids_of((await store.claim(wish("again"))).records) == ["b", "c", "e"]
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize("name", ["key", "twin"])
+def test_in_a_users_own_transaction_a_damaged_document_takes_no_key(mongo_url: str, raw: Raw, name: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("b", **{name: "k"})])
+        await store.put_entry(Entry(app="shop", kind="event-key", name="n", body=b"1"))
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"arguments": 2**62}})
+        raw.holdfast_entries.update_one({"name": "n"}, {"$set": {"body": 5}})
+        again, entry = invocation("c", **{name: "k"}), Entry(app="shop", kind="event-key", name="n", body=b"2")
+        for commits in (False, True):
+            with raw.client.start_session() as session:
+                session.start_transaction()
+                transaction = store.joined(session)
+                assert list(transaction.insert([again], [])) == [None]
+                assert list(transaction.put_entries([entry])) == [None]
+                session.commit_transaction() if commits else session.abort_transaction()
+            assert sorted(one.id for one in await store.quarantined("shop")) == (["b", "n"] if commits else [])
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
+        assert [one.body for one in await store.entries("shop", "event-key")] == [b"2"]
+
+    play(mongo_url, scenario)
+
+
+def test_in_an_asynchronous_transaction_a_damaged_document_takes_no_key(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([invocation("b", key="k")])
+        await store.put_entry(Entry(app="shop", kind="event-key", name="n", body=b"1"))
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"arguments": 2**62}})
+        raw.holdfast_entries.update_one({"name": "n"}, {"$set": {"body": 5}})
+        async with AsyncMongoClient[dict[str, Any]](mongo_url) as own, own.start_session() as session:
+            async with await session.start_transaction():
+                transaction = store.joined(session)
+                assert list(await transaction.ainsert([invocation("c", key="k")], [])) == [None]
+                entry = Entry(app="shop", kind="event-key", name="n", body=b"2")
+                assert list(await transaction.aput_entries([entry])) == [None]
+        assert sorted(one.id for one in await store.quarantined("shop")) == ["b", "n"]
+        assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
 
     play(mongo_url, scenario)

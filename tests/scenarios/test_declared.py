@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ class Deploys:
             with app.runner():
                 yield app
 
+    def spoil(self, kind: str) -> int:
+        """Damage the entries of a kind, behind everybody's back."""
+        with closing(sqlite3.connect(self._url.removeprefix("sqlite:///"), timeout=10)) as connection, connection:
+            query = "UPDATE holdfast_entries SET body = x'ff00' WHERE app = 'shop' AND kind = ?"
+            return connection.execute(query, (kind,)).rowcount
+
     def look(self) -> list[ScheduleRecord]:
         with App(self._url, name="shop") as app:
             return app.schedules.list()
@@ -53,6 +60,38 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def tend(app: App) -> Callable[[], None]:
+    """The duty of a runner with the code of this app, which has registered it."""
+    engine = app._ready()
+    declarations = engine._declarations(app._declarations(engine), app._triggers())
+    app._run(declarations.register())
+    return lambda: app._run(declarations.retire())
+
+
+def test_what_was_damaged_under_a_living_runner_is_stored_anew_and_what_was_deleted_is_not(deploys: Deploys) -> None:
+    with deploys.of(("shop:clean", {"triggers": [NEW_YEAR, on_event("go")]})) as app:
+        duty = tend(app)
+        (before,) = app.schedules.list()
+        duty()
+        assert app.schedules.list() == [before], "what is whole stays as it is"
+        assert (deploys.spoil("schedule"), deploys.spoil("trigger")) == (1, 1)
+        duty()
+        (after,) = app.schedules.list()
+        assert (after.name, after.next_at, after.declared) == (before.name, before.next_at, True)
+        assert after.uid != before.uid
+        assert len(triggers(app)) == 1
+        until(lambda: app.emit("go").caused)
+        assert app._run(app._ready().store.quarantined("shop"))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.engine.declarations._CLOCKS_DIFFER_SECONDS", 0.0)
+            duty()
+            app.schedules.delete(after.name)
+            duty()
+            duty()
+        assert app.schedules.list() == []
 
 
 def triggers(app: App) -> list[TriggerRecord]:

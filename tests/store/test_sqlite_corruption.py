@@ -375,7 +375,7 @@ def test_a_damaged_holder_gives_its_slot_back(stage: Stage, meddle: Meddle, dama
     stage.play(scenario)
 
 
-@pytest.mark.parametrize("damage", ["due_at = 9e999", "lane = ''", "rank = 9223372036854775807"])
+@pytest.mark.parametrize("damage", ["due_at = 9e999", "lane = ''", "lane = 'no|x'", "rank = 9223372036854775807"])
 def test_one_that_no_claim_would_find_is_set_aside(stage: Stage, meddle: Meddle, damage: str) -> None:
     async def scenario(store: Store) -> None:
         await store.insert([invocation(id) for id in "abc"])

@@ -20,6 +20,7 @@ from holdfast.errors import InvocationNotFound, StoreError
 from holdfast.ids import Ids, InvocationId
 from holdfast.lifecycle import cancelling
 from holdfast.lifecycle.changes import Applied, apply_to
+from holdfast.lifecycle.decoding import ahead
 from holdfast.lifecycle.records import CANCEL, FINAL, Cancellation, Hint, InvocationRecord, runner_of
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
 from holdfast.lifecycle.status import Status
@@ -92,9 +93,9 @@ class Canceller:
             now = self._store.now()
             asked = []
             for record in waiting:
-                grace = self._grace if record.terms.cancel_grace is None else record.terms.cancel_grace
-                wanted = record.terms.cancel_children if children is None else children
-                cancellation = Cancellation(by=by, reason=reason, at=now, until=now + grace, children=wanted)
+                cancellation = asked_to_end(
+                    record, by=by, reason=reason, at=now, usual_grace=self._grace, children=children
+                )
                 change = cancelling.cancel(record, cancellation, operation=self._ids.operation())
                 if change is not None:
                     asked.append((record, change))
@@ -116,6 +117,15 @@ class Canceller:
         for kind, status in ((FINAL, Status.CANCELLED), (CANCEL, Status.CANCELLING)):
             if ids := tuple(record.id for record in records if record.status is status):
                 self._hub.send(Hint(kind, ids, len(ids)))
+
+
+def asked_to_end(
+    record: InvocationRecord, *, by: str, reason: str, at: float, usual_grace: float, children: bool | None
+) -> Cancellation:
+    """Return what is asked of an invocation. Its own terms come first; `children` None: as they say."""
+    grace = usual_grace if record.terms.cancel_grace is None else record.terms.cancel_grace
+    wanted = record.terms.cancel_children if children is None else children
+    return Cancellation(by=by, reason=reason, at=at, until=ahead(at, grace), children=wanted)
 
 
 class Ear:

@@ -125,13 +125,18 @@ class CoreTaskRegistry:
         return more
 
     async def _fire_overdue(self) -> None:
-        """Fire those whose schedule is further than the clock: it was set back, or a runner whose clock was ahead had
-        the services. A user's schedule rests then, since its ticks are decided; a duty cannot.
+        """Store schedules anew that were damaged, and set aside. Fire those whose schedule is further than the clock:
+        it was set back, or a runner whose clock was ahead had the services. A user's schedule rests then, since its
+        ticks are decided; a duty cannot.
         """
         now = self._store.now()
-        for entry in await self._store.entries(self.app, KIND, list(self._tasks)):
+        entries = await self._store.entries(self.app, KIND, list(self._tasks))
+        if len(entries) < len(self._tasks):
+            log.warning("store the schedules of core tasks anew: %d are gone", len(self._tasks) - len(entries))
+            await self.register()
+        for entry in entries:
             next_two = list(self._tasks[entry.name].cron.ticks(now, limit=2))
-            if entry.due_at is not None and entry.due_at > max(next_two, default=math.inf):
+            if (math.inf if entry.due_at is None else entry.due_at) > max(next_two, default=math.inf):
                 await self.fire(entry.name, f"its schedule is ahead of the clock at {now:.0f}")
 
     async def fire(self, name: str, cause: str) -> None:

@@ -3,8 +3,9 @@
 A runner tells with its entry on the roster which its code declares. One that nobody declares, although
 somebody alive knows its task, or another task that was in the same module, is no longer in the code, and rests from
 then on; it is kept, with its uid and its count, and goes on from the moment somebody declares it again. A fleet that is
-down, or a runner with other modules, retires nothing. In a rolling deploy the old and the new code's schedules are both
-there until the last old runner is gone.
+down, or a runner with other modules, retires nothing. One that was damaged, and set aside, is stored anew, and counts
+from then; one that a person deleted comes back when a runner starts. In a rolling deploy the old and the new
+code's schedules are both there until the last old runner is gone.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from msgspec.structs import replace
 from holdfast.engine.schedule_book import ScheduleBook
 from holdfast.engine.triggers import TriggerBook
 from holdfast.errors import CorruptRecord, UsageError
-from holdfast.lifecycle.schedules import Call, Rules, ScheduleRecord
+from holdfast.lifecycle.schedules import KIND, Call, Rules, ScheduleRecord
 from holdfast.schedules import Schedule as Timing
 from holdfast.store.contract import Store
 
 log = logging.getLogger("holdfast.schedules")
+
+_CLOCKS_DIFFER_SECONDS = 5.0  # of whoever sets something aside, and of whoever looks
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,8 @@ class Declarations:
         self._declared = by_name(declared)
         self._app = app
         self._told_of: set[str] = set()
+        self._seen: set[str] = set()
+        self._seen_at = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,8 +88,24 @@ class Declarations:
                 await self._ensure(name, each, stored.get(name))
             except CorruptRecord as error:  # a newer version may have written it; the runner works all the same
                 log.error("%s; as it is declared here, it is not stored", error)
+        self._seen, self._seen_at = set(self._declared), self._store.now()
         if self._triggers is not None:
             await self._triggers.register()
+
+    async def _make_up(self) -> None:
+        """Store anew what this code declares and what was set aside since the last look."""
+        now = self._store.now()
+        there = {entry.name for entry in await self._store.entries(self._app, KIND, list(self._declared))}
+        gone = self._seen - there
+        damaged = set()
+        if gone:  # what a person has deleted is in no quarantine
+            for aside in await self._store.quarantined(self._app):
+                if aside.kind == KIND and aside.at >= self._seen_at - _CLOCKS_DIFFER_SECONDS:
+                    damaged.add(aside.id)
+        for name in sorted(gone & damaged):
+            log.warning("store the schedule '%s' anew: it was damaged, and set aside. It is not paused", name)
+            await self._ensure(name, self._declared[name], None)
+        self._seen, self._seen_at = there | (gone & damaged), now
 
     async def _ensure(self, name: str, declared: Declaration, there: ScheduleRecord | None) -> None:
         if there is None:
@@ -102,6 +123,8 @@ class Declarations:
         """A duty: let rest what no code declares any more, and wake what some code declares again."""
         if self._triggers is not None:
             await self._triggers.retire()
+        if self._declared:
+            await self._make_up()
         stored = [record for record in await self._book.all() if record.declared]
         if not stored:
             return

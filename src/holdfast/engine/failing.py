@@ -14,6 +14,7 @@ from holdfast.errors import NotDecodable
 from holdfast.execution.call import Raised
 from holdfast.lifecycle import changes
 from holdfast.lifecycle.changes import Change
+from holdfast.lifecycle.decoding import ahead
 from holdfast.lifecycle.records import InvocationRecord
 from holdfast.lifecycle.retries import GiveUp, Retry, RetryDecision, decide, load_policy
 
@@ -31,7 +32,7 @@ def change_after(
         return changes.retried(
             record,
             error=raised.error,
-            due_at=at + decision.wait_seconds,
+            due_at=ahead(at, decision.wait_seconds),
             queue=decision.queue,
             operation=operation,
             at=at,

@@ -27,6 +27,7 @@ from holdfast.engine.reading import get_readable
 from holdfast.engine.submit import Submitter
 from holdfast.errors import CorruptRecord, StoreUnavailable
 from holdfast.ids import Ids, InvocationId
+from holdfast.lifecycle.decoding import ahead
 from holdfast.lifecycle.events import EventRecord
 from holdfast.lifecycle.firing import STALE_SECONDS, due, due_at, invocation_id
 from holdfast.lifecycle.records import Entry, InvocationRecord, Origin, Source, registered
@@ -237,7 +238,7 @@ def expiring(record: InvocationRecord, call: Call) -> InvocationRecord:
     """With the moment by which it has to be started, if its call says how long that may take."""
     if call.expires_seconds is None:
         return record
-    start_by = max(record.created_at, record.due_at) + call.expires_seconds
+    start_by = ahead(max(record.created_at, record.due_at), call.expires_seconds)
     return replace(record, start_by=start_by, terms=replace(record.terms, start_by=start_by))
 
 

@@ -32,6 +32,7 @@ from holdfast.lifecycle import changes
 from holdfast.lifecycle.cancelling import expired, gave_way
 from holdfast.lifecycle.changes import Applied, Change, Lost, Verdict
 from holdfast.lifecycle.claims import back_in_queue
+from holdfast.lifecycle.decoding import ahead
 from holdfast.lifecycle.records import FINAL, Hint, InvocationRecord, work_hint
 from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.lifecycle.status import FINAL as FINAL_STATUSES
@@ -140,7 +141,7 @@ class Settler:
         """Work that has not begun goes back to the queue, for at least so long."""
         at = self._store.now()
         change = changes.handed_back(record, operation=self._ids.operation(), at=at, why=why)
-        return replace(change, due_at=at + wait) if wait else change
+        return replace(change, due_at=ahead(at, wait)) if wait else change
 
     def settle(self, settled: Sequence[Settled], large: Large | None = None) -> None:
         """Take these changes; they are written as soon as the write before them is done.

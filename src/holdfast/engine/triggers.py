@@ -107,7 +107,16 @@ class TriggerBook:
                 return
 
     async def retire(self) -> None:
+        """Let rest what no code declares any more, and store anew what was damaged. Nobody deletes triggers."""
         stored = await self._subscriptions.all()
+        gone = set(self._declared) - {record.name for record in stored}
+        if gone:  # what is there and cannot be read stays: a newer version may have written it
+            gone -= {entry.name for entry in await self._store.entries(self._app, KIND, sorted(gone))}
+        for name in sorted(gone):
+            log.warning("store the trigger '%s' anew: it was damaged, and set aside", name)
+            await self._ensure(self._declared[name])
+        if gone:
+            stored = await self._subscriptions.all()
         if stored:
             roster = await self._store.roster(self._app)
             declared = {name for runner in roster for name in runner.declares}

@@ -11,6 +11,7 @@ reason. The stores quarantine what raises it, and go on with the rest.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, TypeVar
@@ -18,11 +19,13 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from holdfast.clock import TOO_LATE
 from holdfast.errors import CorruptRecord
 
 T = TypeVar("T")
 
-EARLIEST, LATEST = -10_000_000_000.0, 253_402_300_799.9999  # from 1653 to the end of 9999: every calendar can show it
+# From 1653 to the end of 9999: every calendar can show it.
+EARLIEST, LATEST = -10_000_000_000.0, math.nextafter(TOO_LATE, 0)
 _LARGEST_NUMBER = 2**53
 _LONGEST_SECONDS = 1e15
 DEEPEST = 100
@@ -35,6 +38,11 @@ Count = Annotated[int, Meta(ge=0, le=_LARGEST_NUMBER)]
 Number = Annotated[int, Meta(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
 
 INVOCATION, RUNNER, EXECUTION, PAUSE, PAYLOAD, PIECE = "invocation", "runner", "execution", "pause", "payload", "piece"
+
+
+def ahead(at: float, seconds: float) -> float:
+    """Return the moment that lies so far ahead, or the last one that can be stored."""
+    return min(at + seconds, LATEST)
 
 
 def corrupt(kind: str, id: object, error: Exception) -> CorruptRecord:

@@ -14,6 +14,7 @@ import math
 import msgspec
 
 from holdfast.ids import InvocationId, derived_id
+from holdfast.lifecycle.decoding import ahead
 from holdfast.lifecycle.schedules import CatchUp, Rules, ScheduleRecord, begins_after
 from holdfast.schedules.timing import Schedule as Timing
 
@@ -71,4 +72,4 @@ def due_at(record: ScheduleRecord, tick: float) -> float:
         return tick
     digest = hashlib.sha256(f"{record.uid}:{tick!r}".encode()).digest()
     share = int.from_bytes(digest[:6], "big") / math.ldexp(1, 48)
-    return tick + share * record.rules.jitter_seconds
+    return ahead(tick, share * record.rules.jitter_seconds)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.codec.data import MISSING
 from holdfast.ids import derived_id
-from holdfast.lifecycle.decoding import Count, JsonDecoder, Moment, corrupt
+from holdfast.lifecycle.decoding import Count, JsonDecoder, Moment, ahead, corrupt
 from holdfast.lifecycle.records import Entry, Source
 from holdfast.lifecycle.triggers import DATA, Facts, TriggerRecord
 
@@ -118,7 +118,7 @@ def tidied(join: Join, within_seconds: float, now: float) -> Join:
 
 def to_entry(join: Join, within_seconds: float, now: float) -> Entry:
     """Looked at again when something in it is to be stored, or is too old."""
-    times = [each.at + within_seconds for group in join.members for each in group] + list(join.used.values())
+    times = [ahead(each.at, within_seconds) for group in join.members for each in group] + list(join.used.values())
     due_at = now + SWEPT_AFTER_SECONDS if join.firings else min(times, default=now)
     body = msgspec.json.encode(join)
     return Entry(app=join.app, kind=KIND, name=join.name, body=body, version=join.version, due_at=due_at)

@@ -71,7 +71,7 @@ class Every(_Ticking, frozen=True, tag="every"):
         count = max(0, math.floor((at - self.anchor) / self.seconds) - 1)
         while (tick := self.anchor + count * self.seconds) <= at:
             count += 1
-        return tick
+        return tick if tick <= _LAST_INSTANT else None
 
     def describe(self) -> str:
         anchor = f", counted from {_shown(self.anchor)}" if self.anchor else ""

@@ -76,6 +76,7 @@ class MongoBase:
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
         self._told_of_index = False
+        self._walked: dict[tuple[str, str], str] = {}  # how far the audit has looked at what waits
         self._may_write = True  # until a write is refused
         self._alone = False  # a standalone: nobody to agree with, and nobody to hear a hint
         self._hints: StreamHints | None = None
@@ -143,7 +144,7 @@ class MongoBase:
             await connection.release(self._url)
 
     def joined(self, session: object) -> MongoTransaction:
-        return joined(session, connection.database_name(self._url), self._mark, self.now)
+        return joined(session, connection.database_name(self._url), self._mark, self.now, self._observe)
 
     def hints(self) -> StreamHints | None:
         return self._hints

@@ -25,6 +25,7 @@ from holdfast.store.mongo.documents import Document, from_document, runner_of
 from holdfast.store.mongo.entries import entry_of
 from holdfast.store.mongo.executions import execution_of
 from holdfast.store.mongo.payloads import payload_of, piece_of
+from holdfast.store.mongo.quarantine import PART
 from holdfast.store.mongo.queues import pause_of
 from holdfast.store.mongo.retry import is_forbidden
 from holdfast.store.mongo.sentinels import NO_SENTINEL
@@ -188,9 +189,12 @@ async def _history_window(database: AsyncDatabase[Document]) -> Finding:
     )
 
 
+_NO_PART: Document = {"kind": {"$ne": PART}}
+
+
 async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
     stages: list[dict[str, Any]] = [
-        {"$match": {}},
+        {"$match": _NO_PART},
         {"$group": {"_id": "$kind", "n": {"$sum": 1}}},
     ]
     quarantine = database[schema.QUARANTINE]
@@ -198,7 +202,7 @@ async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
     for found in await (await quarantine.aggregate(stages, hint="kind")).to_list():
         kinds[shown(found["_id"]) if found["_id"] else INVOCATION] += found["n"]
     order = [("kind", DESCENDING), ("at", DESCENDING)]
-    some = await quarantine.find({}, {"why": True}, hint="kind").sort(order).limit(findings.SHOWN).to_list()
+    some = await quarantine.find(_NO_PART, {"why": True}, hint="kind").sort(order).limit(findings.SHOWN).to_list()
     whys = [shown(str(each.get("why"))) for each in some]
     return findings.set_aside(kinds, whys, f"the collection {schema.QUARANTINE}")
 

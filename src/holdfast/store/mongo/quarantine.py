@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _MOST_TOLD = 1000
 _MOST_ENTRY_BYTES = 16 * 2**20 - 4096
+_PART_BYTES = 8 * 2**20
+PART = "part"
 
 
 class Collections(Protocol):
@@ -68,10 +70,9 @@ class Quarantine:
     async def set_aside(self, document: Document, error: CorruptRecord, name: str = schema.INVOCATIONS) -> bool:
         """Move a document of a collection to quarantine. False: this user may not, and that was observed.
 
-        First the copy, then the deletion, so that a crash in between loses nothing. An invocation that has no room for
-        the few words of a quarantine entry stays where it is, out of the queue, and without a slot, a key or a twin.
+        First the copy, then the deletion, so that a crash in between loses nothing.
         """
-        facts = {"kind": error.kind or INVOCATION, "id": error.id or name_of(document), "why": shown(str(error))}
+        facts = facts_of(document, error)
         try:
             await self._move(document, facts, name)
         except OperationFailure as refusal:
@@ -83,24 +84,57 @@ class Quarantine:
         return True
 
     async def _move(self, document: Document, facts: Document, name: str) -> None:
-        key = document["_id"]
-        app = document.get("app")
-        app = app if isinstance(app, str) else str(key).partition("|")[0]
-        entry = {"app": app, "at": self._now(), **facts, "document": document}
-        aside = key if name == schema.INVOCATIONS else f"{name}|{key}"
         quarantine, there = self._collection(schema.QUARANTINE), self._collection(name)
-        if len(bson.encode(entry)) >= _MOST_ENTRY_BYTES:
-            entry["document"] = f"too large to move: it stays in {name}"
-            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
-            gone = dict.fromkeys(("ready", "owned", "limit_key", "slot", "key", "twin", "outbox", "due_at"), "")
-            await there.update_one({"_id": key}, {"$unset": gone})
-            return
+        *parts, entry = copies(document, facts, name, self._now())
+        for part in parts:
+            await quarantine.replace_one({"_id": part["_id"]}, part, upsert=True)
         try:
-            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
+            await quarantine.replace_one({"_id": entry["_id"]}, entry, upsert=True)
         except OperationFailure as refusal:
             if is_transient(refusal) or is_forbidden(refusal):
                 raise
             entry["document"] = bson.encode(document)  # it is nested as deep as the server allows
-            await quarantine.replace_one({"_id": aside}, entry, upsert=True)
-        # Only as it was read: it may have been repaired meanwhile.
-        await there.delete_one({"_id": key} | {name: {"$eq": document[name]} for name in _CHANGING if name in document})
+            await quarantine.replace_one({"_id": entry["_id"]}, entry, upsert=True)
+        await there.delete_one(as_read(document))
+
+
+def facts_of(document: Document, error: CorruptRecord) -> Document:
+    """What is told of a document that is set aside."""
+    return {"kind": error.kind or INVOCATION, "id": error.id or name_of(document), "why": shown(str(error))}
+
+
+def copies(document: Document, facts: Document, name: str, at: float) -> list[Document]:
+    """Return what to store in quarantine for a document of a collection, its entry last.
+
+    Where it has no room for the few words of an entry, its BSON comes before, in parts.
+    """
+    key, app = document["_id"], document.get("app")
+    app = app if isinstance(app, str) else str(key).partition("|")[0]
+    aside = key if name == schema.INVOCATIONS else f"{name}|{key}"
+    entry = {"_id": aside, "app": app, "at": at, **facts, "document": document}
+    whole = bson.encode(document)
+    if len(whole) < _MOST_ENTRY_BYTES:
+        return [entry]
+    pieces = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
+    told = f"its BSON is in {len(pieces)} documents, of: {aside}"
+    entry["document"] = {"too large for one": told} | _payloads(document)
+    parts: list[Document] = [
+        {"_id": f"{aside}|part {number}", "kind": PART, "of": aside, "number": number, "part": piece}
+        for number, piece in enumerate(pieces)
+    ]
+    return [*parts, entry]
+
+
+def as_read(document: Document) -> Document:
+    """A filter for a document only as it was read: it may have been repaired meanwhile."""
+    same = {name: {"$eq": document[name]} for name in _CHANGING if name in document}
+    if len(bson.encode(same)) > _PART_BYTES:  # a query may have no room for that
+        same = {}
+    return {"_id": document["_id"]} | same
+
+
+def _payloads(document: Document) -> Document:
+    """What a document refers to, so that it is kept."""
+    payloads = document.get("payloads")
+    is_list = isinstance(payloads, list) and len(bson.encode({"payloads": payloads})) < _PART_BYTES
+    return {"payloads": payloads} if is_list else {}

@@ -17,7 +17,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.lifecycle.claims import Claim
 from holdfast.lifecycle.decoding import EARLIEST, LATEST
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.lifecycle.records import InvocationRecord, lane_of
 from holdfast.lifecycle.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.documents import Document, key_of
@@ -322,6 +322,29 @@ async def all_slot_holders(invocations: Invocations, app: str) -> list[Document]
     return await invocations.find({"app": app, "slot": {"$exists": True}}, hint="slot").to_list()
 
 
+async def waiting_after(invocations: Invocations, app: str, status: str, after: str) -> tuple[list[Document], str]:
+    """Of the next ones of a status that is available for a run, those that no claim would find; and where to go on.
+
+    Index: status. A look reads so many and no more, and goes on where the last one ended.
+    """
+    wanted: Document = {"app": app, "status": status, "id": {"$gt": after}}
+    fields = dict.fromkeys(("id", "queue", "task", "tags", "lane", "due_at", "ready"), True)
+    cursor = invocations.find(wanted, fields, hint="status").sort([("id", ASCENDING)]).limit(MOST_WALKED)
+    found = await cursor.to_list()
+    hidden = [one["_id"] for one in found if _is_hidden(one)][:MOST_STRANGE]
+    following = found[-1]["id"] if len(found) == MOST_WALKED else ""
+    return await by_key(invocations, hidden) if hidden else [], following
+
+
+def _is_hidden(found: Document) -> bool:
+    try:
+        lane = lane_of(found["queue"], found["task"], tuple(found["tags"]))
+    except (KeyError, TypeError):
+        return True
+    return found.get("lane") != lane or found.get("ready") is not True or not is_moment(found.get("due_at"))
+
+
+MOST_WALKED = 5000
 _STATUSES = sorted(status.value for status in Status)
 _OWNER = re.compile("^.+/")
 MOST_STRANGE = 1000

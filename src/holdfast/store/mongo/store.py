@@ -42,7 +42,7 @@ from holdfast.lifecycle.records import (
     InvocationRecord,
     Quarantined,
 )
-from holdfast.lifecycle.status import Status
+from holdfast.lifecycle.status import AVAILABLE, Status
 from holdfast.store.contract import Ability, Ended, Filter, Finding
 from holdfast.store.mongo import archive, connection, entries, limits, queries, schema
 from holdfast.store.mongo.beside import MongoBeside
@@ -316,7 +316,17 @@ class MongoStore(MongoBeside):
                 return (await self._quarantine.sorted_out(schema.INVOCATIONS, found, decode))[1]
 
             count += await self._ask("quarantine hidden", attempt)
+        for status in sorted(AVAILABLE):
+            count += await self._ask("quarantine hidden", lambda again: self._walk(app, status))  # noqa: B023
         return count
+
+    async def _walk(self, app: str, status: Status) -> int:
+        """Set aside those of a status that wait, and that no claim would find."""
+        invocations, after = self._collection(schema.INVOCATIONS), self._walked.get((app, status), "")
+        found, following = await queries.waiting_after(invocations, app, status.value, after)
+        moved = (await self._quarantine.sorted_out(schema.INVOCATIONS, found, from_document))[1]
+        self._walked[app, status] = following
+        return moved
 
     async def exists(self) -> bool:
         """Whether a store was ever made here. To look, not to make one: it need not be open."""

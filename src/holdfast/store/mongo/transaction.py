@@ -20,14 +20,16 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 from pymongo.synchronous.client_session import ClientSession
 
-from holdfast.errors import UsageError
+from holdfast.errors import CorruptRecord, UsageError
 from holdfast.lifecycle.identity import in_the_way, key_is_over
 from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
+from holdfast.store.contract import Observe
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.connection import LENIENT
 from holdfast.store.mongo.documents import Document, from_document, key_of, to_document
 from holdfast.store.mongo.entries import document_of
 from holdfast.store.mongo.entries import in_the_way as in_its_way
+from holdfast.store.mongo.quarantine import as_read, copies, facts_of
 from holdfast.store.mongo.queries import holders, names_of
 
 _SNAPSHOT_UNAVAILABLE = 246
@@ -41,8 +43,9 @@ class MongoTransaction:
 
     carries_payloads = False
 
-    def __init__(self, session: Any, database: str, mark: object, now: Callable[[], float]) -> None:
+    def __init__(self, session: Any, database: str, mark: object, now: Callable[[], float], observe: Observe) -> None:
         self._now = now
+        self._observe = observe
         self.is_async = isinstance(session, AsyncClientSession)
         self._session = session
         self._database = session.client.get_database(database, codec_options=LENIENT)
@@ -81,7 +84,10 @@ class MongoTransaction:
         with _explained():
             for wanted, hint in _looks(records):
                 found += invocations.find(wanted, hint=hint, session=session).to_list()
-            there, over = _in_the_way(records, found)
+            sound, damaged = _sorted_out(records, found)
+            for document, error in damaged:
+                self._set_aside(schema.INVOCATIONS, document, error)
+            there, over = _in_the_way(records, sound)
             if over:
                 invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
             if fresh := _fresh(records, there):
@@ -99,7 +105,10 @@ class MongoTransaction:
         with _explained():
             for wanted, hint in _looks(records):
                 found += await invocations.find(wanted, hint=hint, session=session).to_list()
-            there, over = _in_the_way(records, found)
+            sound, damaged = _sorted_out(records, found)
+            for document, error in damaged:
+                await self._aset_aside(schema.INVOCATIONS, document, error)
+            there, over = _in_the_way(records, sound)
             if over:
                 await invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
             if fresh := _fresh(records, there):
@@ -115,7 +124,12 @@ class MongoTransaction:
             for entry in fresh:
                 document = document_of(entry)
                 found = stored.find_one({"_id": document["_id"]}, session=session)
-                there.append(holder := in_its_way(entry, found, self._now()))
+                try:
+                    holder = in_its_way(entry, found, self._now())
+                except CorruptRecord as error:
+                    self._set_aside(schema.ENTRIES, found, error)
+                    found = holder = None
+                there.append(holder)
                 if found is None:
                     stored.insert_one(document, session=session)
                 elif holder is None:
@@ -131,13 +145,35 @@ class MongoTransaction:
             for entry in fresh:
                 document = document_of(entry)
                 found = await stored.find_one({"_id": document["_id"]}, session=session)
-                there.append(holder := in_its_way(entry, found, self._now()))
+                try:
+                    holder = in_its_way(entry, found, self._now())
+                except CorruptRecord as error:
+                    await self._aset_aside(schema.ENTRIES, found, error)
+                    found = holder = None
+                there.append(holder)
                 if found is None:
                     await stored.insert_one(document, session=session)
                 elif holder is None:
                     await stored.replace_one({"_id": document["_id"]}, document, session=session)
         self._number = _number(session)
         return there
+
+    def _set_aside(self, name: str, document: Document, error: CorruptRecord) -> None:
+        """Move a document that is in the way to quarantine, if the transaction commits."""
+        quarantine = self._database[schema.QUARANTINE]
+        facts = facts_of(document, error)
+        for copy in copies(document, facts, name, self._now()):
+            quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
+        self._database[name].delete_one(as_read(document), session=self._session)
+        self._observe("quarantine", facts)
+
+    async def _aset_aside(self, name: str, document: Document, error: CorruptRecord) -> None:
+        quarantine = self._database[schema.QUARANTINE]
+        facts = facts_of(document, error)
+        for copy in copies(document, facts, name, self._now()):
+            await quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
+        await self._database[name].delete_one(as_read(document), session=self._session)
+        self._observe("quarantine", facts)
 
 
 @contextlib.contextmanager
@@ -171,11 +207,29 @@ def _looks(records: Sequence[InvocationRecord]) -> Iterator[tuple[Document, str]
     yield from holders(app, names_of(records))
 
 
-def _in_the_way(
+def _sorted_out(
     records: Sequence[InvocationRecord], documents: Iterable[Document]
+) -> tuple[list[InvocationRecord], list[tuple[Document, CorruptRecord]]]:
+    """Who has an id, a key or a twin of these, and what cannot be read. Raises for one of those with an id of theirs:
+    it stays, and is told of.
+    """
+    ids = {key_of(record.app, record.id) for record in records}
+    sound: list[InvocationRecord] = []
+    damaged: dict[object, tuple[Document, CorruptRecord]] = {}
+    for document in documents:
+        try:
+            sound.append(from_document(document))
+        except CorruptRecord as error:
+            if document["_id"] in ids:
+                raise
+            damaged[document["_id"]] = document, error
+    return sound, list(damaged.values())
+
+
+def _in_the_way(
+    records: Sequence[InvocationRecord], found: Sequence[InvocationRecord]
 ) -> tuple[list[InvocationRecord | None], list[str]]:
     """Who stands in the way of each, and the keys of those whose time is over, which do not."""
-    found = [from_document(document) for document in documents]
     now = records[0].created_at
     over = [one for one in found if one.key is not None and key_is_over(one, now)]
     still = [replace(one, key=None) if one in over else one for one in found]
@@ -191,7 +245,9 @@ def _fresh(records: Sequence[InvocationRecord], there: Sequence[InvocationRecord
     return [to_document(record) for record, holder in zip(records, there, strict=True) if holder is None]
 
 
-def joined(session: object, database: str, mark: object, now: Callable[[], float]) -> MongoTransaction:
+def joined(
+    session: object, database: str, mark: object, now: Callable[[], float], observe: Observe
+) -> MongoTransaction:
     """Raises `UsageError` unless the session is in a transaction."""
     if not isinstance(session, ClientSession | AsyncClientSession):
         raise UsageError(
@@ -199,4 +255,4 @@ def joined(session: object, database: str, mark: object, now: Callable[[], float
         )
     if not session.in_transaction:
         raise UsageError("the session is in no transaction; call submit inside session.start_transaction()")
-    return MongoTransaction(session, database, mark, now)
+    return MongoTransaction(session, database, mark, now, observe)

@@ -159,7 +159,8 @@ def hidden(connection: sqlite3.Connection, app: str, set_aside: SetAside | None)
             set_aside(connection, INVOCATIONS, row, error)
             count += 1
     strange = [*_of_unknown_status(connection, app), *_without_owner(connection, app), *_never_due(connection, app)]
-    return count + _all(connection, strange, set_aside, "nobody could ever claim or recover it")
+    once = list({row[0]: row for row in strange}.values())
+    return count + _all(connection, once, set_aside, "nobody could ever claim or recover it")
 
 
 def _of_unknown_status(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
@@ -181,11 +182,30 @@ def _never_due(connection: sqlite3.Connection, app: str) -> Iterator[Row]:
     yield from connection.execute(f"{_READY} AND (lane IS NULL OR lane <= '') LIMIT {_AT_ONCE}", (app,)).fetchall()
     heads = {(lane, rank) for lane, rank in connection.execute(HEADS, {"app": app}).fetchall() if type(lane) is str}
     for lane in {lane for lane, _ in heads}:
+        yield from _of_another_lane(connection, app, lane)
         yield from connection.execute(f"{_READY} AND lane = ? AND rank IS NULL", (app, lane)).fetchall()
     for lane, rank in heads:
         for times in ("due_at IS NULL", f"due_at > {LATEST}"):
             query = f"{_READY} AND lane = ? AND rank = ? AND {times} LIMIT {_AT_ONCE}"
             yield from connection.execute(query, (app, lane, rank)).fetchall()
+
+
+def _of_another_lane(connection: sqlite3.Connection, app: str, lane: str) -> Iterator[Row]:
+    """Those that lie in a lane that is not theirs. If the first is none of them, somebody serves the lane, or will."""
+    for most in (1, _AT_ONCE):
+        rows = connection.execute(f"{_READY} AND lane = ? ORDER BY rank, due_at LIMIT {most}", (app, lane)).fetchall()
+        strange = [row for row in rows if not _is_readable(row)]
+        if not strange:
+            return
+    yield from strange
+
+
+def _is_readable(row: Row) -> bool:
+    try:
+        from_row(row[1:])
+    except CorruptRecord:
+        return False
+    return True
 
 
 def _all(connection: sqlite3.Connection, rows: Sequence[Row], set_aside: SetAside | None, why: str) -> int:
