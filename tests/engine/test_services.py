@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, NEVER, Fleet, Line, Member, add, nap, virtually
+from tests.engine.fleet import APP, CORE_APP, DEAD_AFTER, DUTIES, NEVER, Fleet, Line, Member, add, nap, virtually
 
 from holdfast.engine.core_tasks import LONGEST_SECONDS, CoreTaskRegistry
 from holdfast.engine.permit import Unlimited
@@ -511,7 +511,10 @@ async def _nothing() -> None:
 
 
 def test_an_idle_tick_of_the_services_costs_at_most_two_calls_on_average() -> None:
+    """Without the runs of core tasks, which tests/mongo/test_budget.py counts with everything else."""
+
     async def scenario(fleet: Fleet) -> None:
+        fleet.duties = replace(DUTIES, recover_running_cron=NEVER, recover_pending_cron=NEVER)
         member = fleet.member(nap)
         record = member.runner._make_record()
         await fleet.store.enrol(record)

@@ -31,6 +31,7 @@ from holdfast.store.mongo.entries import document_of
 from holdfast.store.mongo.entries import in_the_way as in_its_way
 from holdfast.store.mongo.quarantine import as_read, copies, facts_of
 from holdfast.store.mongo.queries import holders, names_of
+from holdfast.store.mongo.retry import is_forbidden
 
 _SNAPSHOT_UNAVAILABLE = 246
 
@@ -162,18 +163,31 @@ class MongoTransaction:
         """Move a document that is in the way to quarantine, if the transaction commits."""
         quarantine = self._database[schema.QUARANTINE]
         facts = facts_of(document, error)
-        for copy in copies(document, facts, name, self._now()):
-            quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
-        self._database[name].delete_one(as_read(document), session=self._session)
+        with _if_allowed(error):
+            for copy in copies(document, facts, name, self._now()):
+                quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
+            self._database[name].delete_one(as_read(document), session=self._session)
         self._observe("quarantine", facts)
 
     async def _aset_aside(self, name: str, document: Document, error: CorruptRecord) -> None:
         quarantine = self._database[schema.QUARANTINE]
         facts = facts_of(document, error)
-        for copy in copies(document, facts, name, self._now()):
-            await quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
-        await self._database[name].delete_one(as_read(document), session=self._session)
+        with _if_allowed(error):
+            for copy in copies(document, facts, name, self._now()):
+                await quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
+            await self._database[name].delete_one(as_read(document), session=self._session)
         self._observe("quarantine", facts)
+
+
+@contextlib.contextmanager
+def _if_allowed(error: CorruptRecord) -> Iterator[None]:
+    """Raise what is wrong with the document where this user may not set it aside."""
+    try:
+        yield
+    except OperationFailure as refusal:
+        if not is_forbidden(refusal):
+            raise
+        raise error from refusal
 
 
 @contextlib.contextmanager
