@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-sustained check-perf diagram clean
+.PHONY: help demo test quick faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-sustained bench-against check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -60,12 +60,18 @@ bench-schedules: $(READY)  ## how soon ticks and triggers call, with real runner
 bench-sustained: $(READY)  ## full rate through one queue for 10 minutes on each store: does it slow down?
 	$(BIN)/python -m benchmarks.sustained
 
+bench-against: $(READY)  ## this tree and an earlier commit in turns, as ratios: make bench-against COMMIT=66645e2
+	$(BIN)/python -m benchmarks.against $(COMMIT)
+
 check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %
 	$(BIN)/python -m benchmarks.counts --check
 
+docs: $(READY)  ## write the pages of the reference that are made from the code
+	$(BIN)/python -m tests.docs.reference
+
 diagram: $(READY)  ## render the state machine into the docs
-	$(BIN)/holdfast status render --format svg --output docs/state-machine.svg
-	$(BIN)/holdfast status render --format mermaid --output docs/state-machine.mmd
+	$(BIN)/holdfast status render --format svg --output docs/reference/state-machine.svg
+	$(BIN)/holdfast status render --format mermaid --output docs/reference/state-machine.mmd
 
 clean:  ## remove what was built
 	rm -rf $(VENV) .venv-neighbour build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,7 +27,7 @@ from benchmarks.targets import Fresh, end_orderly
 from benchmarks.worker import ROOT
 from holdfast.clock import SystemClock
 from holdfast.ids import Ids
-from holdfast.lifecycle.claims import Claim
+from holdfast.model.claims import Claim
 from holdfast.store import open_store
 from holdfast.store.contract import Store
 

@@ -19,7 +19,7 @@ from benchmarks import workload
 from benchmarks.worker import Worker
 from benchmarks.workload import PLACES, Workload
 from holdfast import App
-from holdfast.lifecycle.status import Status
+from holdfast.model.status import Status
 from holdfast.store.contract import Ability
 from holdfast.task import Submittable
 

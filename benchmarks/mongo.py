@@ -10,12 +10,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
 
 from benchmarks import workload
 from benchmarks.commands import CommandCounter, Sent
 from benchmarks.workload import PLACES
+from holdfast.ids import InvocationId
+from holdfast.model.changes import apply_to, completed
+from holdfast.model.claims import Claim, claimed
+from holdfast.model.records import InvocationRecord, registered
 from holdfast.store.mongo.connection import database_name
-from holdfast.store.mongo.schema import SIGNALS
+from holdfast.store.mongo.documents import to_document
+from holdfast.store.mongo.schema import INDEXES, INVOCATIONS, SIGNALS
 
 _PAUSE_SECONDS = 0.06  # longer than signals are gathered
 _SETTLE_SECONDS = 0.3
@@ -66,6 +74,32 @@ def idle(url: str, seconds: float) -> Counter[Sent]:
         with commands:
             time.sleep(seconds)
         return commands.all
+
+
+def index_keys() -> int:
+    """How many index keys a plain invocation adds and removes from its insert to its end, by the definitions alone."""
+    made = InvocationRecord(id=InvocationId("a"), app="a", task="t", arguments=b"", created_at=1.0, due_at=1.0)
+    record = registered(made, operation="submit", at=1.0)
+    claim = Claim(app="a", lanes=(record.lane,), limit=1, owner="r/1", operation="claim", at=2.0)
+    taken = apply_to(claimed(claim, record), record)
+    ended = apply_to(completed(taken, result=b"", operation="end", at=3.0), taken)
+    there = [set(), *(_keys(to_document(each)) for each in (record, taken, ended))]
+    return sum(len(before ^ after) for before, after in pairwise(there))
+
+
+def _keys(document: Mapping[str, Any]) -> set[tuple[str, ...]]:
+    """The index keys of an invocation."""
+    keys = {("_id_", str(document["_id"]))}
+    for index in [each for each in INDEXES if each.collection == INVOCATIONS]:
+        partial = index.options.get("partialFilterExpression", {})
+        if all(_matches(document.get(name), rule) for name, rule in partial.items()):
+            keys.add((index.name, *(repr(document.get(name)) for name, _ in index.keys)))
+    return keys
+
+
+def _matches(value: object, rule: object) -> bool:
+    """Whether a field is there, or has the value: what the conditions of our indexes ask for."""
+    return value is not None if isinstance(rule, dict) else value == rule
 
 
 def without_signals(commands: Counter[Sent]) -> Counter[Sent]:

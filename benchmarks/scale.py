@@ -32,9 +32,9 @@ from benchmarks.table import table
 from benchmarks.targets import TARGETS, CannotServe, Fresh, end_orderly
 from benchmarks.work import counter, listen
 from holdfast.clock import SystemClock
-from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import InvocationRecord
-from holdfast.lifecycle.status import Status
+from holdfast.model.claims import Claim
+from holdfast.model.records import InvocationRecord
+from holdfast.model.status import Status
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
 

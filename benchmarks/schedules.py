@@ -22,7 +22,8 @@ from pathlib import Path
 
 from benchmarks.recovery import until
 from holdfast import App
-from holdfast.lifecycle.records import RunnerRecord
+from holdfast.fleet.services import Executions
+from holdfast.model.records import RunnerRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 _TASKS = """
@@ -85,8 +86,8 @@ class Fleet:
 
     def whose_turn(self) -> list[RunnerRecord]:
         """The runner that performs the services now."""
-        executions = self.app._run(self.app._ready().store.executions("schedules", "core", 20))
-        performing = {each.runner_id for each in executions if each.ended_at is None}
+        trail = self.app.runtime.run(Executions(self.app.runtime.ready().store, "schedules", "core", 0).trail(20))
+        performing = {each.runner_id for each in trail if each.ended_at is None}
         return [runner for runner in self.app.runners() if runner.id in performing]
 
     def late(self, since: float, until_: float) -> list[float]:

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 
 from holdfast.codec import ErrorRecord
 from holdfast.ids import Ids
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Change
-from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import InvocationRecord, lane_of, registered
-from holdfast.lifecycle.status import Status
+from holdfast.model import changes
+from holdfast.model.changes import Change
+from holdfast.model.claims import Claim
+from holdfast.model.records import InvocationRecord, lane_of, registered
+from holdfast.model.status import Status
 from holdfast.store.contract import Store
 from holdfast.testing.clock import FakeClock
 
@@ -181,8 +181,7 @@ def _sample_of(batch: Sequence[InvocationRecord]) -> list[str]:
 
 
 def _to_sqlite(url: str) -> Write:
-    from holdfast.store.sqlite.queries import INSERT
-    from holdfast.store.sqlite.rows import to_row
+    from holdfast.store.sqlite.invocations import insert
 
     def write(records: Iterator[InvocationRecord]) -> list[str]:
         sample: list[str] = []
@@ -190,7 +189,7 @@ def _to_sqlite(url: str) -> Write:
             connection.execute("PRAGMA synchronous = OFF")
             for batch in _batches(records, _BATCH * 20):
                 connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(INSERT, map(to_row, batch))
+                insert(connection, batch)
                 connection.execute("COMMIT")
                 sample += _sample_of(batch)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

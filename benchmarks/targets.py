@@ -65,7 +65,7 @@ def mongo() -> Iterator[Fresh]:
     """A replica set of one node, started for this (or the one of `HOLDFAST_TEST_MONGODB_URL`); a database for each."""
     try:
         # In the tests, which lie beside the benchmarks and are neither installed nor checked for their types.
-        mongod: Any = importlib.import_module("tests.mongod")
+        mongod: Any = importlib.import_module("tests.support.mongod")
         given: str | None = mongod.given_url()
         if given is None and not Path(mongod.binary()).exists():
             raise CannotServe(f"no mongod: {mongod.binary()} does not exist")

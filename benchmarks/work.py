@@ -40,11 +40,11 @@ def _turns_of(store: Any) -> Count:
             return 0
 
         for thread in (store._read, store._write):
-            await thread(lambda connection: connection.set_progress_handler(turn, 1))
+            await thread(lambda connection: connection.raw.set_progress_handler(turn, 1))
         await operation()
         counted = turns
         for thread in (store._read, store._write):
-            await thread(lambda connection: connection.set_progress_handler(None, 1))
+            await thread(lambda connection: connection.raw.set_progress_handler(None, 1))
         return counted
 
     return count
@@ -61,7 +61,7 @@ def _examined_by(url: str) -> Count:
 
     from benchmarks.commands import CommandCounter
     from holdfast.store.mongo.connection import database_name
-    from holdfast.store.mongo.queries import BESIDE_CLAIMS
+    from holdfast.store.mongo.queries import WHOLE_LOOK
 
     async def count(operation: Callable[[], Awaitable[object]]) -> int:
         with CommandCounter(database_name(url)) as sent:
@@ -69,7 +69,7 @@ def _examined_by(url: str) -> Count:
         examined = 0
         with MongoClient[dict[str, Any]](url) as client:
             for (name, _), command in sent.commands:
-                beside = command.get("comment") == BESIDE_CLAIMS
+                beside = command.get("comment") == WHOLE_LOOK
                 for single in [] if name in _UNEXPLAINED or beside else _singles(dict(command)):
                     explained = client[database_name(url)].command("explain", single, verbosity="executionStats")
                     examined += _largest("totalKeysExamined", explained) + _largest("totalDocsExamined", explained)

@@ -1,4 +1,4 @@
-"""`make demo`: what Holdfast does, on a SQLite file, told as it happens."""
+"""Show what Holdfast does, on a SQLite file: `make demo`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def declare(app: App) -> None:
         return number * number
 
 
-def tell(invocation: Invocation[object]) -> None:
-    """The story of one invocation, as the store remembers it."""
+def print_history(invocation: Invocation[object]) -> None:
+    """Print every status of an invocation, as the store has it."""
     record = invocation.record()
     table = Table(title=f"{record.task}  {invocation.id}", title_justify="left", box=None, pad_edge=False)
     for heading in ("time (UTC)", "status", "owner", "epoch", "why"):
@@ -77,10 +77,10 @@ def show(app: App, file: Path) -> None:
     paid = charge.submit(Order(1, "ada@example.com", 19.90))
     say(f"   status: {paid.status}   why: {paid.explain()}\n")
 
-    say("[bold]2.[/] Start a runner with 8 places. It finds the order and charges it.")
+    say("[bold]2.[/] Start a runner with 8 slots. It finds the order and charges it.")
     with app.runner(concurrency=8):
         say(f"   result: {paid.result(timeout=30)}\n")
-        tell(paid)
+        print_history(paid)
 
         say("[bold]3.[/] An order that fails comes back as the exception it was.")
         declined = charge.submit(Order(2, "eve@example.com", 99999.0))
@@ -88,7 +88,7 @@ def show(app: App, file: Path) -> None:
             declined.result(timeout=30)
         except CardDeclined as error:
             say(f"   CardDeclined: {error}\n")
-        tell(declined)
+        print_history(declined)
 
         say("[bold]4.[/] Two thousand at once.")
         began = time.perf_counter()
@@ -105,7 +105,7 @@ def show(app: App, file: Path) -> None:
 
 
 def crash(folder: Path) -> None:
-    """A worker process is killed in the middle of its work. Its runner notices, and another worker does it again."""
+    """Kill a worker process in the middle of its work. Its runner notices, and another worker does it again."""
     say("[bold]5.[/] Now with worker processes, and one of them is killed with [red]kill -9[/] in mid-task.")
     url = f"sqlite:///{folder / 'parcels.db'}"
     environment = os.environ | {"HOLDFAST_URL": url}
@@ -126,20 +126,20 @@ def crash(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             result = parcel.result(timeout=60)
             say(f"   worker {pid} is dead; {time.perf_counter() - killed:.1f} s later: {result}\n")
-            tell(parcel)
+            print_history(parcel)
         finally:
             runner.send_signal(signal.SIGINT)
 
 
 def parcels_weigh(parcel: int, seconds: float) -> str:
-    """What `parcels:weigh` looks like from here; it is run over there."""
+    """Declare the signature of `parcels:weigh`; the runner has its code."""
     raise NotImplementedError
 
 
 def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""The app of the crash in `make demo`: its tasks run in worker processes, which import it by name."""
+"""Declare the app of the crash in `make demo`. Its tasks run in worker processes, which import it by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ app = App(name="parcels")  # its store is the setting `url`: HOLDFAST_URL
 
 @app.task
 def weigh(parcel: int, seconds: float) -> str:
-    """Takes its time, so that there is something to kill."""
+    """Sleep, so that there is something to kill."""
     time.sleep(seconds)
     return f"parcel {parcel} weighs {parcel % 7 + 1} kg"

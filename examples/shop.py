@@ -1,4 +1,4 @@
-"""A small shop: orders are charged, packed and confirmed in the background.
+"""Charge and confirm orders of a small shop in the background.
 
 Run it with a runner in another terminal:
 
@@ -32,7 +32,7 @@ app.register(CardDeclined)
 
 @app.task
 def charge(order: Order) -> str:
-    """A plain function gets a thread of its own while it runs."""
+    """Charge the card. A plain function runs on a thread."""
     if order.amount > 1000:
         raise CardDeclined(f"the card of {order.customer} was declined")
     return f"receipt-{order.id}"
@@ -40,7 +40,7 @@ def charge(order: Order) -> str:
 
 @app.task(queue="mail")
 async def confirm(order: Order, receipt: str) -> str:
-    """A coroutine shares one event loop with all the others."""
+    """Send a mail. Coroutines share one event loop."""
     await asyncio.sleep(0.01)
     return f"mail to {order.customer}: thank you, {receipt}"
 

@@ -1,7 +1,7 @@
-"""Fixtures for pytest, which finds them by itself where Holdfast is installed.
+"""Fixtures for pytest, which finds them where Holdfast is installed.
 
-It stands beside the package, so that pytest does not load Holdfast at its start, and imports it when a fixture is
-used: whoever has pytest and does not test tasks pays nothing.
+This module is beside the package, so that pytest does not load Holdfast at its start. A fixture imports it when it is
+used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def holdfast_app(request: pytest.FixtureRequest) -> App:
-    """The app under test: what the setting holdfast_app names, else a new one. Define your own to choose."""
+    """Return the app under test: the one that the setting holdfast_app names, otherwise a new one. Override it to
+    choose.
+    """
     from holdfast import App, UsageError
 
     reference = str(request.config.getini("holdfast_app"))
@@ -38,7 +40,7 @@ def holdfast_app(request: pytest.FixtureRequest) -> App:
 
 @pytest.fixture
 def holdfast_testing(holdfast_app: App) -> Iterator[Harness]:
-    """`holdfast_app` on a store in memory and on a clock that stands still, for this test."""
+    """Put `holdfast_app` on a store in memory and a clock that stands still, for this test."""
     from holdfast.testing import testing_app
 
     with testing_app(holdfast_app) as harness:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.mongod import fresh_database, given_url, quick_server
+from tests.support.mongod import fresh_database, given_url, quick_server
 
 # Plain asserts of the shipped suite shall explain themselves here as they do in a test module.
 pytest.register_assert_rewrite("holdfast.testing")
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _every_line_is_news() -> None:
     """What an earlier test has logged does not keep a line of this one back."""
-    from holdfast.loglines import REPEATS
+    from holdfast.telemetry.logs import REPEATS
 
     REPEATS.forget()
 

@@ -16,7 +16,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
 
-import tests.mongod
+import tests.support.mongod
 from benchmarks import bench, counts, crowd, measure, mongo, neighbour, scale, stock, sustained
 from benchmarks.counts import Verdict, compare, passes, report, smallest
 from benchmarks.quiet import Quiet
@@ -41,7 +41,7 @@ def no_mongod(monkeypatch: pytest.MonkeyPatch) -> None:
     def binary() -> str:
         raise RuntimeError("there is none in this test")
 
-    monkeypatch.setattr(tests.mongod, "binary", binary)
+    monkeypatch.setattr(tests.support.mongod, "binary", binary)
     monkeypatch.delenv("HOLDFAST_TEST_MONGODB_URL", raising=False)
 
 
@@ -119,7 +119,7 @@ def test_the_committed_counts_are_those_of_the_workloads() -> None:
     committed = json.loads(counts.COMMITTED.read_text("utf-8"))
     kinds = (counts.TRANSACTIONS, counts.FLUSHES, counts.CALLS)
     on_sqlite = {f"{name}: {kind}" for name in counts.WORKLOADS for kind in kinds}
-    assert set(committed) == on_sqlite | set(counts.MONGO)
+    assert set(committed) == on_sqlite | {counts.FILES} | set(counts.MONGO)
     assert all(value > 0 for value in committed.values())
 
 
@@ -288,7 +288,7 @@ def test_sqlite_looks_at_no_more_for_a_claim_a_submit_or_a_settle_at_scale() -> 
 @pytest.mark.slow
 @pytest.mark.xdist_group("mongo")
 def test_mongodb_looks_at_no_more_at_scale(replica_set: str) -> None:
-    taken, work, lines = scaled(lambda: tests.mongod.fresh_database(replica_set))
+    taken, work, lines = scaled(lambda: tests.support.mongod.fresh_database(replica_set))
     assert [line for line in lines if not line.flat] == []
     for name in scale.NAMES:
         searches_nothing = name.startswith("submit") or name == "claim, nothing there"  # only sentinels are met

@@ -34,11 +34,11 @@ from holdfast.codec import (
     Code,
     Codec,
     ErrorRecord,
-    Limits,
     Packed,
     Payload,
     Reference,
     Seen,
+    SizeLimits,
     references,
 )
 from holdfast.errors import InvocationCancelled, NotDecodable, NotEncodable, ResultTimeout, TaskFailed, UsageError
@@ -1195,7 +1195,7 @@ def header(count: int, *, size: int = 1, digest: bytes = b"\xaa" * 32, body: byt
 @given(SIZED, INLINE)
 @settings(max_examples=150, deadline=None)
 def test_a_value_comes_back_whatever_lies_apart(value: object, inline: int) -> None:
-    packed = CODEC.pack(value, Limits(inline, MOST))
+    packed = CODEC.pack(value, SizeLimits(inline, MOST))
     assert same(CODEC.decode(packed.data, apart(packed.payloads)), value)
     check_references(packed.data, packed.payloads)
     whole = CODEC.encode(value)
@@ -1212,7 +1212,7 @@ def test_a_value_comes_back_whatever_lies_apart(value: object, inline: int) -> N
 def test_a_call_comes_back_whatever_lies_apart(
     args: tuple[object, ...], kwargs: dict[str, object], inline: int
 ) -> None:
-    packed = CODEC.pack_call(args, kwargs, ("a", "b"), Limits(inline, MOST))
+    packed = CODEC.pack_call(args, kwargs, ("a", "b"), SizeLimits(inline, MOST))
     assert same(CODEC.decode_call(packed.data, apart(packed.payloads)), (args, kwargs))
     check_references(packed.data, packed.payloads)
     head = 3 + 40 * len(packed.payloads) if packed.payloads else 0
@@ -1229,7 +1229,7 @@ def test_an_error_comes_back_whatever_lies_apart(args: list[object], state: dict
     error = Declined.__new__(Declined)
     error.args = tuple(args)
     vars(error).update(state)
-    record, payloads = codec.pack_error(error, Limits(inline, MOST))
+    record, payloads = codec.pack_error(error, SizeLimits(inline, MOST))
     check_references(record.data, payloads)
     back = codec.decode_error(record, apart(payloads))
     del back.__notes__
@@ -1241,8 +1241,8 @@ def test_an_error_comes_back_whatever_lies_apart(args: list[object], state: dict
 
 def test_an_error_that_cannot_be_stored_or_is_too_large_has_no_payloads(codec: Codec) -> None:
     for error, limits in (
-        (ValueError("x" * 5000, object()), Limits(64, MOST)),
-        (ValueError("x" * 5000), Limits(64, 4000)),
+        (ValueError("x" * 5000, object()), SizeLimits(64, MOST)),
+        (ValueError("x" * 5000), SizeLimits(64, 4000)),
     ):
         record, payloads = codec.pack_error(error, limits)
         assert (record.data, payloads) == (None, ())
@@ -1251,10 +1251,10 @@ def test_an_error_that_cannot_be_stored_or_is_too_large_has_no_payloads(codec: C
 
 def test_large_bytes_are_their_own_payload_without_a_copy(codec: Codec) -> None:
     blob = bytes(5000)
-    packed = codec.pack(blob, Limits(64, MOST))
+    packed = codec.pack(blob, SizeLimits(64, MOST))
     assert packed.payloads[0].data is blob
     assert codec.decode(packed.data, apart(packed.payloads)) is blob
-    call = codec.pack_call((1, blob), {"again": blob, "text": "t" * 5000}, (), Limits(64, MOST))
+    call = codec.pack_call((1, blob), {"again": blob, "text": "t" * 5000}, (), SizeLimits(64, MOST))
     assert [payload.data is blob for payload in call.payloads] == [True, False]
     (_, first), kwargs = codec.decode_call(call.data, apart(call.payloads))
     assert first is kwargs["again"] is blob
@@ -1263,7 +1263,7 @@ def test_large_bytes_are_their_own_payload_without_a_copy(codec: Codec) -> None:
 @pytest.mark.parametrize("common", [b"c" * 5000, "c" * 5000, [1] * 5000], ids=["bytes", "text", "list"])
 def test_the_calls_of_a_fan_out_share_what_is_equal(codec: Codec, common: object) -> None:
     seen: Seen = {}
-    calls = [codec.pack_call((n, common), {"own": f"{n}" * 500}, (), Limits(64, MOST), seen) for n in range(20)]
+    calls = [codec.pack_call((n, common), {"own": f"{n}" * 500}, (), SizeLimits(64, MOST), seen) for n in range(20)]
     payloads = [payload for call in calls for payload in call.payloads]
     assert len(apart(payloads)) == 21
     assert len({id(payload.data) for payload in payloads}) == 21  # also in memory
@@ -1273,14 +1273,14 @@ def test_bytes_that_are_gone_are_not_taken_for_others_at_the_same_place(codec: C
     seen: Seen = {}
     for number in range(300):
         blob = bytes([number % 3]) * 5000  # equal to others, so not kept; the next ones may come to lie there
-        packed = codec.pack_call((blob,), {}, (), Limits(64, MOST), seen)
+        packed = codec.pack_call((blob,), {}, (), SizeLimits(64, MOST), seen)
         assert codec.decode_call(packed.data, apart(packed.payloads)) == ((blob,), {})
         del blob, packed
 
 
 def test_the_largest_argument_lies_apart_and_small_ones_stay(codec: Codec) -> None:
     args = ("small", "m" * 300, "l" * 500, 7)
-    packed = codec.pack_call(args, {"k": "n" * 100}, (), Limits(450, MOST))
+    packed = codec.pack_call(args, {"k": "n" * 100}, (), SizeLimits(450, MOST))
     assert [len(payload.data) for payload in packed.payloads] == [503]
     assert codec.decode_call(packed.data, describe=True) == (
         ("small", "m" * 300, f"<503 bytes stored apart, {packed.payloads[0].digest[:12]}…>", 7),
@@ -1290,7 +1290,7 @@ def test_the_largest_argument_lies_apart_and_small_ones_stay(codec: Codec) -> No
 
 def test_thousands_of_arguments_lie_apart_together(codec: Codec) -> None:
     args = tuple(range(3000))
-    packed = codec.pack_call(args, {"blob": b"b" * 999}, (), Limits(1024, MOST))
+    packed = codec.pack_call(args, {"blob": b"b" * 999}, (), SizeLimits(1024, MOST))
     assert len(packed.payloads) == 1
     assert len(packed.data) < 100
     assert codec.decode_call(packed.data, apart(packed.payloads)) == (args, {"blob": b"b" * 999})
@@ -1300,11 +1300,11 @@ def test_nesting_is_limited_alike_apart_and_not(codec: Codec) -> None:
     value: object = 1
     for _ in range(MAX_DEPTH):
         value = (value,)
-    packed = codec.pack(value, Limits(64, MOST))
+    packed = codec.pack(value, SizeLimits(64, MOST))
     assert packed.payloads
     assert codec.decode(packed.data, apart(packed.payloads)) == value
     with pytest.raises(NotEncodable, match="levels deep"):
-        codec.pack((value,), Limits(64, MOST))
+        codec.pack((value,), SizeLimits(64, MOST))
 
 
 # ---- too large
@@ -1323,7 +1323,7 @@ def test_what_is_too_large_is_refused_by_name(
     codec: Codec, args: tuple[object, ...], kwargs: dict[str, object], path: str
 ) -> None:
     with pytest.raises(NotEncodable) as caught:
-        codec.pack_call(args, kwargs, ("small", "blob"), Limits(64, 2000))
+        codec.pack_call(args, kwargs, ("small", "blob"), SizeLimits(64, 2000))
     assert caught.value.path == path
     assert str(caught.value).startswith(f"argument {path!r}: {path} takes 2,0")
     assert "payload_limit allows (2,000)" in str(caught.value)
@@ -1331,15 +1331,15 @@ def test_what_is_too_large_is_refused_by_name(
 
 def test_a_call_that_is_too_large_only_as_a_whole_is_refused_as_such(codec: Codec) -> None:
     with pytest.raises(NotEncodable, match=r"^the call takes [\d,]+ bytes, more than payload_limit"):
-        codec.pack_call(tuple("x" * 100 for _ in range(50)), {}, (), Limits(64, 2000))
+        codec.pack_call(tuple("x" * 100 for _ in range(50)), {}, (), SizeLimits(64, 2000))
 
 
 @pytest.mark.parametrize("value", [b"x" * 2000, "x" * 1997])
 def test_the_limit_itself_is_allowed(codec: Codec, value: bytes | str) -> None:
-    packed = codec.pack(value, Limits(64, 2000))
+    packed = codec.pack(value, SizeLimits(64, 2000))
     assert len(packed.payloads[0].data) == 2000
     with pytest.raises(NotEncodable, match=r"^result takes 2,001 bytes") as caught:
-        codec.pack(value + value[:1], Limits(64, 2000), at="result")
+        codec.pack(value + value[:1], SizeLimits(64, 2000), at="result")
     assert caught.value.path == "result"
 
 
@@ -1400,8 +1400,8 @@ def test_random_bytes_behind_the_mark(data: bytes) -> None:
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_damaged_references_and_payloads(codec: Codec, sample: object) -> None:
     """Whatever happens to the bytes in the record, or to those apart: NotDecodable, or some value."""
-    packed, rng = codec.pack_call((sample, b"b" * 300), {"k": 1}, (), Limits(40, MOST)), random.Random(7)
-    assert len(packed.payloads) == 2 or codec.pack(sample, Limits(256, MOST)).payloads == ()
+    packed, rng = codec.pack_call((sample, b"b" * 300), {"k": 1}, (), SizeLimits(40, MOST)), random.Random(7)
+    assert len(packed.payloads) == 2 or codec.pack(sample, SizeLimits(256, MOST)).payloads == ()
     shelf, refused = apart(packed.payloads), 0
     for turn in range(1500):
         data, payloads = bytearray(packed.data), dict(shelf)

@@ -1,14 +1,18 @@
-"""The examples do what they say, and so does the quick start of the README."""
+"""The examples do what they say, and so do the README and the first steps."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import blocks_of
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
@@ -44,36 +48,82 @@ def test_the_shop_runs_with_a_runner_in_another_process(tmp_path: Path) -> None:
     assert "thank you, receipt-1" in done.stdout
 
 
-def readme(language: str) -> str:
-    """The first block of the README in that language."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def first_block(page: str, language: str) -> str:
+    """Return the first block of a page in that language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     return next(block for mark, block in blocks if mark == language)
 
 
-@pytest.mark.slow
-def test_the_quick_start_of_the_readme_works_when_it_is_copied(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(readme("python"))
-    run("shop.py", tmp_path)
-    session = readme("").splitlines()
-    commands = [line.removeprefix("$ ").partition("#")[0].split() for line in session if line.startswith("$ ")]
-    assert [command[1] for command in commands] == ["run", "submit", "ps", "show", "history", "archive", "rerun"]
+def commands_of(session: str) -> list[list[str]]:
+    lines = [line.removeprefix("$ ").partition("#")[0] for line in session.splitlines() if line.startswith("$ ")]
+    return [line.split() for line in lines]
 
-    def answer(command: list[str]) -> str:
-        called = [sys.executable, "-m", *command]
-        done = subprocess.run(
-            called, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True
-        )
-        return done.stdout
 
-    runner = subprocess.Popen([sys.executable, "-m", *commands[0]], cwd=tmp_path, env=ENVIRONMENT)
+def answer(command: list[str], folder: Path) -> str:
+    called = [sys.executable, *(["-m"] if command[0] == "holdfast" else []), *command]
+    done = subprocess.run(called, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def running(command: list[str], folder: Path) -> Iterator[None]:
+    """Start the runner of a page, and wait until it is alive."""
+    runner = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, env=ENVIRONMENT)
     try:
-        assert answer(commands[1]).splitlines() == [session[2]]
-        id, task, status, *_ = answer(commands[2]).splitlines()[1].split()
-        assert (task, status) == ("shop:add", "success")
-        for command in commands[3:5]:
-            assert "success" in answer([id if word == "ID" else word for word in command])
-        for command in commands[5:]:
-            assert id not in answer(command), "nothing has failed"
+        deadline = time.monotonic() + 60
+        look = [sys.executable, "-m", "holdfast", "runners", "--app", "shop:app"]
+        while b"alive" not in subprocess.run(look, cwd=folder, env=ENVIRONMENT, capture_output=True).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield
     finally:
         runner.terminate()
         assert runner.wait(timeout=60) == 0
+
+
+@pytest.mark.slow
+def test_the_readme_works_when_it_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(first_block("README.md", "python"))
+    run, shop = commands_of(first_block("README.md", ""))
+    with running(run, tmp_path):
+        id = answer(shop[1:], tmp_path).strip()
+        answer(["holdfast", "show", id], tmp_path)
+        deadline = time.monotonic() + 60
+        while "ended with a result." not in answer(["holdfast", "why", id], tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    waiting = answer(shop[1:], tmp_path).strip()
+    assert "no runner is alive on this store" in answer(["holdfast", "why", waiting], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_first_steps_work_when_they_are_copied(tmp_path: Path) -> None:
+    page = "docs/learn/first-steps.md"
+    (tmp_path / "shop.py").write_text(first_block(page, "python"))
+    run("shop.py", tmp_path)
+    session = first_block(page, "")
+    commands = commands_of(session)
+    assert [command[1] for command in commands] == ["run", "submit", "ps", "show", "history", "why", "archive", "rerun"]
+    with running(commands[0], tmp_path):
+        assert answer(commands[1], tmp_path).splitlines() == [session.splitlines()[2]]
+        id, task, status, *_ = answer(commands[2], tmp_path).splitlines()[1].split()
+        assert (task, status) == ("shop:add", "success")
+        for command in commands[3:5]:
+            assert "success" in answer([id if word == "ID" else word for word in command], tmp_path)
+        assert "ended with a result." in answer([id if word == "ID" else word for word in commands[5]], tmp_path)
+        for command in commands[6:]:
+            assert id not in answer(command, tmp_path), "nothing has failed"
+
+
+@pytest.mark.slow
+def test_the_shop_of_the_tutorial_can_be_run_again_and_by_a_runner(tmp_path: Path) -> None:
+    page = "docs/learn/tutorial.md"
+    (tmp_path / "shop.py").write_text("\n\n".join(block.code for block in blocks_of(ROOT / page)))
+    run("shop.py", tmp_path)
+    prepare, started = commands_of(first_block(page, ""))
+    assert "is ready" in answer(prepare, tmp_path)
+    port = started.index("--health-port") + 1
+    with running([*started[:port], "0"], tmp_path):
+        pass
+    run("shop.py", tmp_path)

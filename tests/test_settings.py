@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast import App
 from holdfast.errors import ConfigurationError, InvalidSetting, UnknownSetting
-from holdfast.lifecycle.slots import SlotSettings
+from holdfast.fleet.slots import SlotSettings
 from holdfast.masking import mask_url
 from holdfast.schedules import cron
 from holdfast.settings import SPECS, Origin, Settings, _Spec

@@ -1,115 +1,51 @@
-"""Durable background tasks and workflows for Python: nothing lost, nothing stuck, everything explained."""
+"""Durable background tasks for Python: nothing lost, nothing stuck, everything explained.
+
+The names here are for every day. Retry policies are in `holdfast.retries`, arguments and records of triggers in
+`holdfast.triggers`, records of schedules in `holdfast.schedules`, rare errors in `holdfast.errors`.
+"""
 
 import logging
 
 from holdfast._version import __version__
 from holdfast.app import App
-from holdfast.embedded import EmbeddedRunner
 from holdfast.errors import (
-    BlockingCall,
-    EventNotFound,
-    Expired,
     Fatal,
     HoldfastError,
-    InvalidSchedule,
-    InvalidTrigger,
     InvocationCancelled,
-    InvocationNotFound,
-    InvocationRefused,
-    KeyTaken,
     ResultTimeout,
     RetryLater,
-    ScheduleExists,
     SoftTimeout,
-    StoreError,
     TaskFailed,
     TimedOut,
-    TriggerFailed,
-    UnknownSchedule,
     UsageError,
 )
-from holdfast.execution.context import Context, context
+from holdfast.executors.context import Context, context
 from holdfast.invocation import Invocation, InvocationGroup
-from holdfast.lifecycle.events import EventRecord
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
-from holdfast.lifecycle.retries import (
-    Exponential,
-    FirstMatch,
-    Fixed,
-    Forever,
-    MoveTo,
-    Never,
-    Only,
-    Retries,
-    Timetable,
-)
-from holdfast.lifecycle.schedules import ScheduleRecord
-from holdfast.lifecycle.status import Status
-from holdfast.loglines import limit_repeats as _limit_repeats
-from holdfast.schedule_options import scheduled
+from holdfast.model.status import Status
+from holdfast.retries import Retries
 from holdfast.schedules import cron, every, once
+from holdfast.schedules.options import scheduled
 from holdfast.task import AsyncTask, Task
-from holdfast.triggering import Cause
-from holdfast.triggers import (
-    Trigger,
-    all_of,
-    any_of,
-    from_arguments,
-    from_cause,
-    from_event,
-    from_exception,
-    from_result,
-    on_event,
-    on_exception,
-    on_result,
-    on_status,
-    trigger,
-)
+from holdfast.telemetry.logs import limit_repeats as _limit_repeats
+from holdfast.triggers import all_of, any_of, on_event, on_exception, on_result, on_status, trigger
 
 __all__ = [
     "App",
     "AsyncTask",
-    "BlockingCall",
-    "Cause",
     "Context",
-    "EmbeddedRunner",
-    "EventNotFound",
-    "EventRecord",
-    "Expired",
-    "Exponential",
     "Fatal",
-    "FirstMatch",
-    "Fixed",
-    "Forever",
-    "HistoryEntry",
     "HoldfastError",
-    "InvalidSchedule",
-    "InvalidTrigger",
     "Invocation",
     "InvocationCancelled",
     "InvocationGroup",
-    "InvocationNotFound",
-    "InvocationRecord",
-    "InvocationRefused",
-    "KeyTaken",
-    "MoveTo",
-    "Never",
-    "Only",
     "ResultTimeout",
     "Retries",
     "RetryLater",
-    "ScheduleExists",
-    "ScheduleRecord",
     "SoftTimeout",
     "Status",
-    "StoreError",
     "Task",
     "TaskFailed",
     "TimedOut",
-    "Timetable",
-    "Trigger",
-    "TriggerFailed",
-    "UnknownSchedule",
     "UsageError",
     "__version__",
     "all_of",
@@ -117,11 +53,6 @@ __all__ = [
     "context",
     "cron",
     "every",
-    "from_arguments",
-    "from_cause",
-    "from_event",
-    "from_exception",
-    "from_result",
     "on_event",
     "on_exception",
     "on_result",
@@ -130,6 +61,28 @@ __all__ = [
     "scheduled",
     "trigger",
 ]
+
+_MOVED = {
+    "holdfast.app": "EmbeddedRunner",
+    "holdfast.errors": "BlockingCall EventNotFound Expired InvalidSchedule InvalidTrigger InvocationNotFound "
+    "InvocationRefused KeyTaken ScheduleExists StoreError TriggerFailed UnknownSchedule",
+    "holdfast.invocation": "HistoryEntry InvocationRecord",
+    "holdfast.retries": "Exponential FirstMatch Fixed Forever MoveTo Never Only Timetable",
+    "holdfast.schedules": "ScheduleRecord",
+    "holdfast.triggers": "Cause EventRecord Trigger from_arguments from_cause from_event from_exception from_result",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Say where a name lives now that was at the top of the package before.
+
+    An ImportError, since ``from holdfast import Fixed`` would replace the text of an AttributeError by its own.
+    """
+    for module, names in _MOVED.items():
+        if name in names.split():
+            raise ImportError(f"{name} is in {module} now; write: from {module} import {name}")
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+
 
 # A library does not decide where its log goes: without this, Python prints warnings to stderr by itself.
 logging.getLogger("holdfast").addHandler(logging.NullHandler())

@@ -6,54 +6,47 @@ the disk nor the network, so a module that declares tasks can be imported anywhe
 
 from __future__ import annotations
 
-import atexit
 import difflib
-import importlib
-import logging
 import os
-import random
-import threading
-import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from holdfast import crashpoints
-from holdfast._inside import Inside
-from holdfast.archive import Archived
-from holdfast.clock import Clock, Duration, SystemClock, parse_duration
-from holdfast.codec import Codec, Limits
+from holdfast.archive.api import Archive
+from holdfast.archive.retention import Retention
+from holdfast.clock import Clock, Duration, parse_duration
 from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_weights
-from holdfast.embedded import EmbeddedRunner
-from holdfast.emitting import Emitting
-from holdfast.engine.core import Duties, Engine
-from holdfast.engine.declarations import Declaration
-from holdfast.engine.definition import TaskDefinition, is_redefined, where_of
-from holdfast.engine.explaining import explained
-from holdfast.engine.outages import StoreLog
-from holdfast.engine.runner import RunnerSettings
-from holdfast.errors import ConfigurationError, DuplicateTask, UnknownTask, UsageError
-from holdfast.execution.declared import remember
-from holdfast.execution.hooks import Hooks
-from holdfast.ids import Ids
-from holdfast.invocation import End, Invocation, outcome_of
-from holdfast.lifecycle.explain import Explanation, living
-from holdfast.lifecycle.limits import Limit
-from holdfast.lifecycle.names import valid_name
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
-from holdfast.lifecycle.status import Status
-from holdfast.lifecycle.triggers import TriggerRecord
-from holdfast.masking import mask_url
-from holdfast.queues import Queues
-from holdfast.schedules import cron
-from holdfast.scheduling import Schedules
+from holdfast.errors import DuplicateTask, UnknownTask, UsageError
+from holdfast.executors.declared import remember
+from holdfast.fleet.core_tasks import CoreTaskRegistry
+from holdfast.fleet.embedded import EmbeddedRunner
+from holdfast.fleet.services import Feature
+from holdfast.invocation import Invocation
+from holdfast.model.explain import living
+from holdfast.model.names import valid_name
+from holdfast.model.records import InvocationRecord, RunnerRecord
+from holdfast.model.status import Status
+from holdfast.runtime import hints
+from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
+from holdfast.runtime.definition import TaskDefinition, is_redefined, where_of
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.queues import Queues
+from holdfast.schedules.api import Schedules
+from holdfast.schedules.declared import CoreSchedules, Declaration, Declarations
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store
 from holdfast.task import AsyncTask, Submittable, Task
-from holdfast.triggering import declarations, evaluators, refuse_doubles, trigger_records
-from holdfast.wakeup import fallback
+from holdfast.telemetry.events import store_observer
+from holdfast.triggers.api import Triggers
+from holdfast.triggers.evaluation import declarations, evaluators, refuse_duplicate_names
+from holdfast.triggers.outbox import Events, TriggerOutbox
+from holdfast.triggers.rules import TriggerRecord
+from holdfast.triggers.service import TriggerRegistry
+
+__all__ = ["App", "EmbeddedRunner"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,10 +54,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAME = "default"
-log = logging.getLogger("holdfast.engine")
 
 
-class App(Archived, Emitting):
+class App:
     """Tasks, and the store that their invocations live in.
 
     `url` is ``sqlite:///shop.db``, ``memory://`` or what a plug-in provides; without it the setting `url`
@@ -74,26 +66,36 @@ class App(Archived, Emitting):
 
     def __init__(self, url: str | None = None, *, name: str | None = None, **settings: object) -> None:
         given = settings | {key: value for key, value in (("url", url), ("name", name)) if value is not None}
-        self.settings = Settings.load(given, environ=os.environ, folder=Path.cwd())
+        settings_ = Settings.load(given, environ=os.environ, folder=Path.cwd())
         crashpoints.arm(os.environ.get(crashpoints.VARIABLE))
-        fallback.switch(os.environ.get(fallback.VARIABLE))
-        self.url = absolute_url(self.settings.url or default_url(Path.cwd()), Path.cwd())
-        self.name = valid_name("app", self.settings.name or DEFAULT_NAME)
-        self._tasks: dict[str, Submittable[..., Any]] = {}
-        self._codec = Codec()
-        self._hooks = Hooks()
-        self._clock: Clock = SystemClock()
-        # Not the kernel's randomness for each id: asking for it lets go of the interpreter, and so splits batches.
-        self._rng = random.Random()
-        self._ids = Ids(self._clock, self._rng)
-        self._inside: Inside | None = None
-        self._make_inside: Callable[[], Inside] | None = None  # what a test has put in the place of the usual
-        self._runners: set[EmbeddedRunner] = set()  # those that run
-        self._opening = threading.RLock()  # the first use may come from many threads, and from a signal handler
-        _APPS.add(self)
+        hints.switch(os.environ.get(hints.VARIABLE))
+        where = absolute_url(settings_.url or default_url(Path.cwd()), Path.cwd())
+        self.runtime = AppRuntime(valid_name("app", settings_.name or DEFAULT_NAME), where, settings_, compose)
+        self._runtime = self.runtime
+        self.archive = Archive(self.runtime)
+        self.queues = Queues(self.runtime)
+        self.schedules = Schedules(self.runtime)
+        self.triggers = Triggers(self.runtime)
+        # By the names that people know, too.
+        self.aarchive, self.rerun, self.arerun = self.archive.asearch, self.archive.rerun, self.archive.arerun
+        self.purge, self.apurge = self.archive.purge, self.archive.apurge
+        self.emit, self.aemit = self.triggers.emit, self.triggers.aemit
+        self.events, self.aevents = self.triggers.events, self.triggers.aevents
+
+    @property
+    def name(self) -> str:
+        return self.runtime.name
+
+    @property
+    def url(self) -> str:
+        return self.runtime.url
+
+    @property
+    def settings(self) -> Settings:
+        return self.runtime.settings
 
     def __repr__(self) -> str:
-        return f"<App {self.name!r} on {mask_url(self.url)}>"
+        return repr(self.runtime)
 
     # --- declaring
 
@@ -112,29 +114,32 @@ class App(Archived, Emitting):
         plain function gets a thread. ``executor="process"`` runs either in a process of its own, which may crash or
         compute without harm to others.
 
-        Work whose runner crashed is run again; ``at_most_once=True`` ends it with `WorkerLost` instead. What raised is
-        over, unless `retries` says otherwise: a number of further attempts, or a policy (``Retries(5, cap="10m")``).
+        An invocation of a crashed runner is run again; ``at_most_once=True`` ends it with `WorkerLost` instead. By
+        default, an exception is final; `retries` is a number of further attempts, or a policy
+        (``Retries(5, cap="10m")``).
 
-        What has ended is kept for `archive_retention_seconds` (7 days); `retention` says otherwise for this task
-        (``"1d"``; None for ever), or for some outcomes (``{"success": "1d", "failed": None}``).
+        Ended invocations are kept for `archive_retention_seconds` (7 days), or for the `retention` of the task
+        (``"1d"``; None for ever), which may differ by outcome (``{"success": "1d", "failed": None}``).
 
-        `running_concurrency` limits how many calls run at once, on all runners together: `concurrency_limit` of the
-        "task", or of those with the same "arguments", or with the same values of `key_arguments` ("keys"). Others wait
-        for their turn, or end with `InvocationRefused` if `reroute_on_concurrency_control` is false.
+        `limit` says how many calls run at once, on all runners together: of the task, or of calls with the same values
+        of the arguments in `limit_by` (a name, a list, "*" for all; alone it means ``limit=1``). Other calls wait for
+        their turn, or end with `InvocationRefused` if `when_full` is "refuse".
 
-        `registration_concurrency` keeps the queue free of doubles: a call that meets one of its kind (of the same
-        "task", "arguments" or "keys") that has not been started yet is not stored, and its handle is that one's. With
-        ``on_diff_non_key_args_raise=True`` it is refused if other arguments differ.
+        `unique` keeps the queue free of duplicates: while a call of the same kind waits for its start, `submit` stores
+        nothing and returns a handle to that call. All calls of the task are of one kind, or calls with the same values
+        of `unique_by`. With ``when_different="raise"`` the call is refused if other arguments differ.
 
-        ``debounce="5s"`` waits until no call came for so long and then runs once, with the arguments of the last one,
-        at the latest `debounce_max_wait` after the first; ``throttle="10s"`` runs the first call, and those that come
-        within that time are taken for it. Both go by `key_arguments` if there are any, else by the task.
-        Each attempt may take up to `timeout`; then it is ended and has failed with `TimedOut`. After `soft_timeout` it
-        gets a `SoftTimeout`. What was not started within `expires` ends with `Expired`. What is cancelled has
-        `cancel_grace` to clean up, and what it has submitted is cancelled with it, unless ``cancel_children=False``.
+        ``debounce="5s"`` waits for 5 s without a call and then runs once, with the arguments of the last call, at the
+        latest `debounce_max_wait` after the first. ``throttle="10s"`` runs the first call; later calls within 10 s
+        return its handle. Both go by `unique_by` if it is given, else by the task.
+
+        An attempt that takes longer than `timeout` fails with `TimedOut`. After `soft_timeout`, `SoftTimeout` is raised
+        in it. An invocation that was not started within `expires` ends with `Expired`. A cancelled invocation has
+        `cancel_grace` to clean up; its children are cancelled with it, unless ``cancel_children=False``.
+
         `triggers` call the task by themselves, while runners run: ``triggers=[cron("0 9 * * mon-fri",
-        timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`; and when
-        something happens: ``on_event("order.created")``, ``on_status(other, "failed")``, `on_result`, `on_exception`.
+        timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`; and on
+        events: ``on_event("order.created")``, ``on_status(other, "failed")``, `on_result`, `on_exception`.
         """
         if function is None:
             refuse_unknown(options)
@@ -144,20 +149,21 @@ class App(Archived, Emitting):
         return self._declare(definition_of(function, options))
 
     def _declare(self, definition: TaskDefinition) -> Submittable[..., Any]:
+        runtime = self.runtime
         for known in definition.names:
-            if known in self._tasks and not is_redefined(self._tasks[known].definition, definition):
-                other = self._tasks[known].definition.function
+            if known in runtime.tasks and not is_redefined(runtime.tasks[known].definition, definition):
+                other = runtime.tasks[known].definition.function
                 raise DuplicateTask(
                     f"two tasks are named '{known}': {where_of(other)} and "
                     f"{where_of(definition.function)}. Give one of them name='…'."
                 )
-        refuse_doubles(definition, self._definitions)
-        self._codec.register_annotations(definition.function)
-        remember(self.name, definition.name, definition.function, self._codec, self._hooks)
+        refuse_duplicate_names(definition, runtime.definitions)
+        runtime.codec.register_annotations(definition.function)
+        remember(self.name, definition.name, definition.function, runtime.codec, runtime.hooks)
         kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task
-        task = kind(self, definition)
-        self._tasks.update(dict.fromkeys(definition.names, task))
-        for each in evaluators(self, definition):
+        task = kind(runtime, definition)
+        runtime.tasks.update(dict.fromkeys(definition.names, task))
+        for each in evaluators(runtime, definition):
             self._declare(each)
         return task
 
@@ -166,64 +172,57 @@ class App(Archived, Emitting):
 
         Usable as a decorator. Classes in the annotations of tasks are registered by themselves.
         """
-        self._codec.register(cls, name=name)
+        self.runtime.codec.register(cls, name=name)
         return cls
 
     def on_worker_start(self, function: F) -> F:
         """Call this (async or not) in each worker before its first task: ``@app.on_worker_start``."""
-        self._hooks.starts.append(function)
+        self.runtime.hooks.starts.append(function)
         return function
 
     def on_worker_stop(self, function: F) -> F:
         """Call this (async or not) in each worker after its last task."""
-        self._hooks.stops.append(function)
+        self.runtime.hooks.stops.append(function)
         return function
 
     def lifespan(self, function: F) -> F:
-        """A context manager (async or not) around the life of each worker, for pools and connections::
+        """Enter a context manager (async or not) in each worker, for pools and connections::
 
         @app.lifespan
         @asynccontextmanager
         async def pools():
             async with open_pool() as pool: ...
         """
-        self._hooks.spans.append(function)
+        self.runtime.hooks.spans.append(function)
         return function
 
     @property
     def tasks(self) -> dict[str, Submittable[..., Any]]:
-        """The declared tasks by name; not those that decide for triggers."""
-        return {task.name: task for task in self._tasks.values() if not task.definition.is_hidden}
-
-    @property
-    def _definitions(self) -> list[TaskDefinition]:
-        """What a runner serves."""
-        return list({task.name: task.definition for task in self._tasks.values()}.values())
+        """Return the declared tasks by name, without the internal tasks of triggers."""
+        known = cast(dict[str, Submittable[..., Any]], self.runtime.tasks)
+        return {task.name: task for task in known.values() if not task.definition.is_hidden}
 
     def get_task(self, name: str) -> Submittable[..., Any]:
-        """The task of that name, or alias. Raises `UnknownTask`."""
-        if name not in self._tasks:
-            near = difflib.get_close_matches(name, self._tasks, n=1)
+        """Return the task of that name, or alias. Raises `UnknownTask`."""
+        if name not in self.runtime.tasks:
+            near = difflib.get_close_matches(name, self.runtime.tasks, n=1)
             known = ", ".join(sorted(self.tasks)) or "none"
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise UnknownTask(f"this app declares no task '{name}'.{hint} Declared: {known}.")
-        return self._tasks[name]
-
-    @property
-    def schedules(self) -> Schedules:
-        """What is called again and again: ``app.schedules.create("nightly", clean, cron="0 3 * * *")``."""
-        return Schedules(self)
+        return cast(Submittable[..., Any], self.runtime.tasks[name])
 
     # --- looking
 
     def invocation(self, id: str) -> Invocation[Any]:
-        """A handle to a stored invocation. It is not looked up before you ask it something."""
+        """Return a handle to a stored invocation. The store is read when you use it."""
         if not isinstance(id, str):
             raise UsageError(f"invocation({id!r:.80}): expected an id, which is a text")
-        return Invocation(self, id)
+        return Invocation(self.runtime, id)
 
-    def invocations(
+    @blocking
+    async def invocations(
         self,
+        engine: Engine,
         *,
         status: str | Iterable[str] = (),
         task: str | Iterable[str] = (),
@@ -232,35 +231,11 @@ class App(Archived, Emitting):
         limit: int = 50,
         before: str | None = None,
     ) -> list[InvocationRecord]:
-        """Stored invocations, newest first; of a `parent`, an id, those that it has submitted. `before` is an id: the
-        next page begins with the last one of this page.
+        """Return stored invocations, newest first; with `parent`, an id, its children only. `before` is an id: the
+        last one of the page before.
         """
-        return self._run(self._list(status, task, queue, parent, limit, before))
-
-    async def ainvocations(
-        self,
-        *,
-        status: str | Iterable[str] = (),
-        task: str | Iterable[str] = (),
-        queue: str | Iterable[str] = (),
-        parent: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-    ) -> list[InvocationRecord]:
-        return await self._arun(self._list(status, task, queue, parent, limit, before))
-
-    async def _list(
-        self,
-        status: str | Iterable[str],
-        task: str | Iterable[str],
-        queue: str | Iterable[str],
-        parent: str | None,
-        limit: int,
-        before: str | None,
-    ) -> list[InvocationRecord]:
         if type(limit) is not int or not 0 <= limit <= 1_000_000:
             raise UsageError(f"limit={limit!r}: expected a whole number from 0 to 1,000,000")
-        engine = await self._engine()
         where = Filter(
             statuses=frozenset(_status(name) for name in _several(status)),
             tasks=frozenset(_several(task)),
@@ -270,58 +245,14 @@ class App(Archived, Emitting):
         )
         return list(await engine.store.find(self.name, where, limit))
 
-    @property
-    def queues(self) -> Queues:
-        """The queues of this app: ``app.queues.list()``, ``.pause("mail", reason="…")``, ``.resume("mail")``."""
-        return Queues(self)
+    ainvocations = awaited(invocations)
 
-    def runners(self) -> list[RunnerRecord]:
-        """The runners that are alive on this store."""
-        return self._run(self._living())
+    @blocking
+    async def runners(self, engine: Engine) -> list[RunnerRecord]:
+        """Return the runners that are alive on this store."""
+        return living(await engine.store.roster(self.name), engine.store.now(), self.settings.dead_after_seconds)
 
-    async def arunners(self) -> list[RunnerRecord]:
-        return await self._arun(self._living())
-
-    async def _living(self) -> list[RunnerRecord]:
-        engine = await self._engine()
-        return living(await engine.store.roster(self.name), engine.store.now(), self._dead_after)
-
-    def _declarations(self, engine: Engine) -> list[Declaration]:
-        return declarations(list(self.tasks.values()), engine)
-
-    def _import_modules(self) -> None:
-        """Before a runner or a worker starts: what is declared in these modules belongs to it."""
-        for name in filter(None, self.settings.trigger_task_modules.split(",")):
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                where = self.settings.origin("trigger_task_modules").source
-                raise ConfigurationError(
-                    f"trigger_task_modules ({where}): the module '{name}' cannot be imported: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-
-    def _triggers(self) -> list[TriggerRecord]:
-        return trigger_records(list(self.tasks.values()), self.name)
-
-    @property
-    def _duties(self) -> Duties:
-        settings = self.settings
-        return Duties(
-            runner=RunnerSettings(
-                heartbeat_seconds=settings.runner_heartbeat_seconds,
-                dead_after_seconds=self._dead_after,
-                slots=settings.slots,
-            ),
-            max_crash_recoveries=settings.max_crash_recoveries,
-            max_pending_seconds=settings.max_pending_seconds,
-            recover_running_cron=cron(settings.recover_running_invocations_cron),
-            recover_pending_cron=cron(settings.recover_pending_invocations_cron),
-        )
-
-    @property
-    def _dead_after(self) -> float:
-        return self.settings.runner_considered_dead_after_minutes * 60
+    arunners = awaited(runners)
 
     # --- running
 
@@ -333,20 +264,25 @@ class App(Archived, Emitting):
         tags: Iterable[str] = (),
         drain_timeout: Duration | None = None,
     ) -> EmbeddedRunner:
-        """A runner in this process: ``with app.runner(concurrency=8): …`` (or ``async with``).
+        """Make a runner in this process: ``with app.runner(concurrency=8): …`` (or ``async with``).
 
         It serves all `queues` unless some are named, and tasks that ask for no tag beyond its own `tags`. Where several
-        queues have more work than it has places, they take turns; ``queues={"mail": 3, "default": 1}`` takes three of
-        the one to one of the other. On leaving, running work is finished within the drain timeout.
+        queues have more work than it has slots, they take turns; ``queues={"mail": 3, "default": 1}`` takes three of
+        mail to one of default. On leaving, running work is finished within the drain timeout.
         """
         drain = self.settings.drain_timeout_seconds if drain_timeout is None else parse_duration(drain_timeout)
         return EmbeddedRunner(
-            self,
+            self.runtime,
             concurrency=self.settings.concurrency if concurrency is None else concurrency,
             queues=None if queues is None else valid_weights(queues),
             tags=tuple(valid_name("tag", tag) for tag in names(tags)),
             drain_timeout_seconds=drain,
+            features=self._features,
         )
+
+    def _features(self, engine: Engine, core: CoreTaskRegistry) -> Sequence[Feature]:
+        declared = declarations(list(self.tasks.values()), engine)
+        return CoreSchedules(core), *features(engine, declared=declared, triggers=self.triggers.declared)
 
     def close(self) -> None:
         """End the runners in this process, let go of the store and of all threads. The app can be used again
@@ -354,14 +290,7 @@ class App(Archived, Emitting):
 
         A runner that still works is hurried: what it has not done goes back to the queue.
         """
-        inside = self._inside
-        if inside is not None and inside.pid == os.getpid():
-            try:
-                for runner in list(self._runners):
-                    runner.end()
-            finally:
-                self._inside = None
-                inside.close()
+        self.runtime.close()
 
     def __enter__(self) -> Self:
         return self
@@ -371,111 +300,34 @@ class App(Archived, Emitting):
     ) -> None:
         self.close()
 
-    # --- inside
 
-    def _ready(self, beside: object = None) -> Engine:
-        """The engine, opened; `beside` is the session of a user's own transaction."""
-        inside = self._opened()
-        opened = inside.opened
-        return inside.bridge.run(inside.engine(beside)) if opened is None else opened
-
-    async def _aready(self, beside: object = None) -> Engine:
-        inside = self._opened()
-        opened = inside.opened
-        return await inside.bridge.arun(inside.engine(beside)) if opened is None else opened
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._opened().bridge.run(work)
-
-    async def _arun(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self._opened().bridge.arun(work)
-
-    async def _engine(self) -> Engine:
-        return await self._opened().engine()
-
-    def _opened(self) -> Inside:
-        # A forked child has the parent's objects but none of its threads: it builds its own and leaves the parent's
-        # alone.
-        inside = self._inside
-        if inside is not None and inside.pid == os.getpid():
-            return inside
-        with self._opening:
-            if self._inside is None or self._inside.pid != os.getpid():
-                if self._inside is not None:
-                    self._runners = set()  # of the parent, which has them
-                fresh = Inside(self._engine_maker()) if self._make_inside is None else self._make_inside()
-                weakref.finalize(self, fresh.abandon).atexit = False
-                if self._inside is not None and self._inside.pid == os.getpid():
-                    fresh.abandon()  # a signal handler came in between and made one
-                else:
-                    self._inside = fresh
-            return self._inside
-
-    def _engine_maker(self, given: Store | None = None) -> Callable[[], Engine]:
-        """What builds the engine. It must not hold the app, or an app that was forgotten would never be let go."""
-        settings, url, name, clock, ids, rng = self.settings, self.url, self.name, self._clock, self._ids, self._rng
-        options = {
-            "synchronous": settings.sqlite_synchronous,
-            "busy_timeout_seconds": settings.sqlite_busy_timeout_seconds,
-            "use_change_streams": settings.use_change_streams,
-            "signal_retention_seconds": settings.signal_retention_seconds,
-            "max_retries": settings.max_retries,
-            "retry_base_delay": settings.retry_base_delay,
-            "retry_max_delay": settings.retry_max_delay,
-            "retry_max_time": settings.retry_max_time,
-            "retry_indefinitely": settings.retry_indefinitely,
-        }
-
-        def make() -> Engine:
-            store = given or open_store(url, clock=clock, observe=StoreLog(clock), options=options)
-            poll = settings.poll_interval_seconds
-            return Engine(
-                app=name,
-                store=store,
-                clock=clock,
-                ids=ids,
-                rng=rng,
-                poll_interval_seconds=poll,
-                limits=Limits(settings.inline_limit, settings.payload_limit),
-                chunk_threshold=settings.chunk_threshold,
-                cancel_grace_seconds=settings.cancel_grace_seconds,
-                trigger_max_depth=settings.trigger_max_depth,
-            )
-
-        return make
-
-    def _outcome(self, end: End) -> object:
-        return outcome_of(end, self._codec)
-
-    async def _explain(self, record: InvocationRecord) -> Explanation:
-        def limit_of(name: str) -> Limit | None:
-            task = self._tasks.get(name)
-            return None if task is None else task.definition.limit
-
-        return await explained((await self._engine()).store, record, limit_of, self._dead_after)
+def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, **shared: Any) -> Engine:
+    """Make an engine with the features that have a part in each end of an invocation. The other keywords are those of
+    `Engine`.
+    """
+    options = {name: getattr(settings, name) for name in _STORE_OPTIONS}
+    options |= {
+        "synchronous": settings.sqlite_synchronous,
+        "busy_timeout_seconds": settings.sqlite_busy_timeout_seconds,
+    }
+    opened = store or open_store(url, clock=clock, observe=store_observer(shared["telemetry"]), options=options)
+    engine = Engine(store=opened, settings=settings, clock=clock, **shared)
+    engine.outbox = engine.part(TriggerOutbox)
+    return engine
 
 
-_APPS: weakref.WeakSet[App] = weakref.WeakSet()
+_STORE_OPTIONS = (
+    *("use_change_streams", "signal_retention_seconds"),
+    *("max_retries", "retry_base_delay", "retry_max_delay", "retry_max_time", "retry_indefinitely"),
+)
 
 
-def _reseed() -> None:
-    """A forked child must not repeat its parent's ids."""
-    for app in list(_APPS):
-        app._rng.seed()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reseed)
-
-
-@atexit.register
-def _close_all() -> None:
-    """What still runs goes back to the queue, and a store that is closed needs no check at the next start."""
-    for app in list(_APPS):
-        try:
-            app.close()
-        except Exception:
-            log.exception("while closing %r at the end of the program", app)
+def features(
+    engine: Engine, *, declared: Sequence[Declaration] = (), triggers: Sequence[TriggerRecord] = ()
+) -> tuple[Feature, ...]:
+    """Return what a runner does for the app beside running its tasks."""
+    schedules = Declarations(engine, declared, engine.part(Events).emit_tick)
+    return schedules, TriggerRegistry(engine, triggers), Retention(engine)
 
 
 class _Decorator(Protocol):

@@ -1,8 +1,8 @@
-"""Time comes from outside.
+"""Clocks, moments and durations.
 
-No decision in Holdfast reads a clock: it is handed the time. A `Clock` is what the composition root hands around, so
-that tests and the simulation move time instead of waiting for it. Times are seconds since the epoch in UTC (`float`);
-lengths of time are seconds.
+No decision in Holdfast reads a clock: time is an argument. The composition root passes a `Clock` around, so that tests
+and the simulation move time instead of waiting for it. Moments are seconds since the epoch in UTC (`float`); durations
+are seconds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from holdfast.errors import UsageError
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """A source of time."""
 
     def now(self) -> float:
-        """Seconds since the epoch, UTC. May jump when somebody sets the host's clock."""
+        """Return the seconds since the epoch, UTC. May jump when the host's clock is set."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards and that count time in which the machine was suspended."""
+        """Return seconds that never run backwards, and that count while the machine is suspended."""
         ...
 
 
@@ -47,7 +47,7 @@ def _boottime() -> float:
 _elapsed = _boottime if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 
-# --- Lengths of time ------------------------------------------------------------------------------------------------
+# --- durations ------------------------------------------------------------------------------------------------
 
 Duration = float | int | str | dt.timedelta
 """A length of time as people write it: ``90``, ``1.5``, ``"5m"``, ``"1h30m"``, ``"3 days"``, or a `timedelta`."""
@@ -73,7 +73,7 @@ _SEPARATOR = re.compile(r"\A(?:\s|,|\band\b)*", re.IGNORECASE)
 
 
 def parse_duration(value: Duration, *, unit: float = 1.0) -> float:
-    """The seconds that `value` stands for.
+    """Return the seconds of a duration.
 
     A number without a unit, as a number or as text, counts in `unit` seconds: a setting named ``…_minutes`` passes
     ``60.0``. Units are ms, s, m (or min), h, d, w and their words, in either case, so ``"5M"`` is five minutes; months
@@ -102,7 +102,7 @@ def parse_duration(value: Duration, *, unit: float = 1.0) -> float:
 
 
 def length_of(name: str, value: Duration) -> float:
-    """As `parse_duration`; what is wrong is said of the option of that name."""
+    """Return the seconds of a duration; an error names the option."""
     try:
         return parse_duration(value)
     except UsageError as error:
@@ -113,14 +113,14 @@ TOO_LATE = 253_402_300_800.0  # the year 10000, which no date can tell
 
 
 def reached(name: str, now: float, seconds: float) -> float:
-    """The moment that lies so far ahead. Raises `UsageError` in the name of the option if no date can tell it."""
+    """Return the moment so many seconds ahead. Raises `UsageError` that names the option beyond the year 9999."""
     if (moment := now + seconds) >= TOO_LATE:
         raise UsageError(f"{name}={format_duration(seconds)} leads beyond the year 9999")
     return moment
 
 
 def parse_moment(at: object, name: str = "at") -> float:
-    """The seconds since the epoch that an aware datetime, or a number of them, stands for."""
+    """Return the seconds since the epoch of an aware datetime, or of a number of seconds."""
     if isinstance(at, dt.datetime):
         if at.tzinfo is None:
             raise UsageError(f"{name}={at!r} has no time zone, so the moment is ambiguous; use an aware datetime")
@@ -174,7 +174,7 @@ def _unreadable(text: str, rest: str) -> UsageError:
 
 
 def _shortened(value: object) -> str:
-    """For messages: what was given, but not ten thousand digits of it (which Python may even refuse to print)."""
+    """Return the value for a message, but not ten thousand digits of it (which Python may refuse to print)."""
     try:
         text = repr(value)
     except ValueError:
@@ -183,7 +183,7 @@ def _shortened(value: object) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` for people, to the millisecond: ``250ms``, ``1m30s``, ``3d``. `parse_duration` reads it back."""
+    """Format a duration, to the millisecond: ``250ms``, ``1m30s``, ``3d``. `parse_duration` reads it back."""
     if not math.isfinite(seconds):
         raise UsageError(f"{seconds} is not a length of time.")
     sign = "-" if seconds < 0 else ""
@@ -197,3 +197,8 @@ def format_duration(seconds: float) -> str:
     if rest or milliseconds:
         parts.append(f"{rest + milliseconds / 1000:g}s")
     return sign + "".join(parts)
+
+
+def moment(at: float) -> str:
+    """Return a moment in ISO 8601, UTC."""
+    return dt.datetime.fromtimestamp(at, dt.UTC).isoformat(timespec="seconds" if at == int(at) else "milliseconds")

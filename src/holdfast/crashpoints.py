@@ -22,24 +22,24 @@ VARIABLE = "HOLDFAST_CRASH_AT"
 POINTS: Mapping[str, str] = {
     "submit.before": "a submitter has encoded a call and written nothing",
     "submit.kept": "the large arguments are stored, the record is not",
-    "submit.after": "the record is stored; nobody was told, neither the caller nor the runners",
+    "submit.after": "the record is stored; neither the caller nor the runners know of it",
     "claim.before": "a worker is about to claim",
     "claim.after": "the work is claimed and RUNNING, and no user code has begun",
     "user.before": "the arguments are decoded, and user code is about to begin",
-    "user.after": "user code has returned, and nobody else knows",
+    "user.after": "user code has returned, and nothing is written",
     "result.kept": "the large result is stored, the end is not written",
     "settle.before": "a group of ends is about to be written",
-    "settle.after": "the ends are written, and nobody was told",
-    "slot.freed": "a slot of a limit is given back, and who waits for it was not told",
-    "sweep.found": "a sweep has found a free slot that somebody waits for, and nobody goes on yet",
-    "handback.before": "a worker that was told to end still holds its work",
-    "handback.after": "a worker that was told to end has given back what it could, and has not ended",
-    "takeback.before": "a runner has seen its worker end, and has not taken back what that one held",
-    "takeback.after": "a runner has taken back what its worker held",
+    "settle.after": "the ends are written, and no hint is sent",
+    "slot.freed": "a slot of a limit is released, and its waiters know nothing",
+    "sweep.found": "a sweep has found a free slot with waiters, and none of them goes on yet",
+    "handback.before": "a worker that was asked to end still holds its work",
+    "handback.after": "a worker that was asked to end has released its work, and has not ended",
+    "takeback.before": "a runner has seen its worker end, and has not taken back its work",
+    "takeback.after": "a runner has taken back the work of its worker",
     "recovery.found": "the work of one dead owner is found, and none of it is taken",
     "recovery.written": "a part of the work of the dead is taken, perhaps not all of it",
     "death.before": "an observer is about to declare a runner dead",
-    "death.declared": "a runner is declared dead, and nobody sees to its work yet",
+    "death.declared": "a runner is declared dead, and its work is not recovered yet",
     "death.buried": "the dead runner's core tasks are taken back, and recovery is not fired yet",
     "death.fired": "recovery is fired for a dead runner",
     "core.before": "a core task is due and not inserted",
@@ -47,11 +47,11 @@ POINTS: Mapping[str, str] = {
     "schedule.decided": "ticks of a schedule are due, and none is fired",
     "schedule.inserted": "the ticks of a schedule are fired, and it has not moved on",
     "schedule.moved": "a schedule has moved on",
-    "outbox.written": "ends are written with the triggers that are to hear of them, and none was told",
-    "outbox.delivered": "the triggers were told of ends, and the outbox is empty",
-    "event.stored": "an event is stored with the triggers that are to hear of it, and none was told",
-    "event.told": "the triggers were told of an event, and what they made of it is written down",
-    "trigger.fired": "what triggers call is submitted, and nothing says that they were told",
+    "outbox.written": "ends are written with the names of their triggers, and none was called",
+    "outbox.delivered": "the triggers of ends were called, and the outbox is empty",
+    "event.stored": "an event is stored with the names of its triggers, and none was called",
+    "event.told": "the triggers of an event were called, and their invocations are in its record",
+    "trigger.fired": "the calls of triggers are submitted, and the outbox is not empty yet",
     "trigger.joined": "a happening is put with others that a trigger waits for, and nothing is fired",
     "service.recorded": "the start of the services is recorded, and no duty is done",
     "service.performed": "the duties are done, and the end of the services is not recorded",
@@ -60,7 +60,7 @@ POINTS: Mapping[str, str] = {
     "roster.joined": "a runner has joined the roster, and has neither a heartbeat nor workers",
     "roster.leaving": "a runner has ended its work and is still on the roster",
     "roster.left": "a runner has left the roster and not ended",
-    "worker.spawned": "a worker process is started, and its runner has not told it who it is",
+    "worker.spawned": "a worker process is started, and its runner has not sent its orders",
     "worker.granted": "a runner has permitted its workers to begin",
     "worker.permitted": "a worker has heard that it may begin",
 }
@@ -68,7 +68,7 @@ POINTS: Mapping[str, str] = {
 
 
 def kill(name: str) -> None:
-    """What happens at an armed point."""
+    """Kill this process, at an armed point."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -81,13 +81,13 @@ _visits = count(1)  # counts without a lock: user code runs on many threads
 
 
 def crashpoint(name: str) -> None:
-    """The process is at this point."""
+    """Mark a point of the code at which a test may kill the process."""
     if name == _armed and next(_visits) == _times:
         strike(name)
 
 
 def arm(given: str | None) -> None:
-    """Take what the variable says: ``name`` or ``name:times``, or nothing. What is said again changes nothing."""
+    """Arm the point that the variable names: ``name`` or ``name:times``, or none. Doing so again changes nothing."""
     global _given, _armed, _times, _visits
     if given == _given:
         return

@@ -1,44 +1,61 @@
-"""What can be declared about a task, and the checks of it.
+"""The options of tasks and of calls, and their checks.
 
-`TaskOptions` is the only list of what ``@app.task(…)`` takes. Everything that can be wrong with a declaration is found
-when the module is imported, not when the first call fails.
+`TaskOptions` is the only list of what ``@app.task(…)`` takes, `CallOptions` of what ``task.options(…)`` takes. A wrong
+declaration is refused when its module is imported, not when the first call fails.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
+import functools
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
-from holdfast.clock import Duration, format_duration, length_of
-from holdfast.engine.concurrency import RunningConcurrency, concurrency_of
-from holdfast.engine.definition import (
+import msgspec
+
+from holdfast.clock import Duration, format_duration, length_of, parse_moment
+from holdfast.errors import InvalidSchedule, UsageError
+from holdfast.model.limits import Limit
+from holdfast.model.names import valid_key, valid_name
+from holdfast.model.pacing import Debounce, Pacing, Throttle
+from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY
+from holdfast.model.retention import OUTCOMES, SHORTEST_SECONDS
+from holdfast.model.retries import Policy
+from holdfast.runtime.definition import (
+    ALL_ARGUMENTS,
     TaskDefinition,
-    TaskSchedule,
-    TaskTrigger,
+    TimeLimits,
+    executor_for,
+    flag,
     import_name,
-    place_for,
     retries_of,
     signature_of,
     where_of,
 )
-from holdfast.engine.time_limits import TimeLimits, flag, limit_of, seconds_of
-from holdfast.errors import InvalidSchedule, UsageError
-from holdfast.lifecycle.names import valid_name
-from holdfast.lifecycle.pacing import Debounce, Pacing, Throttle
-from holdfast.lifecycle.records import HIGHEST_PRIORITY, LOWEST_PRIORITY
-from holdfast.lifecycle.retention import OUTCOMES, SHORTEST_SECONDS
-from holdfast.lifecycle.retries import Policy
-from holdfast.schedule_options import task_schedule
-from holdfast.schedules import Cron, Every, Once
-from holdfast.triggers import Trigger, TriggerBuilder, task_trigger
+from holdfast.schedules.options import TaskSchedule, task_schedule
+from holdfast.schedules.timing import Cron, Every, Once
+from holdfast.triggers.conditions import Trigger, TriggerBuilder, task_trigger
 
 Executor = Literal["thread", "loop", "process"]
 ConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
+_MODES = ("disabled", "task", "arguments", "keys")
 
 
-class TaskOptions(TypedDict, total=False):
+class SharedOptions(TypedDict, total=False):
+    """Options of a task and of a single call."""
+
+    debounce: Duration | None
+    debounce_max_wait: Duration | None
+    throttle: Duration | None
+    timeout: Duration | None
+    soft_timeout: Duration | None
+    cancel_grace: Duration | None
+
+
+class TaskOptions(SharedOptions, total=False):
     """The options of a task; `App.task` says what they mean."""
 
     name: str | None
@@ -50,25 +67,70 @@ class TaskOptions(TypedDict, total=False):
     at_most_once: bool
     retries: Policy | int | None
     retention: Duration | Mapping[str, Duration | None] | None
-    running_concurrency: ConcurrencyMode
-    key_arguments: Iterable[str]
-    concurrency_limit: int
-    registration_concurrency: ConcurrencyMode
-    on_diff_non_key_args_raise: bool
-    debounce: Duration | None
-    debounce_max_wait: Duration | None
-    throttle: Duration | None
-    reroute_on_concurrency_control: bool
-    timeout: Duration | None
-    soft_timeout: Duration | None
+    limit: int | None
+    limit_by: str | Iterable[str] | None
+    when_full: Literal["wait", "refuse"]
+    unique: bool | None
+    unique_by: str | Iterable[str] | None
+    when_different: Literal["keep", "raise"]
     expires: Duration | None
-    cancel_grace: Duration | None
     cancel_children: bool
     triggers: Iterable[Cron | Every | Once | TaskSchedule | Trigger | TriggerBuilder]
 
+    # older names, which `present_names` translates
+    running_concurrency: ConcurrencyMode
+    key_arguments: Iterable[str]
+    concurrency_limit: int
+    reroute_on_concurrency_control: bool
+    registration_concurrency: ConcurrencyMode
+    on_diff_non_key_args_raise: bool
+
+
+class CallOptions(SharedOptions, total=False):
+    """The options of a call; `Task.options` says what they mean. None leaves an option as it is."""
+
+    delay: Duration | None
+    at: dt.datetime | float | None
+    priority: int | None
+    queue: str | None
+    key: str | None
+    key_for: Duration | None
+    debounce_key: str | None
+    throttle_key: str | None
+    session: Any
+    expires: Duration | dt.datetime | None
+    cancel_children: bool | None
+
+
+class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one call differs from what its task declares."""
+
+    delay_seconds: float = 0.0
+    at: float | None = None
+    priority: int | None = None
+    queue: str | None = None
+    key: str | None = None
+    key_seconds: float = KEY_SECONDS
+    pacing: Pacing | None = None
+    session: Any = None
+    expires_at: float | None = None
+    time: TimeLimits | None = None
+
+
+OLDER_NAMES: dict[str, tuple[str, ...]] = {
+    "running_concurrency": ("limit", "limit_by"),
+    "key_arguments": ("limit_by", "unique_by"),
+    "concurrency_limit": ("limit",),
+    "reroute_on_concurrency_control": ("when_full",),
+    "registration_concurrency": ("unique", "unique_by"),
+    "on_diff_non_key_args_raise": ("when_different",),
+}
+_RENAMED = frozenset(new for names in OLDER_NAMES.values() for new in names)
+MAX_LIMIT = 10_000
+
 
 def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
-    """The task that a declaration means. Raises `UsageError`."""
+    """Return the task that a declaration means. Raises `UsageError`."""
     refuse_unknown(options)
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"a task is made of a function, not of {function!r}")
@@ -77,12 +139,12 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
     signature = signature_of(function)
     at_most_once = flag("at_most_once", options.get("at_most_once", False))
     schedules, triggers = _called_by(signature, options)
-    pacing = pacing_of(options.get("debounce"), options.get("debounce_max_wait"), None, options.get("throttle"), None)
+    pacing = pacing_of(options)
     definition = TaskDefinition(
         name=valid_name("task", options.get("name") or import_name(function)),
         function=function,
         signature=signature,
-        place=place_for(function, options.get("executor")),
+        executor=executor_for(function, options.get("executor")),
         queue=valid_name("queue", options.get("queue", "default")),
         tags=tuple(sorted(valid_name("tag", tag) for tag in names(options.get("tags", ())))),
         priority=valid_priority(options.get("priority", 0)),
@@ -90,81 +152,197 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         at_most_once=at_most_once,
         retries=retries_of(options.get("retries"), at_most_once),
         retention=retention_of(options["retention"]) if "retention" in options else {},
-        concurrency=concurrency_of(
-            signature,
-            options.get("running_concurrency", "disabled"),
-            keys_for("running_concurrency", options),
-            options.get("concurrency_limit", 1),
-            options.get("reroute_on_concurrency_control", True),
-        ),
-        registration=concurrency_of(
-            signature,
-            options.get("registration_concurrency", "disabled") if pacing is None else kind_of(options),
-            keys_for("registration_concurrency", options),
-            name="registration_concurrency",
-        ),
+        **_shared_calls(signature, options),
         schedules=schedules,
         triggers=triggers,
-        raises_on_different_twin=flag("on_diff_non_key_args_raise", options.get("on_diff_non_key_args_raise", False)),
         pacing=pacing,
-        time=TimeLimits(
-            timeout=limit_of("timeout", options.get("timeout")),
-            soft_timeout=limit_of("soft_timeout", options.get("soft_timeout")),
-            expires=limit_of("expires", options.get("expires")),
-            cancel_grace=seconds_of("cancel_grace", options.get("cancel_grace")),
-            cancel_children=flag("cancel_children", options.get("cancel_children", True)),
-        ),
+        time=TimeLimits().changed(options),
     )
-    if definition.raises_on_different_twin and definition.registration.mode is RunningConcurrency.DISABLED:
-        raise UsageError(
-            "on_diff_non_key_args_raise=True is about calls of a kind: say which with registration_concurrency="
-        )
-    if pacing is not None and options.get("registration_concurrency", "disabled") != "disabled":
-        raise UsageError(
-            "registration_concurrency= contradicts debounce= and throttle=, which say themselves what becomes of a "
-            "second call; of which arguments they go by, key_arguments= says"
-        )
     refuse_with_pacing(pacing, None, definition)
     return definition
 
 
-def kind_of(options: TaskOptions) -> str:
-    """Which calls debounce and throttle take for one: those with the same key arguments, if there are any."""
-    return "keys" if options.get("key_arguments") else "task"
+def present_names(options: TaskOptions) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options by their present names, and which of them the user gave by an older name.
+
+    Raises `UsageError` for an option that is given by both of its names.
+    """
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if value is not None or name not in _RENAMED
+    }
+    for old, news in OLDER_NAMES.items():
+        if old in given and (both := [new for new in news if new in given]):
+            raise UsageError(f"{old}= and {both[0]}= are the same option, {old}= by its older name; give one of them")
+    if not OLDER_NAMES.keys() & given.keys():
+        return given, {}
+    keys = given.pop("key_arguments", ())
+    if isinstance(keys, str):
+        raise UsageError(f"key_arguments={keys!r}: expected names in a list, such as [{keys!r}]")
+    _check_names("key_arguments", keys)
+    keys, spelled, paced = tuple(keys), {}, any(given.get(name) is not None for name in ("debounce", "throttle"))
+    wanted = ["unique_by"] if paced else []
+    most, waits = given.pop("concurrency_limit", 1), given.pop("reroute_on_concurrency_control", True)
+    flag("reroute_on_concurrency_control", waits)
+    _check_limit("concurrency_limit", most)
+    for old, switch, by in (
+        ("running_concurrency", "limit", "limit_by"),
+        ("registration_concurrency", "unique", "unique_by"),
+    ):
+        mode = given.pop(old, "disabled")
+        if mode not in _MODES:
+            raise UsageError(f"{old}={mode!r}: expected one of {', '.join(map(repr, _MODES))}")
+        if mode == "disabled":
+            continue
+        given[switch], spelled[switch] = most if switch == "limit" else True, old
+        if mode == "arguments":
+            given[by], spelled[by] = ALL_ARGUMENTS, old
+        elif mode == "keys" and not keys:
+            raise UsageError(f'{old}="keys" needs key_arguments=[…], which say what is compared')
+        elif mode == "keys":
+            wanted.append(by)
+    if keys and not wanted:
+        raise UsageError(
+            'key_arguments=[…] alone changes nothing: they say what is compared for running_concurrency="keys", '
+            'registration_concurrency="keys", debounce= and throttle='
+        )
+    for by in wanted if keys else ():
+        given[by], spelled[by] = keys, "key_arguments"
+    if "limit_by" in given:
+        given.setdefault("limit", most)
+    if not waits:
+        given["when_full"] = "refuse"
+    if "limit" not in given and (most != 1 or not waits):
+        raise UsageError(
+            "concurrency_limit= and reroute_on_concurrency_control= need running_concurrency=, which says what calls "
+            'share the limit: "task", "arguments" or "keys"'
+        )
+    if "on_diff_non_key_args_raise" in given:
+        spelled["when_different"] = name = "on_diff_non_key_args_raise"
+        given["when_different"] = "raise" if flag(name, given.pop(name)) else "keep"
+    return given, spelled
 
 
-def pacing_of(
-    debounce: Duration | None,
-    debounce_max_wait: Duration | None,
-    debounce_key: str | None,
-    throttle: Duration | None,
-    throttle_key: str | None,
-) -> Pacing | None:
-    """What was said about calls that come too often. Raises `UsageError`."""
+def _shared_calls(signature: inspect.Signature, options: TaskOptions) -> dict[str, Any]:
+    """Return the fields of `TaskDefinition` that say which calls share a limit, or a waiting call."""
+    given, spelled = present_names(options)
+    limit, unique = given.get("limit"), given.get("unique")
+    limit_by, unique_by = (_argument_names(signature, name, given, spelled) for name in ("limit_by", "unique_by"))
+    waits = _choice("when_full", given, "wait", "refuse") == "wait"
+    raises = _choice("when_different", given, "keep", "raise") == "raise"
+    if limit is None and limit_by is not None:
+        limit = 1
+    if limit is not None:
+        _check_limit("limit", limit)
+    elif not waits:
+        raise UsageError('when_full="refuse" needs limit= or limit_by=, which say how many calls may run at once')
+    if unique is not None and not flag("unique", unique) and unique_by is not None:
+        raise UsageError("unique=False and unique_by= contradict each other; leave unique= out")
+    paced = given.get("debounce") is not None or given.get("throttle") is not None
+    if raises and not (unique or unique_by is not None or paced):
+        older = spelled.get("when_different")
+        raise UsageError(
+            f"{older or 'when_different'}= is about calls of a kind: say which with "
+            f"{'registration_concurrency=' if older else 'unique= or unique_by='}"
+        )
+    if paced and unique:
+        name = spelled.get("unique", "unique")
+        raise UsageError(
+            f"{name}= contradicts debounce= and throttle=, which say themselves what becomes of a second call; of "
+            f"which arguments they go by, {'unique_by' if name == 'unique' else 'key_arguments'}= says"
+        )
+    return {
+        "limit": None if limit is None else Limit(limit, waits),
+        "limit_by": limit_by or (),
+        "unique": bool(unique or unique_by is not None or paced),
+        "unique_by": unique_by or (),
+        "raises_when_different": raises,
+        "spelled": spelled,
+    }
+
+
+def _check_limit(name: str, limit: object) -> None:
+    if type(limit) is not int or not 1 <= limit <= MAX_LIMIT:
+        raise UsageError(f"{name}={limit!r}: expected a whole number from 1 to {MAX_LIMIT:,}")
+
+
+def _choice(name: str, given: Mapping[str, Any], default: str, other: str) -> str:
+    chosen: str = given.get(name, default)
+    if chosen not in (default, other):
+        raise UsageError(f"{name}={chosen!r}: expected '{default}' or '{other}'")
+    return chosen
+
+
+def _argument_names(
+    signature: inspect.Signature, name: str, given: Mapping[str, Any], spelled: Mapping[str, str]
+) -> tuple[str, ...] | None:
+    """Return the names of the arguments that a limit, or a kind of calls, goes by; None if none are given."""
+    value, said = given.get(name), spelled.get(name, name)
+    if value is None or value is ALL_ARGUMENTS:
+        return value
+    _check_names(said, value)
+    listed = (value,) if isinstance(value, str) else tuple(sorted(set(value)))
+    if not listed:
+        raise UsageError(f"{said}=[] names no argument; leave it out, or give the name of one, or '*' for all")
+    if "*" in listed and said == name:
+        if listed != ALL_ARGUMENTS:
+            raise UsageError(f"{name}={value!r}: '*' means all arguments; leave the others out")
+        return ALL_ARGUMENTS
+    if unknown := [each for each in listed if each not in signature.parameters]:
+        names = ", ".join(signature.parameters) or "none"
+        raise UsageError(f"{said}: the task has no parameter {unknown[0]!r}; it has: {names}")
+    return listed
+
+
+def changed_options(task: TaskDefinition, before: SubmitOptions, options: CallOptions) -> SubmitOptions:
+    """Return the options of a call with these changes. Raises `UsageError`."""
+    for name in options:
+        if name not in _OF_CALLS:
+            hint = f"It is declared for all of them: @app.task({name}=…)." if name in _OF_TASKS else ""
+            raise UsageError(f"a single call of {task.name} has no option {name}. {hint or _hint(name, _OF_CALLS)}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "key_for" in given and "key" not in given and before.key is None:
+        raise UsageError("key_for= says how long a key is taken; give key= as well")
+    if "delay" in given and "at" in given:
+        raise UsageError("give either delay= or at=, not both")
+    fields = {name: check(given[name]) for name, check in _CALL_CHECKS.items() if name in given}
+    if "delay" in given:
+        fields |= {"delay_seconds": length_of("delay", given["delay"]), "at": None}
+    if "at" in given:
+        fields |= {"delay_seconds": 0.0}
+    if "key_for" in given:
+        fields["key_seconds"] = length_of("key_for", given["key_for"])
+    if "expires" in given:
+        is_moment = isinstance(given["expires"], dt.datetime)
+        fields["expires_at"] = parse_moment(given.pop("expires"), "expires") if is_moment else None
+    fields["pacing"] = pacing_of(given) or before.pacing
+    fields["time"] = (before.time or task.time).changed(given)
+    changed = msgspec.structs.replace(before, **fields)
+    refuse_with_pacing(changed.pacing or task.pacing, changed, task)
+    return changed
+
+
+def pacing_of(options: Mapping[str, Any]) -> Pacing | None:
+    """Return what the options say about calls that come too often. Raises `UsageError`."""
+    debounce, debounce_max_wait, debounce_key, throttle, throttle_key = map(options.get, _PACING)
     if debounce is not None and throttle is not None:
         raise UsageError("debounce= and throttle= contradict each other: the one waits, the other does not")
-    for name, value, needed in (
-        ("debounce_max_wait", debounce_max_wait, debounce),
-        ("debounce_key", debounce_key, debounce),
-        ("throttle_key", throttle_key, throttle),
-    ):
-        if value is not None and needed is None:
-            raise UsageError(f"{name}= needs {name.partition('_')[0]}= as well, which says for how long")
-    for name, key in (("debounce_key", debounce_key), ("throttle_key", throttle_key)):
-        if key is not None:
-            valid_key(name, key)
+    for name in ("debounce_max_wait", "debounce_key", "throttle_key"):
+        if options.get(name) is not None and options.get(needed := name.partition("_")[0]) is None:
+            raise UsageError(f"{name}= needs {needed}= as well, which says for how long")
+        if options.get(name) is not None and name.endswith("_key"):
+            valid_key(name, options[name])
     if throttle is not None:
         return Throttle(seconds=_positive("throttle", throttle), key=throttle_key)
     if debounce is None:
         return None
-    most = None if debounce_max_wait is None else _positive("debounce_max_wait", debounce_max_wait)
+    max_seconds = None if debounce_max_wait is None else _positive("debounce_max_wait", debounce_max_wait)
     seconds = _positive("debounce", debounce)
-    if most is not None and most < seconds:
+    if max_seconds is not None and max_seconds < seconds:
         raise UsageError(
-            f"debounce_max_wait={format_duration(most)} is shorter than debounce={format_duration(seconds)}, so that "
-            "no call would ever wait for so long; give the shorter time as debounce="
+            f"debounce_max_wait={format_duration(max_seconds)} is shorter than debounce={format_duration(seconds)}, "
+            "so that no call would ever wait for so long; give the shorter time as debounce="
         )
-    return Debounce(seconds=seconds, most_seconds=most, key=debounce_key)
+    return Debounce(seconds=seconds, max_seconds=max_seconds, key=debounce_key)
 
 
 def _positive(name: str, length: Duration) -> float:
@@ -173,34 +351,23 @@ def _positive(name: str, length: Duration) -> float:
     return seconds
 
 
-class CallOptions(Protocol):
-    """What a call may differ in that has to do with its time and identity."""
-
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def at(self) -> float | None: ...
-    @property
-    def delay_seconds(self) -> float: ...
-    @property
-    def session(self) -> Any: ...
+_PACING = ("debounce", "debounce_max_wait", "debounce_key", "throttle", "throttle_key")
 
 
-def refuse_with_pacing(pacing: Pacing | None, options: CallOptions | None, task: TaskDefinition) -> None:
+def refuse_with_pacing(pacing: Pacing | None, options: SubmitOptions | None, task: TaskDefinition) -> None:
     """Raise `UsageError` if something contradicts debounce or throttle."""
     if pacing is None:
         return
     name = "debounce" if isinstance(pacing, Debounce) else "throttle"
-    if task.raises_on_different_twin:
-        raise UsageError(f"{name}= contradicts on_diff_non_key_args_raise=: a later call may well have other arguments")
-    if task.pacing is None and task.registration.mode is not RunningConcurrency.DISABLED:
-        raise UsageError(f"{name}= contradicts the registration_concurrency= of {task.name}: both name its twin")
-    same = pacing.key is None and task.concurrency.key_arguments == task.registration.key_arguments
-    by_task = task.concurrency.mode in (RunningConcurrency.DISABLED, RunningConcurrency.TASK)
-    if isinstance(pacing, Debounce) and not by_task and not (same and task.concurrency.key_arguments):
+    if task.raises_when_different:
+        option = task.spelling("when_different")
+        raise UsageError(f"{name}= contradicts {option}=: a later call may well have other arguments")
+    if task.pacing is None and task.unique:
+        raise UsageError(f"{name}= contradicts the {task.spelling('unique')}= of {task.name}: both set its dedup key")
+    if isinstance(pacing, Debounce) and task.limit_by and (pacing.key is not None or task.limit_by != task.unique_by):
         raise UsageError(
-            f"debounce= replaces arguments, and running_concurrency='{task.concurrency.mode}' goes by them: the limit "
-            "that a call is under would change while it waits"
+            f"debounce= replaces arguments, and {task.spelling('limit_by')}= goes by them: the limit that a call is "
+            "under would change while it waits"
         )
     if options is None:
         return
@@ -213,7 +380,7 @@ def refuse_with_pacing(pacing: Pacing | None, options: CallOptions | None, task:
 
 
 def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict[str, float | None]:
-    """How long ended calls are kept, by outcome; None for ever. Raises `UsageError`."""
+    """Return how long ended calls are kept, by outcome; None for ever. Raises `UsageError`."""
     each = dict(given) if isinstance(given, Mapping) else dict.fromkeys(OUTCOMES, given)
     kept: dict[str, float | None] = {}
     for outcome, duration in each.items():
@@ -222,16 +389,16 @@ def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict
         kept[outcome] = seconds = None if duration is None else length_of("retention", duration)
         if seconds is not None and seconds < SHORTEST_SECONDS:
             raise UsageError(
-                f"retention={duration!r} is too short: what has ended is kept for at least "
-                f"{format_duration(SHORTEST_SECONDS)}, so that whoever waits for it finds it"
+                f"retention={duration!r} is too short: an ended invocation is kept for at least "
+                f"{format_duration(SHORTEST_SECONDS)}, so that waiting callers find it"
             )
     return kept
 
 
 def _called_by(
     signature: inspect.Signature, options: TaskOptions
-) -> tuple[tuple[TaskSchedule, ...], tuple[TaskTrigger, ...]]:
-    """What calls the task by itself: schedules, and triggers."""
+) -> tuple[tuple[TaskSchedule, ...], tuple[Trigger, ...]]:
+    """Return the schedules and triggers of the option `triggers`."""
     given = options.get("triggers", ())
     if not isinstance(given, Iterable):
         raise InvalidSchedule(f"triggers={given!r}: expected a list, such as [cron('0 3 * * *')]")
@@ -254,36 +421,27 @@ def _called_by(
     return tuple(schedules), tuple(triggers)
 
 
-def keys_for(name: Literal["running_concurrency", "registration_concurrency"], options: TaskOptions) -> Iterable[str]:
-    """The key arguments, if that option wants them; also if none does, so that they are refused."""
-    paced = options.get("debounce") is not None or options.get("throttle") is not None
-    wanted = {
-        "running_concurrency": options.get("running_concurrency") == "keys",
-        "registration_concurrency": paced or options.get("registration_concurrency") == "keys",
-    }
-    return options.get("key_arguments", ()) if wanted[name] or not any(wanted.values()) else ()
-
-
 def refuse_unknown(options: TaskOptions) -> None:
     for name in options:
-        if name not in _KNOWN:
-            near = difflib.get_close_matches(name, _KNOWN, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(_KNOWN)}."
-            raise UsageError(f"a task has no option {name}. {hint}")
+        if name not in _OF_TASKS:
+            raise UsageError(f"a task has no option {name}. {_hint(name, _OF_TASKS)}")
 
 
-_KNOWN = tuple(TaskOptions.__annotations__)
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    listed = ", ".join(each for each in known if each not in OLDER_NAMES)
+    return f"Did you mean {near[0]}?" if near else f"There are: {listed}."
 
 
-def refuse_for_call(task: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `UsageError` for what is no option of a call."""
-    for name in given:
-        near = difflib.get_close_matches(name, known, n=1)
-        if name in _KNOWN:
-            hint = f"It is declared for all of them: @app.task({name}=…)."
-        else:
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
-        raise UsageError(f"a single call of {task} has no option {name}. {hint}")
+_OF_TASKS = tuple(typing.get_type_hints(TaskOptions))
+_OF_CALLS = tuple(typing.get_type_hints(CallOptions))
+
+
+def _check_names(option: str, given: Any) -> None:
+    """Raise `UsageError` unless this is the name of an argument, or several in a list or the like."""
+    is_several = isinstance(given, Iterable) and not isinstance(given, bytes | Mapping)
+    if not isinstance(given, str) and not (is_several and all(isinstance(name, str) for name in given)):
+        raise UsageError(f"{option}={given!r:.80}: expected names of arguments, such as ['customer']")
 
 
 def names(given: Iterable[str]) -> Iterable[str]:
@@ -303,11 +461,18 @@ def valid_priority(priority: int) -> int:
     return priority
 
 
+_CALL_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "at": parse_moment,
+    "priority": valid_priority,
+    "queue": functools.partial(valid_name, "queue"),
+    "key": functools.partial(valid_key, "key"),
+    "session": lambda session: session,
+}
 HEAVIEST = 1000
 
 
 def valid_weights(queues: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
-    """The queues of a runner, with how many are taken of each in its turn: 1, if nothing is said."""
+    """Return the queues of a runner with their weights: how many calls each gives in its turn, 1 by default."""
     weights = queues if isinstance(queues, Mapping) else dict.fromkeys(names(queues), 1)
     for queue, weight in weights.items():
         valid_name("queue", queue)
@@ -316,12 +481,3 @@ def valid_weights(queues: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
                 f"the weight {weight!r} of the queue {queue!r}: expected a whole number from 1 to {HEAVIEST}"
             )
     return dict(weights)
-
-
-def valid_key(name: str, key: str) -> str:
-    """A name that a caller gives to calls that are one. It has to be a text that every store can hold."""
-    if not isinstance(key, str) or not 0 < len(key) <= 1000:
-        raise UsageError(f"{name}={key!r:.80}: expected a text of 1 to 1,000 characters")
-    if any("\ud800" <= character <= "\udfff" for character in key):
-        raise UsageError(f"{name}={key!r:.80}: it contains a lone surrogate, which UTF-8 cannot hold")
-    return key

@@ -47,7 +47,7 @@
         └── InvocationRefused                   ended as CONCURRENCY_CONTROLLED_FINAL
 
 A message says what happened, why, and what to do. Inside, losing a race is a value
-(`holdfast.lifecycle.changes.Lost`), never an exception: only a public call that cannot do what it was asked turns it
+(`holdfast.model.changes.Lost`), never an exception: only a public call that cannot do what it was asked turns it
 into one.
 """
 
@@ -175,8 +175,8 @@ class StoreReadOnly(StoreError):
 class StoreUnauthorised(StoreReadOnly):
     """The store does not let this user in, or not even look: a wrong password, no user, a missing role.
 
-    It stays so until somebody changes that, so nothing is tried again. A kind of `StoreReadOnly`, since whoever
-    handles that one (by keeping what could not be written) has to do the same here.
+    It stays so until an operator changes that, so nothing is retried. A kind of `StoreReadOnly`, since code that
+    handles that error (by keeping unwritten changes) has to do the same here.
     """
 
 
@@ -199,7 +199,7 @@ class SchemaMismatch(StoreError):
 class CorruptRecord(StoreError):
     """One stored record cannot be read. It is kept for inspection; the others are not touched.
 
-    `kind` and `id` tell which record, `field` and `reason` what is wrong with it, as far as that is known.
+    `kind` and `id` name the record, `field` and `reason` the damage, as far as it is known.
     """
 
     def __init__(self, message: str, *, kind: str = "", id: str = "", field: str = "", reason: str = "") -> None:
@@ -265,7 +265,7 @@ class Fatal(HoldfastError):
 
 
 class WorkerLost(InvocationError):
-    """The process that ran the invocation died before it was done. Nobody knows how far it came."""
+    """The process that ran the invocation died before it was done; how far it came is unknown."""
 
 
 class EventNotFound(UsageError):
@@ -292,7 +292,7 @@ class Expired(InvocationError):
 
 
 class InvocationCancelled(InvocationError):
-    """The invocation was cancelled: `by` whom, and for what `reason`. Never asyncio's CancelledError, which would
+    """The invocation was cancelled: `by` a user or task, for a `reason`. Never asyncio's CancelledError, which would
     cancel the waiter instead.
     """
 

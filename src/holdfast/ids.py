@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, NewType
 
 from holdfast.clock import Clock
@@ -26,6 +27,7 @@ else:
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
+_FORTY_BITS = (1 << 40) - 1
 _RANDOM_BITS = 80
 _MAX_STEP_BITS = 48  # leaves 2^32 ids in one millisecond before the random part could overflow
 LENGTH = 26
@@ -33,8 +35,19 @@ _PATIENCE_SECONDS = 1.0
 
 
 def _encode(number: int) -> InvocationId:
-    """A 130-bit number as 26 characters, most significant first."""
-    return InvocationId("".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)]))
+    """Return a 130-bit number as 26 characters, most significant first."""
+    high, low = number >> 40 & _FORTY_BITS, number & _FORTY_BITS  # small numbers are shifted faster
+    return InvocationId(f"{_time_part(number >> _RANDOM_BITS)}{_eight(high)}{_eight(low)}")
+
+
+def _eight(number: int) -> str:
+    return _PAIRS[number >> 30] + _PAIRS[number >> 20 & 1023] + _PAIRS[number >> 10 & 1023] + _PAIRS[number & 1023]
+
+
+@lru_cache(maxsize=4)
+def _time_part(milliseconds: int) -> str:
+    """Return the first 10 characters, which many ids share."""
+    return _PAIRS[milliseconds >> 40 & 1023] + _eight(milliseconds & _FORTY_BITS)
 
 
 class Ids:
@@ -47,10 +60,10 @@ class Ids:
         self._lock = threading.Lock()
 
     def new(self) -> InvocationId:
-        """A new id, greater than every id made here before, even if the clock was set back."""
+        """Return a new id, greater than every id made here before, even if the clock was set back."""
         milliseconds = int(self._clock.now() * 1000)
         # The lock is for the order only: if a signal handler keeps a thread from letting go of it, others go on.
-        locked = self._lock.acquire(timeout=_PATIENCE_SECONDS)
+        locked = self._lock.acquire(False) or self._lock.acquire(timeout=_PATIENCE_SECONDS)
         try:
             fresh = (milliseconds << _RANDOM_BITS) | self._rng.getrandbits(_RANDOM_BITS - 1)
             self._last = last = max(fresh, self._last + 1 + self._rng.getrandbits(_MAX_STEP_BITS))
@@ -60,14 +73,14 @@ class Ids:
         return _encode(last)
 
     def operation(self) -> str:
-        """An operation id: unique, not sortable, short, because every history entry carries one."""
+        """Return an operation id: unique, not sortable, short, because every history entry carries one."""
         return f"{self._rng.getrandbits(64):016x}"
 
 
 def derived_id(*parts: str, at: float | None = None) -> InvocationId:
-    """The id that follows from `parts` and from nothing else. The lengths keep ("a", "b") and ("ab",) apart.
+    """Return the id that follows from `parts` alone. The lengths keep ("a", "b") and ("ab",) apart.
 
-    With `at`, a time that is part of what is decided, it takes its place among the ids that were made then.
+    With `at`, the id sorts among the ids that were made at that time.
     """
     digest = hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).digest()
     number = int.from_bytes(digest[:16], "big")

@@ -1,4 +1,4 @@
-"""Handles to invocations: what `submit` returns.
+"""Handles to invocations, which `submit` returns.
 
 A handle is an id and a way to the store. It keeps no state of its own, so two handles of one invocation, in two
 processes, say the same.
@@ -11,161 +11,149 @@ import getpass
 import math
 import os
 import socket
-from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
+from collections.abc import Coroutine, Generator, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
-from holdfast._bridge import refuse_on_loop
+from holdfast import errors
 from holdfast.clock import Duration, format_duration, length_of, parse_moment
-from holdfast.codec import Codec, Payloads, references
-from holdfast.engine.core import Engine
-from holdfast.errors import (
-    InvocationCancelled,
-    InvocationNotFound,
-    InvocationRefused,
-    InvocationStatusRaceConditionError,
-    InvocationStatusTransitionError,
-    PayloadLost,
-    ResultTimeout,
-    TaskFailed,
-    UsageError,
-)
-from holdfast.execution.context import context, here
+from holdfast.codec import Codec, Payloads, damage_of, references
+from holdfast.executors.context import context
 from holdfast.ids import InvocationId
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.records import READY, Hint, HistoryEntry, InvocationRecord, kept_text
-from holdfast.lifecycle.status import FINAL, Status
+from holdfast.model import changes
+from holdfast.model.records import READY, Hint, HistoryEntry, InvocationRecord, kept_text
+from holdfast.model.status import FINAL, Status
+from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.rerun import Rerunner
+from holdfast.runtime.wait import get_all, missing
+from holdfast.telemetry.tasks import here
 
-if TYPE_CHECKING:
-    from holdfast.app import App
+__all__ = ["HistoryEntry", "Invocation", "InvocationGroup", "InvocationRecord"]
 
 R = TypeVar("R", covariant=True)
+Moment = dt.datetime | float | None
 
 
 class Invocation(Generic[R]):
     """One call of a task. Every blocking method has an async sister with an `a` in front."""
 
-    __slots__ = ("_app", "_fresh", "id")
+    __slots__ = ("_runtime", "id", "is_fresh")
 
-    def __init__(self, app: App, id: str, *, fresh: bool = False) -> None:
-        self._app = app
+    def __init__(self, runtime: AppRuntime, id: str, *, fresh: bool = False) -> None:
+        self._runtime = runtime
         self.id = InvocationId(id)
-        self._fresh = fresh  # submitted here, and nobody has asked for the result yet
+        self.is_fresh = fresh  # this submit has stored it, and `result` was not called yet
 
     def __repr__(self) -> str:
         return f"<Invocation {self.id}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Invocation) and (self.id, self._app) == (other.id, other._app)
+        return isinstance(other, Invocation) and (self.id, self._runtime) == (other.id, other._runtime)
 
     def __hash__(self) -> int:
         return hash(self.id)
 
     # --- what it is
 
-    def record(self) -> InvocationRecord:
-        """Everything that the store knows about it, at this moment. Raises `InvocationNotFound`."""
-        return self._app._run(self._record())
+    @blocking
+    async def record(self, engine: Engine) -> InvocationRecord:
+        """Return everything that the store knows about it, at this moment.
 
-    async def arecord(self) -> InvocationRecord:
-        return await self._app._arun(self._record())
+        Raises `InvocationNotFound`, and `CorruptRecord` if it is damaged or was set aside for that.
+        """
+        return await self._record(engine)
 
-    async def _record(self) -> InvocationRecord:
-        engine = await self._app._engine()
-        (record,) = await engine.store.get(engine.app, [self.id])
-        if record is None:
-            raise InvocationNotFound(f"the store has no invocation {self.id} of the app '{engine.app}'")
+    arecord = awaited(record)
+
+    async def _record(self, engine: Engine) -> InvocationRecord:
+        (record,) = await get_all(engine.store, engine.app, [self.id])
         return record
 
     @property
     def status(self) -> Status:
-        """Where it stands now."""
+        """Return the status of this moment."""
         return self.record().status
 
     async def astatus(self) -> Status:
         return (await self.arecord()).status
 
     def history(self) -> Sequence[HistoryEntry]:
-        """Every status it has had: when, by whom, in which epoch and why."""
+        """Return every status it has had: when, in which epoch, by which runner and why."""
         return self.record().history
 
     async def ahistory(self) -> Sequence[HistoryEntry]:
         return (await self.arecord()).history
 
-    def explain(self) -> str:
-        """What holds it back and what would release it, or how it ended, in a sentence or two."""
-        return self._app._run(self._explain())
+    @blocking
+    async def explain(self, engine: Engine) -> str:
+        """Say what holds it back and what would release it, or how it ended, in a sentence or two."""
+        return (await self._runtime.explain(await self._record(engine))).text
 
-    async def aexplain(self) -> str:
-        return await self._app._arun(self._explain())
-
-    async def _explain(self) -> str:
-        return (await self._app._explain(await self._record())).text
+    aexplain = awaited(explain)
 
     # --- what one can do about it
 
-    def wake(self) -> None:
+    @blocking
+    async def wake(self, engine: Engine) -> None:
         """Put it back into the queue if it is parked.
 
-        Raises `InvocationStatusTransitionError` if it is not, and `InvocationStatusRaceConditionError` if somebody
-        else was faster.
+        Raises `InvocationStatusTransitionError` if it is not, and `InvocationStatusRaceConditionError` if another
+        caller was faster.
         """
-        self._app._run(self._wake())
-
-    async def awake(self) -> None:
-        await self._app._arun(self._wake())
-
-    async def _wake(self) -> None:
-        engine, record = await self._app._engine(), await self._record()
+        record = await self._record(engine)
         if record.status is not Status.PARKED:
-            raise InvocationStatusTransitionError(
-                f"{record.task} {self.id} is {record.status}; only what is parked can be woken"
+            raise errors.InvocationStatusTransitionError(
+                f"{record.task} {self.id} is {record.status}; only a parked invocation can be woken"
             )
         change = changes.woken(record, operation=engine.ids.operation(), at=engine.store.now(), why="woken by hand")
         (verdict,) = await engine.store.apply([change])
         if isinstance(verdict, changes.Missing):
-            raise InvocationNotFound(f"the store has no invocation {self.id} of the app '{engine.app}' any more")
+            raise await missing(engine.store, engine.app, self.id)
         if isinstance(verdict, changes.Lost):
-            raise InvocationStatusRaceConditionError(
-                f"{record.task} {self.id} was parked a moment ago and is {verdict.status} now; somebody else woke it"
+            raise errors.InvocationStatusRaceConditionError(
+                f"{record.task} {self.id} was parked a moment ago and is {verdict.status} now; another caller woke it"
             )
         engine.hub.send(Hint(READY, (record.lane,)))
 
-    def rerun(
-        self, *, at: dt.datetime | float | None = None, delay: Duration | None = None, request: str | None = None
-    ) -> Invocation[R]:
-        """A new invocation with the same arguments, task and queue, now or later; see `App.rerun`.
+    awake = awaited(wake)
 
-        Raises `InvocationStatusTransitionError` if it has not ended, and `PayloadLost` if its arguments are gone.
+    @blocking
+    async def rerun(
+        self, engine: Engine, *, at: Moment = None, delay: Duration | None = None, request: str | None = None
+    ) -> Invocation[R]:
+        """Store a new invocation with the same arguments, task and queue, due now or later; see `App.rerun`.
+
+        Raises `InvocationStatusTransitionError` if it has not ended, `PayloadLost` if its arguments are gone, and
+        `NotDecodable` if they are damaged.
         """
-        return self._app._run(self._rerun(due_time(at, delay), request))
-
-    async def arerun(
-        self, *, at: dt.datetime | float | None = None, delay: Duration | None = None, request: str | None = None
-    ) -> Invocation[R]:
-        return await self._app._arun(self._rerun(due_time(at, delay), request))
-
-    async def _rerun(self, due: tuple[float | None, float], request: str | None) -> Invocation[R]:
-        engine, record = await self._app._engine(), await self._record()
-        due_at = engine.due_after(due[1]) if due[0] is None else due[0]
-        (done,) = await engine.archive.rerun([record], request=request or engine.ids.new(), due_at=due_at)
+        (moment, seconds), record = due_time(at, delay), await self._record(engine)
+        due_at = engine.submitter.due_after(seconds) if moment is None else moment
+        (done,) = await engine.part(Rerunner).rerun([record], request=request or engine.ids.new(), due_at=due_at)
         if done.id is None:
-            kind = PayloadLost if record.status in FINAL else InvocationStatusTransitionError
-            raise kind(f"{record.task} {self.id} cannot be run again: {done.why}")
-        return Invocation(self._app, done.id)
+            raise _why_not(record)(f"{record.task} {self.id} cannot be run again: {done.why}")
+        return Invocation(self._runtime, done.id)
 
-    def cancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> Status:
-        """Ask for its end; nothing happens to what has ended. Returns where it stands then.
+    arerun = awaited(rerun)
 
-        What waits is CANCELLED at once. What runs is CANCELLING: its code is told and has some time to clean up, and
-        whether it ended by that or with a result is for `result` to say. What it has submitted is cancelled with it,
-        unless `children` is false or its task declares ``cancel_children=False``. `by` and `reason` are kept; without
-        `by`, it is the user and the host, or the task, that asks.
+    @blocking
+    def cancel(
+        self, engine: Engine, reason: str = "", *, by: str | None = None, children: bool | None = None
+    ) -> Coroutine[Any, Any, Status]:
+        """Ask for its end; an ended invocation stays as it is. Return the status then.
+
+        A waiting invocation is CANCELLED at once. A running one is CANCELLING: its code has some time to clean up, and
+        `result` says whether it ended by that or with a result. Its children are cancelled with it, unless `children`
+        is false or its task declares ``cancel_children=False``. `by` and `reason` are stored; the default of `by` is
+        the user and host, or the running invocation, that asks.
         """
-        return self._app._run(_cancelled_all(self._app, [self.id], reason, by or asking(), children))[self.id]
+        asked_by = by or asking()
 
-    async def acancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> Status:
-        work = _cancelled_all(self._app, [self.id], reason, by or asking(), children)
-        return (await self._app._arun(work))[self.id]
+        async def cancel() -> Status:
+            return (await _cancelled_all(engine, [self.id], reason, asked_by, children))[self.id]
+
+        return cancel()
+
+    acancel = awaited(cancel)
 
     # --- how it ends
 
@@ -177,39 +165,39 @@ class Invocation(Generic[R]):
         goes on. Raises `BlockingCall` on a thread that runs an event loop.
         """
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
-        return self._outcome(self._app._run(self._end(timeout)))
+        return self._outcome(self._runtime.run(self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:
-        return self._outcome(await self._app._arun(self._end(timeout)))
+        return self._outcome(await self._runtime.arun(self._end(timeout)))
 
     def _outcome(self, end: End) -> R:
         # Decoded here, on the caller's thread: that may run user code, and take a while.
-        return cast(R, self._app._outcome(end))
+        return cast(R, outcome_of(end, self._runtime.codec))
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aresult().__await__()
 
     async def _end(self, timeout: float | None) -> End:
-        engine = await self._app._engine()
-        fresh, self._fresh = self._fresh, False
+        engine = await self._runtime.engine()
+        fresh, self.is_fresh = self.is_fresh, False
         ended = await engine.watcher.ends([self.id], _patience(timeout), fresh=fresh)
         if self.id not in ended:
-            raise ResultTimeout(await self._impatience(timeout))
+            raise errors.ResultTimeout(await self._impatience(engine, timeout))
         return await _end_of(engine, ended[self.id])
 
-    async def _impatience(self, timeout: float | None) -> str:
-        record = await self._record()
+    async def _impatience(self, engine: Engine, timeout: float | None) -> str:
+        record = await self._record(engine)
         return (
             f"no result of {record.task} {self.id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
-            f"{(await self._app._explain(record)).text} It stays in the store; ask again later."
+            f"{(await self._runtime.explain(record)).text} It stays in the store; ask again later."
         )
 
 
 class InvocationGroup(Sequence[Invocation[R]]):
     """The invocations of one `map`, in the order of their arguments."""
 
-    def __init__(self, app: App, invocations: Sequence[Invocation[R]]) -> None:
-        self._app = app
+    def __init__(self, runtime: AppRuntime, invocations: Sequence[Invocation[R]]) -> None:
+        self._runtime = runtime
         self._invocations = tuple(invocations)
 
     def __len__(self) -> int:
@@ -234,62 +222,63 @@ class InvocationGroup(Sequence[Invocation[R]]):
         Raises what the first failed one raised, or `ResultTimeout`.
         """
         refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
-        return [invocation._outcome(end) for invocation, end in self._app._run(self._ends(timeout))]
+        return [invocation._outcome(end) for invocation, end in self._runtime.run(self._ends(timeout))]
 
     async def aresults(self, timeout: float | None = None) -> list[R]:
-        return [invocation._outcome(end) for invocation, end in await self._app._arun(self._ends(timeout))]
+        return [invocation._outcome(end) for invocation, end in await self._runtime.arun(self._ends(timeout))]
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresults().__await__()
 
-    def cancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> list[Status]:
-        """Ask for the end of all of them, as `Invocation.cancel` does. Returns where each one stands then."""
-        ends = self._app._run(_cancelled_all(self._app, self._ids, reason, by or asking(), children))
-        return [ends[invocation.id] for invocation in self]
+    @blocking
+    def cancel(
+        self, engine: Engine, reason: str = "", *, by: str | None = None, children: bool | None = None
+    ) -> Coroutine[Any, Any, list[Status]]:
+        """Ask for the end of all of them, as `Invocation.cancel` does. Return the status of each then."""
+        ids, asked_by = [invocation.id for invocation in self], by or asking()
 
-    async def acancel(self, reason: str = "", *, by: str | None = None, children: bool | None = None) -> list[Status]:
-        ends = await self._app._arun(_cancelled_all(self._app, self._ids, reason, by or asking(), children))
-        return [ends[invocation.id] for invocation in self]
+        async def cancel() -> list[Status]:
+            ends = await _cancelled_all(engine, list(dict.fromkeys(ids)), reason, asked_by, children)
+            return [ends[id] for id in ids]
 
-    @property
-    def _ids(self) -> list[InvocationId]:
-        """Those of a key or twin may be the same ones."""
-        return list(dict.fromkeys(invocation.id for invocation in self))
+        return cancel()
+
+    acancel = awaited(cancel)
 
     async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], End]]:
-        engine = await self._app._engine()
-        fresh = bool(self._invocations) and all(invocation._fresh for invocation in self)
+        engine = await self._runtime.engine()
+        fresh = bool(self._invocations) and all(invocation.is_fresh for invocation in self)
         ended = await engine.watcher.ends([invocation.id for invocation in self], _patience(timeout), fresh=fresh)
         missing = [invocation for invocation in self if invocation.id not in ended]
         if missing:
-            raise ResultTimeout(
-                f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(timeout)}"
+            raise errors.ResultTimeout(
+                f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(engine, timeout)}"
             )
         return [(invocation, await _end_of(engine, ended[invocation.id])) for invocation in self]
 
 
 async def _cancelled_all(
-    app: App, ids: Sequence[InvocationId], reason: str, by: str, children: bool | None
+    engine: Engine, ids: Sequence[InvocationId], reason: str, by: str, children: bool | None
 ) -> dict[str, Status]:
     reason, by = kept_text("reason", reason), kept_text("by", by)
     if children is not None and not isinstance(children, bool):
-        raise UsageError(f"children={children!r}: expected True, False or None")
-    canceller = (await app._engine()).canceller
-    return {one.id: one.status for one in await canceller.cancel(ids, by=by, reason=reason, children=children)}
+        raise errors.UsageError(f"children={children!r}: expected True, False or None")
+    cancelled = await engine.canceller.cancel(ids, by=by, reason=reason, children=children)
+    return {one.id: one.status for one in cancelled}
 
 
-def due_time(at: dt.datetime | float | None, delay: Duration | None) -> tuple[float | None, float]:
-    """The moment, or None and the seconds from now. Raises `UsageError`."""
+def due_time(at: Moment, delay: Duration | None) -> tuple[float | None, float]:
+    """Return the moment, or None and the seconds from now. Raises `UsageError`."""
     if delay is not None and at is not None:
-        raise UsageError("give either delay= or at=, not both")
+        raise errors.UsageError("give either delay= or at=, not both")
     return None if at is None else parse_moment(at), 0.0 if delay is None else length_of("delay", delay)
 
 
 def _patience(timeout: float | None) -> float | None:
-    """How long to wait. Raises `UsageError`: compared with what is no number, the time would never be over."""
+    """Return how long to wait. Raises `UsageError`: compared with NaN, the time would never be over."""
     if timeout is None or (isinstance(timeout, int | float) and not math.isnan(timeout)):
         return timeout
-    raise UsageError(f"timeout={timeout!r}: expected seconds, or None to wait until it ends")
+    raise errors.UsageError(f"timeout={timeout!r}: expected seconds, or None to wait until it ends")
 
 
 class End(NamedTuple):
@@ -301,38 +290,65 @@ class End(NamedTuple):
 
 async def _end_of(engine: Engine, record: InvocationRecord) -> End:
     error = record.error.data if record.error is not None else None
-    return End(record, await engine.depot.fetch((*references(record.result), *references(error))))
+    try:
+        wanted = (*references(record.result), *references(error))
+        return End(record, await engine.payloads.fetch(wanted) if wanted else {})
+    except errors.PayloadLost as lost:
+        raise errors.PayloadLost(_unreadable(record, lost, is_damaged=True)) from lost
+
+
+def _unreadable(record: InvocationRecord, error: Exception, *, is_damaged: bool) -> str:
+    what = "result" if record.status is Status.SUCCESS else "error"
+    text = f"the {what} of {record.task} {record.id} cannot be read: {error}"
+    if not is_damaged:
+        return text  # it says what this code lacks
+    return f"{text}. Restore it from a backup, or run the call again: holdfast rerun {record.id}"
+
+
+def _why_not(record: InvocationRecord) -> type[errors.HoldfastError]:
+    """Return the class of error for an invocation that cannot be run again."""
+    if record.status not in FINAL:
+        return errors.InvocationStatusTransitionError
+    return errors.NotDecodable if damage_of(record.arguments, of_call=True) else errors.PayloadLost
 
 
 def outcome_of(end: End, codec: Codec) -> object:
-    """The result of a final record, or its error raised."""
+    """Return the result of a final record, or raise its error."""
     record, payloads = end
     match record.status:
         case Status.SUCCESS:
-            return codec.decode(record.result or b"", payloads)
+            return _decoded(record, codec, payloads)
         case Status.FAILED if record.error is not None:
             raise codec.decode_error(record.error, payloads, invocation_id=record.id)
         case Status.FAILED:
-            raise TaskFailed("holdfast:Failed", record.reason, invocation_id=record.id)
+            raise errors.TaskFailed("holdfast:Failed", record.reason, invocation_id=record.id)
         case Status.CANCELLED:
             raise _cancelled(record)
         case _:
             assert record.status in FINAL
             why = f"{record.task} {record.id} met a concurrency limit and was declared not to wait. {record.reason}"
-            raise InvocationRefused(why, invocation_id=record.id)
+            raise errors.InvocationRefused(why, invocation_id=record.id)
 
 
-def _cancelled(record: InvocationRecord) -> InvocationCancelled:
+def _decoded(record: InvocationRecord, codec: Codec, payloads: Payloads) -> object:
+    data = record.result or b""
+    try:
+        return codec.decode(data, payloads)
+    except errors.NotDecodable as error:
+        raise errors.NotDecodable(_unreadable(record, error, is_damaged=bool(damage_of(data)))) from error
+
+
+def _cancelled(record: InvocationRecord) -> errors.InvocationCancelled:
     asked = record.cancellation
     if asked is None:
         text = f"{record.task} {record.id} was cancelled. {record.reason}"
-        return InvocationCancelled(text, invocation_id=record.id)
+        return errors.InvocationCancelled(text, invocation_id=record.id)
     text = f"{record.task} {record.id} was {asked}"
-    return InvocationCancelled(text, invocation_id=record.id, by=asked.by, reason=asked.reason)
+    return errors.InvocationCancelled(text, invocation_id=record.id, by=asked.by, reason=asked.reason)
 
 
 def asking() -> str:
-    """Who asks for something here: the invocation that does, or a person and a host."""
+    """Return the name of the caller, for the record: the running invocation, or user and host."""
     if here.get() is not None:
         return f"invocation {context().invocation_id}"
     try:
@@ -340,6 +356,3 @@ def asking() -> str:
     except (KeyError, OSError):  # a user without a name, as in a container
         user = f"user {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
-
-
-__all__ = ["Invocation", "InvocationGroup"]

@@ -1,4 +1,4 @@
-"""Secrets do not leave: passwords in URLs and the like are masked before a URL is shown, logged or in an error."""
+"""Mask passwords and other secrets before a URL is shown, logged or in an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECRET_WORDS = re.compile(
     re.IGNORECASE,
 )
 _PARAMETER_NAME = re.compile(r"(?:^|(?<=[?&;#=\s]))[^=?&;#\s]+(?==)")
-# A value runs on to the next "&" or blank: a ";" or "#" that somebody forgot to encode must not let half of it through.
+# A value runs on to the next "&" or blank: a ";" or "#" that was not encoded must not let half of it through.
 _VALUE_END = re.compile(r"[&\s]|$")
 # Options of a URL that may be shown. Any other may be a secret: a driver's next version has options we never heard of.
 _HARMLESS = re.compile(
@@ -37,10 +37,9 @@ _CLOSING = "'\")]}>,.;:!"  # what a sentence or a repr puts behind a URL
 
 
 def mask_url(url: object) -> str:
-    """The URL with *** for its password and for what may be a secret.
+    """Return the URL with *** for its password and for what may be a secret.
 
-    Takes any text, and in doubt hides too much: of a URL that is not plainly right, nobody can tell where its password
-    begins and ends.
+    Takes any text, and in doubt hides too much: in a malformed URL, it is unknown where the password begins and ends.
     """
     text = str(url)
     scheme, mark, rest = text.partition("://")
@@ -57,7 +56,7 @@ def mask_url(url: object) -> str:
 
 
 def _mask_rest(rest: str, web: bool) -> str:
-    """What follows the scheme: it reads as user, hosts, path and query, or is hidden up to the last "@", or wholly."""
+    """Mask what follows the scheme. If it is not user, hosts, path and query, hide it up to the last "@", or wholly."""
     userinfo = _USERINFO.match(rest)
     place = _mask_place(rest[userinfo.end() :] if userinfo else rest, web)
     if place is not None:
@@ -70,12 +69,12 @@ def _mask_rest(rest: str, web: bool) -> str:
 
 
 def _mask_place(text: str, web: bool) -> str | None:
-    """Hosts, path and query without what may be a secret, or None if the text does not plainly consist of these."""
+    """Return hosts, path and query without what may be a secret; None if the text does not consist of these."""
     place = _PLACE.fullmatch(text)
     if place is None:
         return None
     path, query = _mask_parameters(place["path"]), place["query"]
-    if web:  # a link in somebody's message, where "@" and any option are common
+    if web:  # a link in a message, where "@" and any option are common
         return place["hosts"] + path + _mask_parameters(query + place["rest"])
     options = query[1:].split("&")
     if "@" in path + place["rest"] or any(
@@ -87,8 +86,8 @@ def _mask_place(text: str, web: bool) -> str | None:
 
 
 def _mask_query(query: str) -> str:
-    """The options up to the first that may be a secret. What follows that one is hidden with it: its "&", and what
-    looks like another option, may be part of it.
+    """Return the options up to the first that may be a secret. The rest is hidden with it: an "&", and what looks like
+    another option, may be part of it.
     """
     shown: list[str] = []
     for option in query.split("&"):
@@ -102,7 +101,7 @@ def _mask_query(query: str) -> str:
 
 
 def _mask_text(text: str) -> str:
-    """Text that is no URL, but may have been meant as one."""
+    """Mask text that is no URL, but may have been meant as one."""
     before, at, after = text.rpartition("@")
     if at and re.search(r":|%3a", before, re.IGNORECASE):
         userinfo = _USERINFO.fullmatch(before + at)

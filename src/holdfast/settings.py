@@ -1,11 +1,11 @@
-"""Settings: one frozen object, merged once, and each value knows where it came from.
+"""Settings: one frozen object, merged once; each value knows its source.
 
 A keyword beats the environment (``HOLDFAST_<NAME>``), which beats ``[tool.holdfast]`` in the nearest pyproject.toml,
 which beats the default. The fields of `Settings` are the only list of settings: name, type, default, bounds and
-documentation stand together, and parsing, checking, `explain` and the error messages are derived from them. A name that
-is not in the list is refused wherever it stands: a misspelt setting that is silently ignored is found in production.
+documentation stand together; parsing, checks, `explain` and the error messages are derived from them. An unknown name
+is refused in every source: a misspelt setting that is silently ignored is found in production.
 
-Nothing here reads `os.environ` or the current folder: the caller hands both over.
+Nothing here reads `os.environ` or the current folder: the caller passes both.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from holdfast.clock import format_duration, parse_duration
 from holdfast.errors import ConfigurationError, HoldfastError, InvalidSetting, UnknownSetting
-from holdfast.lifecycle.slots import SlotSettings, window_seconds
 from holdfast.masking import mask_url
-from holdfast.schedules import cron
+from holdfast.schedules.timing import cron
 
 DEFAULT_FILE = "holdfast.db"
 PREFIX = "HOLDFAST_"
 # Switches of the test suite and of fault injection. They share the prefix and are no settings.
 _FOREIGN_PREFIXES = ("HOLDFAST_TEST_", "HOLDFAST_CRASH_")
+DAY, CENTURY = 86_400.0, 3_153_600_000
+KiB, MiB = 2**10, 2**20
 _UNITS = {"_seconds": 1.0, "_minutes": 60.0}
 _HEARTBEAT_PAIR = ("runner_heartbeat_seconds", "runner_considered_dead_after_minutes")
 _SLOT_TRIO = tuple(f"atomic_service_{name}" for name in ("spread_margin_minutes", "interval_minutes", "max_members"))
@@ -48,7 +51,7 @@ class Origin(NamedTuple):
 
 
 class SettingRow(NamedTuple):
-    """One line of ``holdfast config``. Carries no secrets; `shown` has a length of time in both its forms."""
+    """A line of ``holdfast config``, without secrets; `shown` has a duration in both its forms."""
 
     name: str
     value: object
@@ -57,115 +60,72 @@ class SettingRow(NamedTuple):
     doc: str
 
 
-def _setting(
-    default: object,
-    doc: str,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    choices: tuple[str, ...] = (),
-    seconds: bool = False,
-) -> Any:
-    """`seconds` is for a length of time whose name does not tell its unit."""
-    facts = {"doc": doc, "low": low, "high": high, "choices": choices, "seconds": seconds}
-    return field(default=default, metadata=facts)
+def _setting(default: object, doc: str, **facts: Any) -> Any:
+    """Declare a setting, with the fields of `_Spec`. `seconds` is for a duration whose name does not say its unit."""
+    return field(default=default, metadata={"doc": doc, **facts})
+
+
+class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings ``atomic_service_…``, durations in seconds. Their meaning and defaults are in `Settings`."""
+
+    interval_seconds: float
+    spread_margin_seconds: float
+    check_interval_seconds: float
+    max_start_slot_fraction: float
+    membership_stabilization_seconds: float
+    min_run_margin_seconds: float
+    execution_retention_seconds: float
+    execution_max_records: int
+    max_members: int
 
 
 @dataclass(frozen=True, repr=False)
 class Settings:
     """All settings of one app. Use `load`; a direct call takes keywords only and is checked just the same."""
 
-    url: str = _setting("", "where the store is; empty for holdfast.db beside pyproject.toml, or here")
+    url: str = _setting("", "the store; empty: holdfast.db beside pyproject.toml, or here")
     name: str = _setting("", "the app's name; empty for 'default'")
     app: str = _setting("", "module:attribute of the app, for the command line")
-    concurrency: int = _setting(10, "places of a runner, per worker", low=1, high=10_000)
-    poll_interval_seconds: float = _setting(
-        1.0, "how long an idle runner or a waiting caller trusts hints before it looks by itself", low=0.01, high=60
-    )
-    drain_timeout_seconds: float = _setting(
-        30.0, "how long a stopping runner lets running work finish", low=0, high=86_400
-    )
-    cancel_grace_seconds: float = _setting(
-        10.0, "how long the code of a cancelled invocation may clean up before it is ended", low=0, high=86_400
-    )
-    runner_heartbeat_seconds: float = _setting(
-        2.0, "how often a runner says that it is alive; at most a quarter of dead-after", low=0.01, high=3_600
-    )
-    runner_considered_dead_after_minutes: float = _setting(
-        0.25, "how long a runner may be silent before its work is given to others", low=0.001, high=1_440
-    )
+    concurrency: int = _setting(10, "slots of a runner, per worker", low=1, high=10_000)
+    poll_interval_seconds: float = _setting(1.0, "between looks of idle runners and waiters", low=0.01, high=60)
+    drain_timeout_seconds: float = _setting(30.0, "for running work, when a runner stops", low=0, high=86_400)
+    cancel_grace_seconds: float = _setting(10.0, "for cancelled code to clean up; then it is ended", low=0, high=86_400)
+    runner_heartbeat_seconds: float = _setting(2.0, "between heartbeats; at most dead-after / 4", low=0.01, high=3_600)
+    runner_considered_dead_after_minutes: float = _setting(0.25, "of silence, then it is dead", low=0.001, high=1_440)
     atomic_service_interval_minutes: float = _setting(1.0, "the cycle; each member has one slot", low=0.001, high=1_440)
-    atomic_service_spread_margin_minutes: float = _setting(
-        1 / 60, "the gap after a slot, for clocks that differ; a lone runner needs none", low=0, high=1_440
-    )
-    atomic_service_check_interval_minutes: float = _setting(
-        1 / 60, "how often a runner looks whether it is its turn, and serves while it is", low=0.0001, high=1_440
-    )
-    atomic_service_max_start_slot_fraction: float = _setting(
-        0.9, "the part of a slot after which it is too late to start in it; 0 or 1 for never", low=0, high=1
-    )
-    atomic_service_membership_stabilization_minutes: float = _setting(
-        0.0, "how long a new runner has a slot without starting in it", low=0, high=1_440
-    )
-    atomic_service_min_run_margin_seconds: float = _setting(
-        0.05, "what must be left of the slot once the start is recorded", low=0, high=3_600
-    )
-    atomic_service_execution_retention_minutes: float = _setting(
-        60.0, "how long records of the services' executions are kept", low=0, high=525_600
-    )
-    atomic_service_execution_max_records: int = _setting(1000, "and how many of them at most", low=1, high=1_000_000)
+    atomic_service_spread_margin_minutes: float = _setting(1 / 60, "the gap after a slot", low=0, high=1_440)
+    atomic_service_check_interval_minutes: float = _setting(1 / 60, "between looks for a turn", low=0.0001, high=1_440)
+    atomic_service_max_start_slot_fraction: float = _setting(0.9, "of a slot to start in; 0, 1: all", low=0, high=1)
+    atomic_service_membership_stabilization_minutes: float = _setting(0.0, "before a first start", low=0, high=1_440)
+    atomic_service_min_run_margin_seconds: float = _setting(0.05, "left of a slot at the start", low=0, high=3_600)
+    atomic_service_execution_retention_minutes: float = _setting(60.0, "for records of executions", low=0, high=525_600)
+    atomic_service_execution_max_records: int = _setting(1000, "records of executions kept", low=1, high=1_000_000)
     atomic_service_max_members: int = _setting(3, "how many runners take turns: the oldest", low=1, high=1_000)
     recover_pending_invocations_cron: str = _setting("*/15 * * * * *", "when to look for claimed work that never began")
-    max_pending_seconds: float = _setting(
-        5.0, "how long claimed work may wait for its start before it is given to others", low=0.1, high=86_400
-    )
+    max_pending_seconds: float = _setting(5.0, "for claimed work to start before others get it", low=0.1, high=86_400)
     recover_running_invocations_cron: str = _setting("*/15 * * * * *", "when to look for work of dead runners")
     worker_unresponsive_seconds: float = _setting(
-        10.0, "how long a worker process may leave its runner without an answer before that is told", low=1, high=86_400
+        10.0, "without an answer of a worker; then a warning", low=1, high=86_400
     )
     max_crash_recoveries: int = _setting(3, "crashes in a row, without progress, that work outlives", low=0, high=50)
-    archive_retention_seconds: float = _setting(
-        7 * 86_400.0, "how long ended work is kept, if its task does not say", low=3_600, high=3_153_600_000
-    )
-    trigger_task_modules: str = _setting(
-        "", "modules, with commas between them, that a runner imports when it starts, for the triggers of their tasks"
-    )
-    event_retention_seconds: float = _setting(
-        7 * 86_400.0, "how long events are kept, with what they caused", low=3_600, high=3_153_600_000
-    )
-    trigger_max_depth: int = _setting(
-        100, "how many triggers may lead from one to the next; what is beyond has gone in a circle", low=1, high=10_000
-    )
+    archive_retention_seconds: float = _setting(7 * DAY, "for ended work; tasks may differ", low=3_600, high=CENTURY)
+    trigger_task_modules: str = _setting("", "modules that a runner imports at its start, with commas between them")
+    event_retention_seconds: float = _setting(7 * DAY, "for events, with what they caused", low=3_600, high=CENTURY)
+    trigger_max_depth: int = _setting(100, "triggers in a chain; a longer one is a loop", low=1, high=10_000)
     sqlite_synchronous: Literal["full", "normal"] = _setting(
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )
-    sqlite_busy_timeout_seconds: float = _setting(
-        10.0, "how long to wait for another process that writes to the SQLite file", low=0.1, high=600
-    )
-    inline_limit: int = _setting(
-        64 * 2**10,
-        "bytes of one argument, result or error beyond which it is stored apart from its record",
-        low=1024,
-        high=2**20,
-    )
-    chunk_threshold: int = _setting(
-        15 * 2**20,
-        "bytes beyond which what is stored apart is compressed and cut into pieces",
-        low=1024,
-        high=15 * 2**20,
-    )
-    payload_limit: int = _setting(
-        512 * 2**20, "bytes beyond which one argument, result or error is refused", low=1024, high=2**32
-    )
+    sqlite_busy_timeout_seconds: float = _setting(10.0, "for another process that writes the file", low=0.1, high=600)
+    inline_limit: int = _setting(64 * KiB, "bytes of a value beyond which it is stored apart", low=1024, high=MiB)
+    chunk_threshold: int = _setting(15 * MiB, "bytes beyond which a value is cut into pieces", low=1024, high=15 * MiB)
+    payload_limit: int = _setting(512 * MiB, "bytes beyond which a value is refused", low=1024, high=2**32)
     use_change_streams: bool = _setting(True, "MongoDB: wake up by a change stream; else by polling")
-    signal_retention_seconds: float = _setting(
-        3600.0, "MongoDB: how long the hint of a process that is gone is kept", low=60, high=86_400 * 30
-    )
-    max_retries: int = _setting(5, "MongoDB: how often an operation is tried again after a transient error", low=0)
-    retry_base_delay: float = _setting(0.1, "MongoDB: the first pause before trying again", low=0.001, seconds=True)
-    retry_max_delay: float = _setting(60.0, "MongoDB: the longest pause before trying again", low=0.001, seconds=True)
-    retry_max_time: float = _setting(300.0, "MongoDB: how long to try again altogether", low=0, seconds=True)
-    retry_indefinitely: bool = _setting(False, "MongoDB: try again without end, whatever the other limits")
+    signal_retention_seconds: float = _setting(3600.0, "MongoDB: for hints of dead processes", low=60, high=30 * DAY)
+    max_retries: int = _setting(5, "MongoDB: retries of an operation after transient errors", low=0)
+    retry_base_delay: float = _setting(0.1, "MongoDB: the first pause before a retry", low=0.001, seconds=True)
+    retry_max_delay: float = _setting(60.0, "MongoDB: the longest pause before a retry", low=0.001, seconds=True)
+    retry_max_time: float = _setting(300.0, "MongoDB: how long to retry altogether", low=0, seconds=True)
+    retry_indefinitely: bool = _setting(False, "MongoDB: retry without end, whatever the other limits")
     _sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -200,7 +160,8 @@ class Settings:
                 f"{payload} is less than {inline}, so nothing could be stored apart: it would be refused first. "
                 "Use a larger payload_limit, or a smaller inline_limit."
             )
-        if window_seconds(self.atomic_service_max_members, self.slots) <= 0:
+        slots = self.slots
+        if slots.max_members > 1 and slots.interval_seconds / slots.max_members <= slots.spread_margin_seconds:
             margin, interval, members = map(self._described, _SLOT_TRIO)
             raise InvalidSetting(
                 f"{margin} leaves nothing of a slot, with {interval} and {members}: with so many runners no service "
@@ -208,8 +169,12 @@ class Settings:
             )
 
     @property
+    def dead_after_seconds(self) -> float:
+        return self.runner_considered_dead_after_minutes * 60
+
+    @property
     def slots(self) -> SlotSettings:
-        """The settings ``atomic_service_…`` in seconds."""
+        """Return the settings ``atomic_service_…`` in seconds."""
         own = [spec for spec in SPECS.values() if spec.name.startswith("atomic_service_")]
         names = [spec.name.removeprefix("atomic_service_").replace("_minutes", "_seconds") for spec in own]
         return SlotSettings(**{n: getattr(self, s.name) * (s.unit or 1) for n, s in zip(names, own, strict=True)})
@@ -222,13 +187,13 @@ class Settings:
         return self._sources.get(name, "keyword" if given else "default")
 
     def origin(self, name: str) -> Origin:
-        """The value of one setting, unmasked, and where it came from."""
+        """Return the value of a setting, unmasked, and its source."""
         if name not in SPECS:
             raise _unknown(name, "asked for")
         return Origin(getattr(self, name), self._source(name))
 
     def explain(self) -> list[SettingRow]:
-        """Every setting in order of declaration, for people: without secrets."""
+        """Return every setting in order of declaration, for people: without secrets."""
         rows = []
         for spec in SPECS.values():
             value, source = self.origin(spec.name)
@@ -241,24 +206,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Spec:
-    """What the declaration says about one setting."""
+    """The declaration of one setting."""
 
     name: str
     default: bool | int | float | str
     doc: str
-    low: float
-    high: float
+    low: float = -math.inf
+    high: float = math.inf
     choices: tuple[str, ...] = ()
     seconds: bool = False
 
     @property
     def unit(self) -> float | None:
-        """Seconds in the unit of the name, or None for a setting that is no length of time."""
+        """Return the seconds in the unit of the name, or None for a setting that is no duration."""
         by_name = next((seconds for suffix, seconds in _UNITS.items() if self.name.endswith(suffix)), None)
         return 1.0 if self.seconds else by_name
 
     def read(self, text: str, source: str) -> object:
-        """The value that an environment variable spells. Durations are left to `check`: they are text anywhere."""
+        """Return the value of an environment variable. Durations are left to `check`: they are text in any source."""
         if isinstance(self.default, bool):
             if text.strip().lower() not in _BOOLEANS:
                 raise self.invalid(text, source)
@@ -275,7 +240,7 @@ class _Spec:
         return text
 
     def check(self, value: object, source: str) -> object:
-        """The value in its stored form; raises `InvalidSetting` for a wrong type or a value out of range."""
+        """Return the value in its stored form. Raises `InvalidSetting` for a wrong type or a value out of range."""
         if isinstance(self.default, float):
             value = self._number(value, source)
         if self.name.endswith("_modules"):
@@ -294,7 +259,7 @@ class _Spec:
         return value
 
     def _modules(self, value: object, source: str) -> object:
-        """A text or a list of names, as a text."""
+        """Return a text or a list of names as a text."""
         given = value.split(",") if isinstance(value, str) else value
         if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
             raise self.invalid(value, source)
@@ -304,7 +269,7 @@ class _Spec:
         return ",".join(names)
 
     def _number(self, value: object, source: str) -> object:
-        """Whatever means a number here, as a float; anything else as it is, for `check` to refuse."""
+        """Return a number or a duration as a float; anything else as it is, for `check` to refuse."""
         try:
             if type(value) in (int, float) or (self.unit is not None and isinstance(value, str) and _is_number(value)):
                 return float(value)  # type: ignore[arg-type]
@@ -336,7 +301,7 @@ class _Spec:
         return f"{'a whole number' if isinstance(self.default, int) else 'a number'}{bounds}"
 
     def show(self, value: object) -> str:
-        """The value for people: "0.25 (15s)" for a length of time, a URL without its password."""
+        """Return the value for people: "0.25 (15s)" for a duration, a URL without its password."""
         if self.unit is not None and isinstance(value, float):
             return f"{value:.10g} ({format_duration(value * self.unit)})"
         if isinstance(value, bool):
@@ -406,7 +371,7 @@ def _is_number(text: str) -> bool:
 
 
 def _shortened(value: object) -> str:
-    """For messages: what was given, without secrets, and without digits that Python refuses to print."""
+    """Return the value for a message, without secrets, and without digits that Python refuses to print."""
     try:
         text = mask_url(repr(value))
     except ValueError:
@@ -419,9 +384,9 @@ def _mask(name: str, value: object) -> object:
 
 
 def default_url(folder: Path) -> str:
-    """`holdfast.db` beside the nearest pyproject.toml at or above `folder`, else in it:
+    """Return the URL of `holdfast.db` beside the nearest pyproject.toml at or above `folder`, else in it.
 
-    every process of a project finds the same file.
+    So every process of a project finds the same file.
     """
     for place in (folder, *folder.parents):
         if (place / "pyproject.toml").is_file():
@@ -430,7 +395,7 @@ def default_url(folder: Path) -> str:
 
 
 def absolute_url(url: str, folder: Path) -> str:
-    """A relative SQLite path becomes absolute when the app is made: a later chdir must not lead to another file."""
+    """Make a relative SQLite path absolute when the app is made: a later chdir must not lead to another file."""
     path = url.removeprefix("sqlite:///")
     if path == url or not path or path.startswith(("/", "~", ":")):
         return url

@@ -7,64 +7,43 @@ that they can be stored.
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
-import inspect
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 
 import msgspec
 
-from holdfast.clock import Duration, length_of, parse_moment, reached
+from holdfast.clock import reached
 from holdfast.codec import Apart, Payload, Seen
-from holdfast.declaring import pacing_of, refuse_for_call, refuse_with_pacing, valid_key, valid_priority
-from holdfast.engine.concurrency import RunningConcurrency
-from holdfast.engine.core import Engine
-from holdfast.engine.definition import TaskDefinition
-from holdfast.engine.depot import whole
-from holdfast.engine.time_limits import TimeLimits
+from holdfast.declaring import CallOptions, SubmitOptions, changed_options
 from holdfast.errors import KeyTaken, NotEncodable, StoreError, TwinDiffers, UsageError
-from holdfast.execution.call import bind
-from holdfast.execution.context import here, origin_in, parent_in
+from holdfast.executors.call import bind
+from holdfast.executors.context import origin_in, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
-from holdfast.lifecycle.limits import limit_key
-from holdfast.lifecycle.names import valid_name
-from holdfast.lifecycle.pacing import Debounce, Pacing, paced
-from holdfast.lifecycle.records import KEY_SECONDS, InvocationRecord, Terms, registered
-
-if TYPE_CHECKING:
-    from holdfast.app import App
+from holdfast.model.limits import limit_key
+from holdfast.model.pacing import Debounce, paced
+from holdfast.model.records import KEY_SECONDS, InvocationRecord, Terms, first_history
+from holdfast.runtime.app_runtime import AppRuntime, completed
+from holdfast.runtime.definition import TaskDefinition
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.payloads import whole
+from holdfast.telemetry.tasks import here
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one call differs from what its task declares."""
-
-    delay_seconds: float = 0.0
-    at: float | None = None
-    priority: int | None = None
-    queue: str | None = None
-    key: str | None = None
-    key_seconds: float = KEY_SECONDS
-    pacing: Pacing | None = None
-    session: Any = None
-    expires_at: float | None = None
-    time: TimeLimits | None = None
-
-
 class Submittable(Generic[P, R]):
-    """What tasks of plain and of coroutine functions share."""
+    """A task of a plain or of a coroutine function."""
 
-    def __init__(self, app: App, definition: TaskDefinition, options: SubmitOptions | None = None) -> None:
-        self._app = app
+    def __init__(self, runtime: AppRuntime, definition: TaskDefinition, options: SubmitOptions | None = None) -> None:
+        self._runtime = runtime
         self.definition = definition
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
         self._limited = definition.limit is not None
         self._time = self._options.time or definition.time
-        self._terms = self._time.added_to(definition.terms(app.settings.archive_retention_seconds))
+        self.terms = self._time.added_to(definition.terms(runtime.settings.archive_retention_seconds))
         self._pacing = self._options.pacing or definition.pacing
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
@@ -75,39 +54,19 @@ class Submittable(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
-    def options(
-        self,
-        *,
-        delay: Duration | None = None,
-        at: dt.datetime | float | None = None,
-        priority: int | None = None,
-        queue: str | None = None,
-        key: str | None = None,
-        key_for: Duration | None = None,
-        debounce: Duration | None = None,
-        debounce_max_wait: Duration | None = None,
-        debounce_key: str | None = None,
-        throttle: Duration | None = None,
-        throttle_key: str | None = None,
-        session: Any = None,
-        timeout: Duration | None = None,
-        soft_timeout: Duration | None = None,
-        expires: Duration | dt.datetime | None = None,
-        cancel_grace: Duration | None = None,
-        cancel_children: bool | None = None,
-        **unknown: Never,
-    ) -> Self:
-        """The same task with other options for the calls that are submitted through it.
+    def options(self, **given: Unpack[CallOptions]) -> Self:
+        """Return the same task with other options for the calls that are submitted through it.
 
         `delay` is a duration ("5m", 300, a timedelta) from now; `at` a moment (an aware datetime, or seconds since
         the epoch); `priority` lies between −100 and 100 and higher goes first.
 
-        `key` makes the call idempotent: the first submit of this task with that key stores it, and every other one
+        `key` makes the call idempotent: the first submit of this task with that key stores it, and every later one
         returns the same invocation; other arguments with the same key are refused with `KeyTaken`. The key is free
-        again `key_for` (a day, if nothing is said) after the call has ended.
+        again `key_for` (by default a day) after the call has ended.
 
-        `debounce` and `throttle` are as in `App.task`; with `debounce_key` or `throttle_key`, a text, calls of the same
-        one are of a kind, else all of the task.
+        `debounce` and `throttle` are as in `App.task`; calls with the same `debounce_key` or `throttle_key`, a text,
+        are of a kind, else all of the task.
+
         `timeout`, `soft_timeout`, `expires`, `cancel_grace` and `cancel_children` are as in `App.task`; `expires` may
         also be a moment (an aware datetime).
 
@@ -115,43 +74,15 @@ class Submittable(Generic[P, R]):
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
         not.
         """
-        refuse_for_call(self.name, unknown, _CALL_OPTIONS)
-        if key_for is not None and key is None and self._options.key is None:
-            raise UsageError("key_for= says how long a key is taken; give key= as well")
-        if delay is not None and at is not None:
-            raise UsageError("give either delay= or at=, not both")
-        before = self._options
-        kept = (before.delay_seconds, before.at) if delay is None and at is None else (0.0, None)
-        changed = msgspec.structs.replace(
-            before,
-            delay_seconds=kept[0] if delay is None else length_of("delay", delay),
-            at=kept[1] if at is None else parse_moment(at),
-            priority=self._options.priority if priority is None else valid_priority(priority),
-            queue=self._options.queue if queue is None else valid_name("queue", queue),
-            key=before.key if key is None else valid_key("key", key),
-            key_seconds=before.key_seconds if key_for is None else length_of("key_for", key_for),
-            pacing=pacing_of(debounce, debounce_max_wait, debounce_key, throttle, throttle_key) or before.pacing,
-            session=self._options.session if session is None else session,
-            expires_at=parse_moment(expires, "expires") if isinstance(expires, dt.datetime) else before.expires_at,
-            time=self._time.changed(
-                timeout=timeout,
-                soft_timeout=soft_timeout,
-                expires=None if isinstance(expires, dt.datetime) else expires,
-                cancel_grace=cancel_grace,
-                cancel_children=cancel_children,
-            ),
-        )
-        refuse_with_pacing(changed.pacing or self.definition.pacing, changed, self.definition)
-        if expires is not None and not isinstance(expires, dt.datetime):
-            changed = msgspec.structs.replace(changed, expires_at=None)
-        return type(self)(self._app, self.definition, changed)
+        changed = changed_options(self.definition, self._options, given)
+        return type(self)(self._runtime, self.definition, changed)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """Store a call of this task. Once this returns, the work survives the loss of every process."""
-        return self._store(self._engine(), [(args, kwargs)])[0]
+        return completed(self._store([(args, kwargs)], is_blocking=True))[0]
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
-        return (await self._astore(await self._aengine(), [(args, kwargs)]))[0]
+        return (await self._store([(args, kwargs)]))[0]
 
     def map(self, calls: Iterable[Any]) -> InvocationGroup[R]:
         """Store a call for each item, all in one go.
@@ -159,57 +90,72 @@ class Submittable(Generic[P, R]):
         A tuple is positional arguments, a dict keyword arguments, anything else the only argument. If one of them
         cannot be stored, none is.
         """
-        return self._store(self._engine(), (_spread(call) for call in calls))
+        return completed(self._store((_spread(call) for call in calls), is_blocking=True))
 
     async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
-        return await self._astore(await self._aengine(), (_spread(call) for call in calls))
-
-    def _engine(self) -> Engine:
-        return self._app._ready(self._options.session)
-
-    async def _aengine(self) -> Engine:
-        return await self._app._aready(self._options.session)
+        return await self._store(_spread(call) for call in calls)
 
     def prepared(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[InvocationRecord, list[Payload]]:
-        """A call as it would be stored now, and the large values that it refers to."""
+        """Return a call as it would be stored now, and the payloads that it refers to."""
         payloads: list[Payload] = []
         return self._record(engine, args, kwargs, payloads, {}), payloads
 
+    def template(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[InvocationRecord, float | None]:
+        """Return a call that is to be submitted again and again, and after how many seconds each expires."""
+        given = self._options
+        others = {
+            "key": given.key,
+            "delay": given.delay_seconds,
+            "at": given.at,
+            "session": given.session,
+            "expires": given.expires_at,
+            "debounce or throttle": given.pacing,
+        }
+        if refused := [f"{name}=" for name, value in others.items() if value]:
+            raise UsageError(f"a schedule submits its call again and again, so it has no {', '.join(refused)}")
+        record, payloads = self.prepared(engine, args, kwargs)
+        if payloads:
+            size = sum(len(payload.data) for payload in payloads)
+            raise UsageError(
+                f"the arguments have {size:,} bytes, and a schedule keeps at most {engine.limits.inline:,}: "
+                "give it a name or a path of what it shall work on"
+            )
+        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
+        dedup_key = record.dedup_key if self._pacing is None else None  # ticks are neither debounced nor throttled
+        return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires
+
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 
-    def _store(self, engine: Engine, calls: Iterable[CallArguments]) -> InvocationGroup[R]:
+    async def _store(self, calls: Iterable[CallArguments], *, is_blocking: bool = False) -> InvocationGroup[R]:
+        runtime, session = self._runtime, self._options.session
+        engine = runtime.ready(session) if is_blocking else await runtime.aready(session)
         records, payloads = self._records(engine, calls)
-        if not records or self._options.session is None:
-            work = engine.submitter.submit(records, payloads, self._debounce)
-            return self._handles(records, self._app._run(work))
-        transaction = engine.store.joined(self._options.session)
-        if transaction.is_async:
+        if not records or session is None:
+            bridge = runtime.opened().bridge
+            is_quick = is_blocking and bool(records) and not payloads and bridge.may_wait()
+            if is_quick and engine.submitter.submit_here(records, bridge.call):
+                return self._handles(records, [None] * len(records))
+            work = engine.submitter.submit(records, payloads, self.debounce)
+            return self._handles(records, await runtime.either(work, is_blocking))
+        transaction = engine.store.joined(session)
+        if transaction.is_async and is_blocking:
             raise UsageError("the session belongs to an asynchronous client; await asubmit() or amap() with it")
-        if not transaction.carries_payloads:
-            self._app._run(engine.submitter.keep(payloads))
-        there = transaction.insert(records, whole(payloads) if transaction.carries_payloads else ())
-        self._app._run(engine.submitter.announce(transaction, records))
-        return self._handles(records, there)
-
-    async def _astore(self, engine: Engine, calls: Iterable[CallArguments]) -> InvocationGroup[R]:
-        records, payloads = self._records(engine, calls)
-        if not records or self._options.session is None:
-            work = engine.submitter.submit(records, payloads, self._debounce)
-            return self._handles(records, await self._app._arun(work))
-        transaction = engine.store.joined(self._options.session)
-        if not transaction.carries_payloads:
-            await self._app._arun(engine.submitter.keep(payloads))
         stored = whole(payloads) if transaction.carries_payloads else ()
-        there = (
-            await transaction.ainsert(records, stored) if transaction.is_async else transaction.insert(records, stored)
-        )
-        await self._app._arun(engine.submitter.announce(transaction, records))
+        if not transaction.carries_payloads:
+            await runtime.either(engine.payloads.keep(payloads), is_blocking)
+        if transaction.is_async:
+            there = await transaction.ainsert(records, stored)
+        else:
+            there = transaction.insert(records, stored)
+        await runtime.either(engine.submitter.announce(transaction, records), is_blocking)
         return self._handles(records, there)
 
     def _records(self, engine: Engine, calls: Iterable[CallArguments]) -> tuple[list[InvocationRecord], list[Payload]]:
-        """Each call is encoded as it comes: a generator may change what it has yielded before it yields the next."""
+        """Return the records of these calls. Each is encoded as it comes: a generator may change it later."""
         seen: Seen = {}
         payloads: list[Payload] = []
         records = [self._record(engine, args, dict(kwargs), payloads, seen) for args, kwargs in calls]
@@ -219,23 +165,23 @@ class Submittable(Generic[P, R]):
 
     def _handles(self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]) -> InvocationGroup[R]:
         """Handles of these, some of which were there already."""
+        handles: list[Invocation[R]] = []
         for record, before in zip(records, there, strict=True):
-            if before is not None:
+            if before is None:
+                handles.append(Invocation(self._runtime, record.id, fresh=True))
+            else:
                 self._agree(record, before)
-        handles = [
-            Invocation[R](self._app, record.id if before is None else before.id, fresh=before is None)
-            for record, before in zip(records, there, strict=True)
-        ]
-        return InvocationGroup(self._app, handles)
+                handles.append(Invocation(self._runtime, before.id))
+        return InvocationGroup(self._runtime, handles)
 
     def _agree(self, record: InvocationRecord, before: InvocationRecord) -> None:
-        """Refuse what is there instead, unless it is the same call."""
+        """Raise an error if the stored record is another call than this one."""
         if record.id == before.id:
-            raise StoreError(f"the new id {record.id} was taken already; what was there is untouched")
+            raise StoreError(f"the new id {record.id} was taken already; the stored one is untouched")
         if self._pacing is not None:
             return  # that is what it is for
         if record.key is None or record.key != before.key:
-            return self._agree_on_twin(record, before)
+            return self._agree_on_duplicate(record, before)
         if record.arguments != before.arguments:
             now, then = (self._bound(one) for one in (record, before))
             if now != then:
@@ -244,18 +190,20 @@ class Submittable(Generic[P, R]):
                     "other arguments. One key is one call; use another key, or the arguments of the first."
                 )
 
-    def _agree_on_twin(self, record: InvocationRecord, before: InvocationRecord) -> None:
-        if self.definition.raises_on_different_twin and self._bound(record) != self._bound(before):
+    def _agree_on_duplicate(self, record: InvocationRecord, before: InvocationRecord) -> None:
+        if self.definition.raises_when_different and self._bound(record) != self._bound(before):
+            option = self.definition.spelling("when_different")
             raise TwinDiffers(
-                f"{before.id} of {record.task} waits for its start and shares its key arguments with this call, but "
-                "not the others; the task declares on_diff_non_key_args_raise=True"
+                f"{before.id} of {record.task} waits for its start and is of a kind with this call, but other "
+                f"arguments differ, which the task refuses by {option}="
             )
 
     def _bound(self, record: InvocationRecord) -> object:
-        """The call's arguments by name, with the defaults: ``add(1, 2)`` is the same call as ``add(1, b=2)``. Each as
-        its digest, which tells 1 from True and from 1.0 as those of twins do; to Python they are equal.
+        """Return digests of the call's arguments by name, with the defaults: ``add(1, 2)`` is ``add(1, b=2)``.
+
+        Digests differ for 1, True and 1.0, as in dedup keys; to Python these are equal.
         """
-        given, named = self._app._codec.decode_call(record.arguments, describe=True)
+        given, named = self._runtime.codec.decode_call(record.arguments, describe=True)
         args, kwargs = (
             [self._digest(item) for item in given],
             {name: self._digest(item) for name, item in named.items()},
@@ -271,7 +219,7 @@ class Submittable(Generic[P, R]):
 
     def _digest(self, value: object) -> str:
         try:
-            return self._app._codec.digest({"apart": str(value)} if isinstance(value, Apart) else {"value": value})
+            return self._runtime.codec.digest({"apart": str(value)} if isinstance(value, Apart) else {"value": value})
         except NotEncodable:  # a default, which nothing that is stored is like
             return ""
 
@@ -279,15 +227,15 @@ class Submittable(Generic[P, R]):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
-        due_at = engine.due_after(options.delay_seconds, now) if options.at is None else options.at
+        due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
         bind(task.signature, args, kwargs, task.name)
-        packed = self._app._codec.pack_call(args, kwargs, self._names, engine.limits, seen)
+        packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen)
         payloads += packed.payloads
         record = InvocationRecord(
             id=ids.new(),
             key=options.key,
-            twin=self._twin(args, kwargs),
-            app=self._app.name,
+            dedup_key=self._dedup_key(args, kwargs),
+            app=self._runtime.name,
             task=task.name,
             arguments=packed.data,
             queue=options.queue or task.queue,
@@ -296,17 +244,19 @@ class Submittable(Generic[P, R]):
             priority=task.priority if options.priority is None else options.priority,
             created_at=now,
             due_at=due_at,
-            limit_key=self._limit_key(args, kwargs) if self._limited else None,
-            terms=self._terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
-            parent_id=None if here.get() is None else parent_in(self._app.name),
-            origin=None if here.get() is None else origin_in(self._app.name),
+            limit_key=self._shared_key(task.limit_by, args, kwargs) if self._limited else None,
+            terms=self.terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
+            parent_id=None if here.get() is None else parent_in(self._runtime.name),
+            origin=None if here.get() is None else origin_in(self._runtime.name),
+            changed_at=now,
+            history=first_history(ids.operation(), now),
         )
         if self._pacing is not None:
             reached("debounce" if isinstance(self._pacing, Debounce) else "throttle", now, self._pacing.seconds)
             record = paced(record, self._pacing)
         if options.expires_at is not None or self._time.expires is not None:
             record = self._expiring(record)
-        return registered(record, operation=ids.operation(), at=now)
+        return record
 
     def _expiring(self, record: InvocationRecord) -> InvocationRecord:
         at = self._options.expires_at
@@ -324,35 +274,30 @@ class Submittable(Generic[P, R]):
         return msgspec.structs.replace(record, start_by=start_by, terms=terms)
 
     @property
-    def _debounce(self) -> Debounce | None:
+    def debounce(self) -> Debounce | None:
         return self._pacing if isinstance(self._pacing, Debounce) else None
 
     @property
     def _terms_with_key(self) -> Terms:
-        return msgspec.structs.replace(self._terms, key_seconds=self._options.key_seconds)
+        return msgspec.structs.replace(self.terms, key_seconds=self._options.key_seconds)
 
-    def _twin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """What it has in common with those of which only one is to wait, as one string. With a key, that alone says
-        which call is the same: handed the twin of another key, it would be stored again once that one has started.
+    def _dedup_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return the dedup key: of the calls with the same one, only one waits. A call with a key has none: with the
+        dedup key of another call, it would be stored again once that call has started.
         """
         if self._options.key is not None:
             return None
         if self._pacing is not None and self._pacing.key is not None:
-            return limit_key(self.name, self._app._codec.digest({"key": self._pacing.key}))
-        if self.definition.registration.mode is RunningConcurrency.DISABLED:
-            return None if self._pacing is None else limit_key(self.name, "")
-        shared = self.definition.registration.shared(self.definition.signature, args, kwargs)
-        return limit_key(self.name, self._app._codec.digest(shared) if shared else "")
-
-    def _limit_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """What the call has in common with those that share its limit, as one string."""
-        shared = self.definition.concurrency.shared(self.definition.signature, args, kwargs)
-        if shared is None:
+            return limit_key(self.name, self._runtime.codec.digest({"key": self._pacing.key}))
+        if not self.definition.unique and self._pacing is None:
             return None
-        return limit_key(self.name, self._app._codec.digest(shared) if shared else "")
+        return self._shared_key(self.definition.unique_by, args, kwargs)
 
+    def _shared_key(self, by: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the task's name, with a digest of the arguments that the limit or the kind goes by."""
+        shared = self.definition.shared(by, args, kwargs)
+        return limit_key(self.name, self._runtime.codec.digest(shared) if shared else "")
 
-_CALL_OPTIONS = [name for name in inspect.signature(Submittable.options).parameters if name not in ("self", "unknown")]
 
 CallArguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 

@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.processes import Answer, Command, Process
 
+from holdfast import App, all_of, on_event, on_status
 from holdfast.cli import main
+from holdfast.triggers import from_event
 
 SHOP = """
 import asyncio
@@ -43,6 +46,7 @@ def _tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No settings from outside, and neither modules nor log handlers left behind."""
     for variable in [name for name in os.environ if name.startswith("HOLDFAST_")]:
         monkeypatch.delenv(variable)
+    monkeypatch.setenv("COLUMNS", "1000")  # so that a row is a line; test_output.py is about narrow ones
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file rewritten within a second would be read from there
     modules, root = set(sys.modules), logging.getLogger()
@@ -96,3 +100,29 @@ def start(shop: Path) -> Iterator[Callable[..., Process]]:
     yield begin
     for process in started:
         process.end()
+
+
+def is_large(payload: Any) -> bool:
+    return bool(payload["total"] > 10)
+
+
+@pytest.fixture
+def triggered(shop: Path) -> Iterator[App]:
+    """The shop's store, with tasks that are triggered. Their triggers are stored when a runner starts."""
+    with App("sqlite:///shop.db", poll_interval_seconds=0.2) as app:
+
+        @app.task(name="shop:reserve", triggers=[on_event("order.created", arguments={"order": from_event("id")})])
+        def reserve(order: int) -> int:
+            app.emit("reserved", {"order": order})
+            return order
+
+        @app.task(name="shop:inspect", triggers=[on_event("order.created", where=is_large)])
+        def inspect() -> None: ...
+
+        @app.task(
+            name="shop:thank",
+            triggers=[all_of(on_status(reserve), on_event("paid", where={"by": "card"}), within="2h", name="thanks")],
+        )
+        def thank() -> None: ...
+
+        yield app

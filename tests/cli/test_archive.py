@@ -53,8 +53,8 @@ def test_the_archive_tells_the_reason_of_each_failure(holdfast: Holdfast, ended:
     only = json.loads(holdfast("archive", "--status", "failed", "--error", "card", "--tag", "eu", "--json").out)
     assert [one["id"] for one in only["invocations"]] == [ended["bad"]]
     assert only["invocations"][0]["error"] == {"type": "builtins:ValueError", "message": "no card"}
-    assert holdfast("archive", "--task", "add", "--queue", "mail").out.startswith("nothing that has ended")
-    assert holdfast("archive", "--since", "2100-01-01T00:00:00Z").out.startswith("nothing")
+    assert holdfast("archive", "--task", "add", "--queue", "mail").out.startswith("no ended invocation")
+    assert holdfast("archive", "--since", "2100-01-01T00:00:00Z").out.startswith("no ended invocation")
     assert ended["bad"] in holdfast("archive", "--since", "1h ago", "--until", "2100-01-01T00:00:00Z").out
     assert ended["keyed"] in holdfast("archive", "--key", "k").out
     assert holdfast("archive", "--status", "running").code == 2
@@ -151,7 +151,7 @@ def test_a_purge_removes_what_has_ended_and_nothing_else(holdfast: Holdfast, end
     assert forced == {"dry_run": False, "matched": 1, "removed": 1, "kept": {}}
     live = holdfast("purge", ended["later"], "--yes")
     assert live.code == 1
-    assert f"{ended['later']} is kept: it is registered; only what has ended can be removed" in live.out
+    assert f"{ended['later']} is kept: it is registered; only ended invocations can be removed" in live.out
     assert holdfast("purge").code == 2
     assert holdfast("show", ended["bad"]).code == 0
 

@@ -14,8 +14,9 @@ import pytest
 from tests.cli.processes import Command, Process
 
 from holdfast import App
-from holdfast.cli.reach import looked_over
-from holdfast.lifecycle.status import Status
+from holdfast.cli.reach import check_store
+from holdfast.model.status import Status
+from holdfast.store.sqlite.schema import SCHEMA_VERSION
 
 COPIES = 4
 
@@ -30,7 +31,7 @@ def stored(shop: Path) -> Path:
 def ids_in(copy: Path) -> dict[str, Status]:
     """What is in a copy, every invocation read whole, after it has been looked over."""
     with App(f"sqlite:///{copy}") as app:
-        assert all(finding.ok for finding in looked_over(app, deep=True))
+        assert all(finding.ok for finding in check_store(app, deep=True))
         return {record.id: record.status for record in app.invocations(limit=100_000)}
 
 
@@ -38,7 +39,7 @@ def test_a_copy_is_whole_private_and_one_file(stored: Path, holdfast: Command) -
     done = holdfast("store", "backup", "copy.db", "--json")
     assert done.code == 0, done.err
     copy = stored / "copy.db"
-    facts = {"path": str(copy), "size": copy.stat().st_size, "invocations": 50, "schema_version": 4}
+    facts = {"path": str(copy), "size": copy.stat().st_size, "invocations": 50, "schema_version": SCHEMA_VERSION}
     assert done.json == facts
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert sorted(each.name for each in stored.iterdir() if "copy" in each.name) == ["copy.db"]
@@ -78,7 +79,7 @@ def test_a_damaged_store_gives_no_copy(stored: Path, holdfast: Command) -> None:
 def test_other_stores_are_not_backed_up_here(folder: Path, holdfast: Command, mongo_url: str) -> None:
     refused = holdfast("store", "backup", "copy.db", "--url", mongo_url)
     assert refused.code == 2
-    assert "operating-mongodb.md" in refused.err
+    assert "docs/operations/mongodb.md" in refused.err
     assert holdfast("store", "backup", "copy.db", "--url", "sqlite:///none.db").code == 1
     assert list(folder.glob("*.db")) == []
 

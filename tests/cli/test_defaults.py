@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from tests.cli.processes import eventually
 
 from holdfast import App
 from holdfast.cli import archive, program
-from holdfast.lifecycle.schedules import Rules
+from holdfast.schedules.records import Rules
 
 if TYPE_CHECKING:
     from conftest import Command, Process
@@ -34,23 +35,55 @@ VALUES: dict[str, dict[str, Any]] = {
     "schedules next": {"-n": 5},
     "schedules pause": {"--reason": ""},
     "events": {"--event": "", "--limit": 50},
+    "events emit": {"payload": "null"},
 }
 
 
 def options(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
     for option in command.params:
-        if option.param_type_name == "option" and option.opts[0] not in SHARED:
-            yield " ".join(path), option.opts[0], option.default
+        if option.opts[0] not in SHARED:
+            yield " ".join(path), option.opts[0], option
     for name, below in getattr(command, "commands", {}).items():
         yield from options(below, (*path, name))
 
 
 def test_every_default_on_the_command_line_is_the_one_that_is_written_down() -> None:
     found: dict[str, dict[str, Any]] = {}
-    for command, option, default in options(typer.main.get_command(program._make())):
-        if default is not None and default is not False:
-            found.setdefault(command, {})[option] = default
+    for command, name, option in options(typer.main.get_command(program._make())):
+        says_nothing = option.default is None or (option.default is False and not option.secondary_opts)
+        if not says_nothing:  # where there is also a --no-…, False would say that
+            found.setdefault(command, {})[name] = option.default
     assert found == VALUES
+
+
+# What a number may be, where its option says so.
+RANGES: dict[str, dict[str, tuple[int | None, int | None]]] = {
+    "run": {"--workers": (0, 1000), "--max-tasks-per-worker": (1, None), "--health-port": (0, 65535)},
+    "ps": {"--limit": (1, None)},
+    "archive": {"--limit": (1, 10000)},
+    "services": {"--limit": (1, None)},
+    "schedules next": {"-n": (1, 10000)},
+    "events": {"--limit": (1, 10000)},
+}
+
+
+def test_every_range_on_the_command_line_is_the_one_that_is_written_down() -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for command, name, option in options(typer.main.get_command(program._make())):
+        limits = (getattr(option, "min", None), getattr(option, "max", None))
+        if limits != (None, None):
+            found.setdefault(command, {})[name] = limits
+    assert found == RANGES
+
+
+def test_what_can_be_switched_on_and_off_says_nothing_unless_it_is_given() -> None:
+    found = {
+        f"{command} {name}": option.default
+        for command, name, option in options(typer.main.get_command(program._make()))
+        if option.secondary_opts
+    }
+    assert len(found) >= 3
+    assert set(found.values()) == {None}
 
 
 # --- what nothing means
@@ -173,11 +206,44 @@ def test_a_new_schedule_has_the_rules_that_the_docs_give(post: Path, app: App, h
     assert (after.rules, after.call.priority) == (changed.rules, 4), "what is not given stays as it was"
 
 
-@pytest.mark.parametrize("until", [(), ("--until", "2100-01-01T00:00:00Z")], ids=["without an end", "with one"])
+def test_a_period_has_two_ends(app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.task(name="shop:child")
+    def child() -> None: ...
+
+    ended = []
+    with app.runner():
+        for _ in range(2):
+            invocation = child.submit()
+            invocation.result(30)
+            ended.append((invocation.id, invocation.record().changed_at))
+            time.sleep(0.02)  # the moment between the two is written in milliseconds
+    (first, at), (second, later) = ended
+    middle = (at + later) / 2
+    monkeypatch.setattr("holdfast.cli.reach.time_of", lambda app: middle + 100.0)
+    between = dt.datetime.fromtimestamp(middle, dt.UTC).isoformat()
+    cases = {
+        (): [second, first],
+        ("--since", between): [second],
+        ("--until", between): [first],
+        ("--since", "100s ago"): [second],
+        ("--until", "100s"): [first],
+        ("--since", "2m"): [second, first],
+        ("--until", "2m"): [],
+        ("--since", "2m", "--until", between): [first],
+        ("--since", between, "--until", between): [],
+    }
+    for period, expected in cases.items():
+        found = [each["id"] for each in holdfast("archive", "--json", *period).json["invocations"]]
+        assert found == expected, period
+
+
+@pytest.mark.parametrize("ahead", [None, 60.0, 1e9], ids=["without an end", "in a minute", "in years"])
 @pytest.mark.parametrize("command", ["purge", "rerun"])
 def test_what_ends_while_a_person_thinks_was_not_agreed_to(
-    command: str, until: tuple[str, ...], app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+    command: str, ahead: float | None, app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    until = () if ahead is None else ("--until", dt.datetime.fromtimestamp(time.time() + ahead, dt.UTC).isoformat())
+
     @app.task(name="shop:child")
     def child() -> None: ...
 

@@ -1,48 +1,22 @@
-"""events and triggers: what is listed and told, what is emitted, what is refused, and what show says of a cause."""
+"""events: what is listed and told, what is emitted, what is refused, and what show says of a cause."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from json import dumps
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.processes import Command, eventually
 
-from holdfast import App, all_of, from_event, on_event, on_status
-from holdfast.cli.reach import with_store
+from holdfast import App
 from holdfast.ids import is_id
-from holdfast.lifecycle.records import Entry
-from holdfast.lifecycle.triggers import KIND
-
-
-def is_large(payload: Any) -> bool:
-    return bool(payload["total"] > 10)
 
 
 @pytest.fixture
-def app(shop: Path) -> Iterator[App]:
-    """The shop's store, with tasks that are triggered. Their triggers are stored when a runner starts."""
-    with App("sqlite:///shop.db", poll_interval_seconds=0.2) as app:
-
-        @app.task(name="shop:reserve", triggers=[on_event("order.created", arguments={"order": from_event("id")})])
-        def reserve(order: int) -> int:
-            app.emit("reserved", {"order": order})
-            return order
-
-        @app.task(name="shop:inspect", triggers=[on_event("order.created", where=is_large)])
-        def inspect() -> None: ...
-
-        @app.task(
-            name="shop:thank",
-            triggers=[all_of(on_status(reserve), on_event("paid", where={"by": "card"}), within="2h", name="thanks")],
-        )
-        def thank() -> None: ...
-
-        yield app
+def app(triggered: App) -> App:
+    return triggered
 
 
 @pytest.fixture
@@ -149,7 +123,7 @@ def test_show_tells_who_emitted_it(app: App, holdfast: Command) -> None:
     answer = holdfast("events", "show", event["id"]).out
     assert f"emitted by          shop:reserve {reserved}, success\n" in answer
     assert "triggers before it  1: shop:reserve\n" in answer
-    assert "no trigger wanted to hear of it\n" in answer
+    assert "no trigger is subscribed to it\n" in answer
 
 
 def test_an_event_that_is_not_there_is_code_4(ready: App, holdfast: Command) -> None:
@@ -230,54 +204,6 @@ def test_looking_and_emitting_make_no_store(shop: Path, holdfast: Command) -> No
 def test_options_of_the_group_count_too(ready: App, holdfast: Command) -> None:
     answer = holdfast("events", "--url", "sqlite:///shop.db", "--json", "emit", "a")
     assert answer.json["name"] == "a"
-
-
-# --- triggers
-
-
-def test_triggers_are_told_in_words(ready: App, holdfast: Command) -> None:
-    answer = holdfast("triggers")
-    assert (answer.code, answer.err) == (0, "")
-    rows = [" ".join(line.split()[1:]) for line in answer.out.splitlines()]
-    assert rows == [
-        "task state decided by when",
-        "shop:inspect active code the event 'order.created'",
-        "shop:reserve active data the event 'order.created'",
-        "shop:thank active data shop:reserve ends as success and the event 'paid' with by='card', within 2h",
-    ]
-    facts = holdfast("triggers", "--json").json
-    assert facts["unreadable"] == {}
-    inspect, _, thanks = facts["triggers"]
-    assert inspect["evaluator"] == f"trigger:{inspect['name']}"
-    assert (thanks["name"], thanks["task"], thanks["state"]) == ("thanks", "shop:thank", "active")
-    assert (thanks["decided_by"], thanks["evaluator"], thanks["retired_at"]) == ("data", None, None)
-    assert thanks["within_seconds"] == 7200
-
-
-def test_a_trigger_that_no_code_declares_is_retired(ready: App, holdfast: Command) -> None:
-    with App("sqlite:///shop.db") as later:
-
-        @later.task(name="shop:thank")
-        def thank() -> None: ...
-
-        @later.task(name="shop:reserve", triggers=[on_event("order.created", arguments={"order": from_event("id")})])
-        def reserve(order: int) -> None: ...
-
-        with later.runner():
-            eventually(lambda: holdfast("triggers").out.count("retired") == 2, "they rest")
-    facts = {each["name"]: each for each in holdfast("triggers", "--json").json["triggers"]}
-    assert {each["task"] for each in facts.values() if each["state"] == "retired"} == {"shop:thank", "shop:inspect"}
-    assert facts["thanks"]["retired_at"] is not None
-
-
-def test_there_may_be_none_or_one_that_cannot_be_read(app: App, holdfast: Command) -> None:
-    with_store(app, lambda store: store.roster(app.name))
-    assert holdfast("triggers").out == "no triggers; a runner stores those that its tasks declare, when it starts\n"
-    with_store(app, methodcaller("put_entry", Entry(app=app.name, kind=KIND, name="odd", body=b"{}")))
-    answer = holdfast("triggers")
-    assert answer.code == 0
-    assert answer.err.startswith("note: the trigger 'odd' cannot be read")
-    assert list(holdfast("triggers", "--json").json["unreadable"]) == ["odd"]
 
 
 # --- causes

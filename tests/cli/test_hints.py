@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.cli.processes import eventually
 
-from holdfast.wakeup import fallback
+from holdfast.runtime import hints as fallback
 
 if TYPE_CHECKING:
     from conftest import Process
@@ -41,7 +41,7 @@ def promptly(holds: Callable[[], object], what: str) -> None:
 
 def test_hints_alone_are_enough(module: Any, start: Callable[..., Process]) -> None:
     runner = start("run", "--workers", "1", "--concurrency", "4")
-    runner.says("is ready")
+    runner.says("started worker")
     app, add, linger = module.app, module.add, module.linger
 
     began = time.monotonic()
@@ -55,7 +55,7 @@ def test_hints_alone_are_enough(module: Any, start: Callable[..., Process]) -> N
 
     app.queues.pause("default")
     waiting = add.submit(2, 3)
-    eventually(lambda: runner.said("is paused"), "the runner hears of the pause", seconds=PROMPT_SECONDS)
+    eventually(lambda: runner.said("paused queue"), "the runner hears of the pause", seconds=PROMPT_SECONDS)
     resumed = time.time()
     app.queues.resume("default")
     promptly(lambda: waiting.status == "success", "the runner hears that the queue is resumed")

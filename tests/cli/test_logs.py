@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.cli import logs
 from holdfast.cli.logs import LogFormat, LogLevel
-from holdfast.cli.shown import as_json, described, length, moment, plain, printable
+from holdfast.cli.output import as_json, describe, length, moment, plain, printable
 
 NASTY = "one\ntwo\r\x1b[31mred\x1b[0m\x00 \u202eturned\u2028 \x85 ok é"
 
@@ -128,8 +128,8 @@ class Unshowable:
 
 
 def test_no_value_is_too_odd_to_be_shown() -> None:
-    assert described(Unshowable()) == "<a Unshowable that cannot be shown: RuntimeError>"
-    assert described("x" * 5000).endswith("(5002 characters)")
+    assert describe(Unshowable()) == "<a Unshowable that cannot be shown: RuntimeError>"
+    assert describe("x" * 5000).endswith("(5002 characters)")
     odd = {"nan": float("nan"), 3: {1, 2}, "bytes": b"\xff", "big": 1 << 50_000, "odd": Unshowable(), "c": 1j}
     assert json.loads(as_json(odd))["nan"] == "nan"
     assert plain(odd)["big"].startswith("0x1000")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast import Exponential, FirstMatch, Fixed, Forever, MoveTo, Never, Only, Timetable
-from holdfast.cli.policies import policy_shown
-from holdfast.lifecycle.retries import Policy, dump_policy
+from holdfast.cli.policies import describe_policy
+from holdfast.model.retries import Policy, dump_policy
+from holdfast.retries import Exponential, FirstMatch, Fixed, Forever, MoveTo, Never, Only, Timetable
 
 if TYPE_CHECKING:
     from conftest import Command
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_policy_in_words(policy: Policy, says: str) -> None:
-    assert policy_shown(dump_policy(policy)) == says
+    assert describe_policy(dump_policy(policy)) == says
 
 
 def test_one_that_is_not_known_stays_as_it_is_stored() -> None:
     unknown: dict[str, Any] = {"kind": "lunar", "phase": 3}
-    assert policy_shown(unknown) == '{"kind": "lunar", "phase": 3}'
-    assert policy_shown(None) == ""
+    assert describe_policy(unknown) == '{"kind": "lunar", "phase": 3}'
+    assert describe_policy(None) == ""
 
 
 def test_show_tells_it_to_people_and_as_it_is_stored_to_programs(folder: Path, holdfast: Command) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.processes import Command, Process, eventually
 
 from holdfast import App
-from holdfast.cli.running import _names, _weighted
+from holdfast.cli.run import _names, _weighted
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_queue_that_nobody_uses_may_be_paused_and_that_is_said(app: App, holdf
     app.get_task("shop:add").options(queue="mail").submit(1)
     done = holdfast("queues", "pause", "mial")
     assert done.code == 0
-    assert "nobody uses a queue 'mial' yet" in done.err
+    assert "no call is in the queue 'mial'" in done.err
     assert "did you mean 'mail'?" in done.err
     assert "those that are: mial" in holdfast("queues", "resume", "mail").out
     assert holdfast("queues", "pause", "mail").err == ""
@@ -96,7 +96,7 @@ def test_a_pause_reaches_worker_processes(shop: Path, holdfast: Command, start: 
     runner = start("run", "shop:app", "--workers", "2", "--queues", "mail=3,default")
     assert holdfast("submit", "add", "1", "--wait").out.strip() == "1"
     assert holdfast("queues", "pause", "mail").code == 0
-    runner.says("the queue 'mail' is paused")
+    runner.says("paused queue 'mail'")
     waits = holdfast("submit", "add", "2").out.strip()
     assert holdfast("submit", "linger", "0", "--wait").out.strip() == "done"
     assert holdfast("show", waits, "--json").json["status"] == "registered"

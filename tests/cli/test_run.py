@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cli.processes import children, eventually
 
-from holdfast.cli.running import _Signals
-from holdfast.engine.account import Account
+from holdfast.cli.run import _Signals
+from holdfast.runtime.worker import Account
 
 if TYPE_CHECKING:
     from conftest import Command, Process
@@ -32,7 +32,7 @@ slow = pytest.mark.slow
 @slow
 def test_submitted_work_is_done_by_another_process(start: Callable[..., Process], holdfast: Command) -> None:
     runner = start("run", "shop:app", "--concurrency", "2", "--log-format", "json")
-    runner.says("/1 is ready")
+    runner.says("/1: it serves")
     good = start("submit", "add", "1", "2", "--wait", "--json").ends()
     assert (good.code, good.json["result"], good.json["status"]) == (0, 3, "success")
     (alive,) = holdfast("runners", "--json").json["runners"]
@@ -47,7 +47,7 @@ def test_submitted_work_is_done_by_another_process(start: Callable[..., Process]
 @slow
 def test_a_failed_task_is_reported_by_the_one_who_waits(start: Callable[..., Process]) -> None:
     runner = start("run")
-    runner.says("/1 is ready")
+    runner.says("/1: it serves")
     waiting = [start("submit", "boom", "so\nwhat", "--wait", *more) for more in ([], ["--json"])]
     people, program = [process.ends() for process in waiting]
     assert (people.code, program.code) == (1, 1)
@@ -59,7 +59,7 @@ def test_a_failed_task_is_reported_by_the_one_who_waits(start: Callable[..., Pro
     runner.signal(signal.SIGINT)
     ended = runner.ends()
     assert ended.code == 0
-    assert "shop:boom failed: ValueError: so\\nwhat  [invocation=" in ended.err
+    assert "failed shop:boom: ValueError: so\\nwhat  [invocation=" in ended.err
 
 
 @slow
@@ -67,9 +67,10 @@ def test_the_first_signal_lets_work_end(start: Callable[..., Process], holdfast:
     id = holdfast("submit", "linger", "0.5").out.strip()
     runner = start("run", "--json")
     runner.says("lingering")
-    runner.signal(signal.SIGTERM)
+    runner.signal(signal.SIGHUP)
     ended = runner.ends()
     assert ended.code == 0
+    assert "stopping the runner: SIGHUP; running work may end within the drain timeout" in ended.err
     document = ended.out.partition("{")[2]  # the task of this test prints to stdout too
     assert json.loads("{" + document)["ended"] == 1
     assert holdfast("show", id, "--json").json["status"] == "success"
@@ -140,18 +141,18 @@ def test_a_queue_that_no_task_is_declared_for_is_noted(
     shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody may submit to it, so it is no error; but mostly it is a misspelt one."""
-    monkeypatch.setattr("holdfast.cli.running._until_stopped", lambda runner: ("r", Account(), True))
+    monkeypatch.setattr("holdfast.cli.run._until_stopped", lambda runner: ("r", Account(), True))
     answer = holdfast("run", "--queues", "default,mial")
     assert answer.code == 0
     assert answer.err == (
-        "note: no task is declared for the queue 'mial', only for: default; it gets what is submitted to it\n"
+        "note: no task is declared for the queue 'mial', only for: default; calls that are submitted to it run\n"
     )
 
 
 def test_tasks_of_modules_that_a_runner_imports_are_declared(
     folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.cli.running._until_stopped", lambda runner: ("r", Account(), True))
+    monkeypatch.setattr("holdfast.cli.run._until_stopped", lambda runner: ("r", Account(), True))
     (folder / "market.py").write_text("from holdfast import App\napp = App('sqlite:///market.db')\n")
     (folder / "stalls.py").write_text("from market import app\napp.task(len, name='stalls:size', queue='stalls')\n")
     assert "declares no tasks" in holdfast("run", "market:app").err
@@ -163,9 +164,9 @@ def test_tasks_of_modules_that_a_runner_imports_are_declared(
 def test_a_queue_that_retries_move_to_is_declared(
     folder: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.cli.running._until_stopped", lambda runner: ("r", Account(), True))
+    monkeypatch.setattr("holdfast.cli.run._until_stopped", lambda runner: ("r", Account(), True))
     (folder / "movers.py").write_text(
-        "from holdfast import App, Fixed, FirstMatch, MoveTo, Only\n"
+        "from holdfast import App\nfrom holdfast.retries import Fixed, FirstMatch, MoveTo, Only\n"
         "app = App('sqlite:///movers.db')\n"
         "later = Only(MoveTo('late', Fixed(1)), Exception)\n"
         "rules = FirstMatch([(OSError, MoveTo('slow', Fixed(1))), (ValueError, later)])\n"
@@ -179,7 +180,7 @@ def test_a_queue_that_retries_move_to_is_declared(
 @slow
 def test_a_runner_serves_the_queues_and_tags_it_is_given(start: Callable[..., Process], holdfast: Command) -> None:
     runner = start("run", "--app", "shop:app", "--queues", "mail, bulk", "--queues", "slow", "--tags", "gpu")
-    runner.says("/1 is ready")
+    runner.says("/1: it serves")
     (facts,) = holdfast("runners", "--json").json["runners"]
     assert sorted(facts["queues"]) == ["bulk", "mail", "slow"]
     assert facts["tags"] == ["gpu"]
@@ -273,7 +274,7 @@ def test_quit_drains_and_hangup_is_ignored_under_nohup(start: Callable[..., Proc
         runner = start("run", "shop:app", "--workers", "1")
     finally:
         signal.signal(signal.SIGHUP, before)
-    runner.says("/1 is ready")
+    runner.says("/1: it serves")
     id = holdfast("submit", "--app", "shop:app", "linger", "1").out.split()[0]
     runner.says("lingering")
     os.killpg(runner.pid, signal.SIGHUP)
@@ -287,14 +288,19 @@ def test_quit_drains_and_hangup_is_ignored_under_nohup(start: Callable[..., Proc
     assert holdfast("show", "--app", "shop:app", id, "--json").json["status"] == "success"
 
 
-def test_a_hangup_asks_to_drain_and_never_hurries() -> None:
+def test_a_hangup_asks_to_drain_and_never_hurries(caplog: pytest.LogCaptureFixture) -> None:
     class Running:
         asked: list[bool] = []
 
         def request_stop(self, *, hurry: bool = False) -> None:
             self.asked.append(hurry)
 
+    caplog.set_level("INFO", "holdfast.runner")
     with _Signals(Running()):  # type: ignore[arg-type]
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGQUIT, signal.SIGHUP):
             signal.raise_signal(number)
     assert Running.asked == [False, True]
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "stopping the runner: SIGHUP",
+        "stopping the runner: SIGQUIT",
+    ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 from tests.cli.processes import Command, Process, eventually
 
-from holdfast import App, UnknownSchedule
+from holdfast import App
 from holdfast.cli.reach import with_store
+from holdfast.errors import UnknownSchedule
 from holdfast.ids import is_id
-from holdfast.lifecycle.records import Entry
-from holdfast.lifecycle.schedules import Call, Pause, Progress, ScheduleRecord, to_entry
+from holdfast.model.records import Entry
 from holdfast.schedules import cron, every, once
+from holdfast.schedules.records import Pause, Progress, ScheduleRecord, StoredCall, to_entry
 
 NOW = dt.datetime(2026, 3, 28, 12, tzinfo=dt.UTC).timestamp()  # a day before Rome's clock jumps
 LATER = "2090-01-01T00:00:00Z"
@@ -34,7 +37,7 @@ def app(shop: Path) -> Iterator[App]:
 
 @pytest.fixture
 def on_that_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.schedules.time_of", lambda _: NOW)
+    monkeypatch.setattr("holdfast.cli.reach.time_of", lambda _: NOW)
 
 
 def made(holdfast: Command, *arguments: str) -> Any:
@@ -50,7 +53,7 @@ def put(app: App, record: ScheduleRecord) -> None:
 def stored(app: App, name: str, **fields: Any) -> None:
     """A schedule as if it had been there for long, on that day."""
     given: dict[str, Any] = {"timing": every("1h"), "next_at": NOW + 3600, "through": NOW} | fields
-    call = Call(task="shop:add", arguments=b"")
+    call = StoredCall(task="shop:add", arguments=b"")
     put(app, ScheduleRecord(app=app.name, name=name, uid=f"uid of {name}", call=call, **given))
 
 
@@ -453,3 +456,21 @@ def test_one_made_at_the_command_line_fires_in_a_runner(
     assert facts["ticks"]["fired"] >= 1
     done = holdfast("ps", "--status", "success", "--task", "add", "--json").json["invocations"]
     assert {app.invocation(each["id"]).result(1) for each in done} == {3}
+
+
+def test_one_that_was_set_aside_is_told_of_with_what_to_do(app: App, holdfast: Command) -> None:
+    stored(app, "nightly")
+    with closing(sqlite3.connect("shop.db", timeout=10)) as connection, connection:
+        connection.execute("UPDATE holdfast_entries SET body = x'ff00' WHERE name = 'nightly'")
+    assert app.schedules.list() == []
+    answer = holdfast("schedules", "show", "nightly", "--app", "shop:app")
+    assert answer.code != 0
+    assert "'nightly'" in answer.err
+    assert "it could not be read, and was set aside" in answer.err
+    assert "stored anew by a runner" in answer.err
+    assert "docs/operations/damaged-records.md" in answer.err
+    made(holdfast, "nightly", "shop:add", "1", "--every", "1h")
+    answer = holdfast("schedules", "show", "nightly", "--app", "shop:app")
+    assert answer.code == 0
+    assert "one of this name could not be read, and was set aside" in answer.err
+    assert "set aside" not in holdfast("schedules", "show", "hourly", "--app", "shop:app").err

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sqlite3
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,13 +20,15 @@ from typing import Any
 
 import pytest
 from tests.cli.processes import Command, Process, children, eventually, is_gone
+from tests.support.freezing import can_write_to, freeze
 
 from holdfast.cli.discovery import import_module
 from holdfast.cli.reach import with_store
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord
+from holdfast.executors.child_process import exit_in_words
+from holdfast.model.records import InvocationRecord, RunnerRecord
 
 SHOP = """
-import asyncio, contextlib, ctypes, os, signal, subprocess, time
+import asyncio, contextlib, ctypes, os, signal, sqlite3, subprocess, time
 from pathlib import Path
 from holdfast import App
 
@@ -118,6 +121,19 @@ def keep_the_interpreter(seconds):
     tell("", "kept.begun")
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # a PyDLL keeps the lock
     return os.getpid()
+
+def connected():
+    ballast.append(sqlite3.connect(HERE / "shop.db"))
+    ballast[-1].execute("SELECT * FROM sqlite_master").fetchall()
+    return os.getpid()
+
+@app.task
+def connect():
+    return connected()
+
+@app.task(executor="process")
+def connect_apart():
+    return connected()
 
 @app.task
 def grow(megabytes):
@@ -217,7 +233,7 @@ def run(shop: Shop) -> Iterator[Callable[..., Process]]:
     def begin(*arguments: str, ready: str = "") -> Process:
         started.append(Process(shop.folder, "run", "shop:app", *arguments))
         alone = "--workers 0" in " ".join(arguments)
-        started[-1].says(ready or ("/0 is ready" if alone else "/1 is ready"))
+        started[-1].says(ready or ("/0: it serves" if alone else "/1: it serves"))
         return started[-1]
 
     yield begin
@@ -245,12 +261,12 @@ def test_a_worker_that_dies_is_replaced_and_its_work_is_taken_up_at_once(
     record = shop.reaches(id, "running", "running_recovery", "rerouted")
     assert times(record, "rerouted")[0] - killed_at < 2.0
     told = [(line.by, line.why) for line in record.history[3:5]]
-    assert told == [(entry.id, f"its worker {entry.id}/1 died: it was ended by SIGKILL")] * 2
+    assert told == [(entry.id, f"its worker {entry.id}/1 died: {exit_in_words(-9)}")] * 2
     second = shop.begun("a", 2)
     assert second not in (first, runner.pid)
     shop.let_go("a")
     assert shop.result(id) == second
-    for how, why in (("exit", "it exited with 7"), ("segfault", "it was ended by SIGSEGV")):
+    for how, why in (("exit", "exit code 7"), ("segfault", "SIGSEGV (Segmentation fault)")):
         id = shop.submit("crash", how)
         assert shop.result(id) not in (runner.pid, first)
         record = shop.record(id)
@@ -261,6 +277,74 @@ def test_a_worker_that_dies_is_replaced_and_its_work_is_taken_up_at_once(
     ended = runner.ends()
     assert (ended.code, ended.out.count("3 workers died")) == (0, 1), ended
     assert (shop.roster(), shop.owners()) == ([], [])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("task", "names"), [("connect", ["-wal"]), ("connect", ["-wal", "-shm"]), ("connect_apart", ["-wal"])]
+)
+def test_a_worker_whose_tasks_keep_a_deleted_log_is_replaced(
+    shop: Shop, run: Callable[..., Process], names: list[str], task: str
+) -> None:
+    """As long as they have their own connections to it, nobody in that process can use the store."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells who has a deleted file open")
+    runner = run("--workers", "1")
+    shop.result(shop.submit(task))
+    id = shop.submit("hold", "a")
+    first = shop.begun("a")
+    shop.app.close()
+    for name in names:
+        (shop.folder / f"shop.db{name}").unlink()
+    runner.says("connections that user code has made")
+    second = shop.begun("a", 2)
+    assert second != first
+    shop.let_go("a")
+    assert shop.result(id) == second
+    record = shop.record(id)
+    assert "connections that user code has made" in str(record.history)
+    assert "running_recovery" not in shop.statuses(id), "it is not charged"
+    assert shop.result(shop.submit("who")) == second
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_runner_whose_file_is_replaced_starts_anew_with_the_new_one(
+    shop: Shop, run: Callable[..., Process], workers: str
+) -> None:
+    runner = run("--workers", workers)
+    assert shop.result(shop.submit("who"))
+    with closing(sqlite3.connect(shop.folder / "shop.db")) as source, closing(sqlite3.connect("copy.db")) as target:
+        source.backup(target)
+    shop.app.close()
+    for name in ("shop.db", "shop.db-wal", "shop.db-shm"):
+        (shop.folder / name).unlink()
+    (shop.folder / "copy.db").rename(shop.folder / "shop.db")
+    runner.says("was replaced while this process")
+    runner.says("starting anew")
+    assert shop.result(shop.submit("who"))
+    runner.signal(signal.SIGTERM)
+    assert runner.ends().code == 0
+
+
+@pytest.mark.faults
+def test_a_runner_whose_own_code_keeps_a_deleted_log_starts_anew(shop: Shop, run: Callable[..., Process]) -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells who has a deleted file open")
+    runner = run("--workers", "0", "--health-port", "0")
+    said: list[str] = []
+    health = health_of(runner, said)
+    shop.result(shop.submit("connect"))
+    shop.app.close()
+    (shop.folder / "shop.db-wal").unlink()
+    eventually(lambda: health() == 503, "not heard")
+    assert "other connections of this process" in said[-1]
+    assert "restart this process" in said[-1]
+    runner.says("connections that user code has made")
+    runner.says("starting anew")
+    assert shop.result(shop.submit("who")) == runner.pid, "by the same process"
+    runner.signal(signal.SIGTERM)
+    assert runner.ends().code == 0
 
 
 @pytest.mark.xdist_group("mongo")
@@ -291,7 +375,7 @@ def test_workers_whose_runner_is_killed_end_and_their_work_goes_on_elsewhere(
 ) -> None:
     """Coroutines are handed back at once; a thread ends with its process, and a runner without workers takes it up."""
     runner = run("--workers", "2", "--concurrency", "1")
-    runner.says("/2 is ready")
+    runner.says("/2: it serves")
     thread, coroutine = shop.submit("hold", "t"), shop.submit("ahold", "c")
     pids = {shop.begun("t"), shop.begun("c")}
     assert len(pids) == 2
@@ -324,12 +408,12 @@ def test_a_frozen_runner_finds_itself_declared_dead_ends_its_workers_and_begins_
     id = shop.submit("hold", "z")
     zombie = shop.begun("z")
     other = run("--workers", "0")
-    frozen.signal(signal.SIGSTOP)
+    freeze(frozen.pid, can_write=can_write_to(shop.folder / "shop.db"))
     assert shop.begun("z", 2) == other.pid
     assert entry.id not in [runner.id for runner in shop.roster()]
     assert not is_gone(zombie), "it cannot know yet"
     frozen.signal(signal.SIGCONT)
-    frozen.says(f"runner {entry.id} was declared dead")
+    frozen.says(f"fenced runner {entry.id}: declared dead")
     eventually(lambda: is_gone(zombie), "its worker is ended")
     eventually(lambda: [runner for runner in shop.roster() if runner.pid == frozen.pid], "it is back")
     shop.let_go("z")
@@ -360,14 +444,14 @@ def test_a_worker_that_cannot_start_is_replaced_ever_more_slowly_and_says_why(
     shop: Shop, run: Callable[..., Process]
 ) -> None:
     (shop.folder / "shop.py").write_text(SHOP + FIRST_AN_IMPORT_FAILS_AND_THEN_A_HOOK)
-    runner = run("--log-format", "json", ready="started in 0.4 s")
-    pauses = [json.loads(line)["message"] for line in runner.said("the next one is started in")]
+    runner = run("--log-format", "json", ready="starts in 0.4 s")
+    pauses = [json.loads(line)["message"] for line in runner.said("the next one starts in")]
     assert [re.findall(r"in ([\d.]+) s", text) for text in pauses[:3]] == [["0.1"], ["0.2"], ["0.4"]]
     reason = json.loads(runner.said("no luck")[0])
     assert (reason["level"], reason["logger"]) == ("error", "holdfast.worker")
     assert "the module 'shop' cannot be imported: RuntimeError: no luck" in reason["message"]
     assert "ConnectionRefusedError: no pool" in json.loads(runner.said("no pool")[0])["exception"]
-    assert json.loads(runner.said("died")[0])["message"].endswith("died: it exited with 1")
+    assert json.loads(runner.said("lost worker")[0])["message"].endswith("died: exit code 1")
     runner.signal(signal.SIGTERM)
     ended = runner.ends()
     assert ended.code == 0
@@ -390,7 +474,7 @@ def test_a_worker_retires_after_its_share_of_tasks_or_when_it_has_grown_too_larg
     assert [shop.result(shop.submit("grow", 1)) for _ in range(2)] == [second] * 2
     third = shop.result(shop.submit("grow", 250))  # while the second one waits for the last of its three
     assert third not in (first[0], second)
-    runner.says("MB and is replaced")
+    runner.says(" MB")
     eventually(lambda: is_gone(third), "the one that had grown ends")
     fourth = shop.result(shop.submit("who"))
     assert fourth not in (first[0], second, third)
@@ -430,7 +514,7 @@ def test_reload_starts_anew_with_the_new_code_once_it_is_python(shop: Shop, run:
 
 def test_hooks_and_lifespans_surround_each_worker_and_never_the_runner(shop: Shop, run: Callable[..., Process]) -> None:
     runner = run("--workers", "2", "--concurrency", "1")
-    runner.says("/2 is ready")
+    runner.says("/2: it serves")
     assert [shop.result(id) for id in [shop.submit("pooled") for _ in range(3)]] == [True] * 3
     (entry,) = shop.roster()
     eventually(lambda: len(shop.roster()[0].workers) == 2, "both are on the roster")
@@ -510,7 +594,7 @@ def test_a_second_signal_hurries_and_what_a_task_has_started_ends_with_it(
 def test_a_stop_while_the_workers_start_is_heard_and_nothing_is_said_twice(
     shop: Shop, run: Callable[..., Process]
 ) -> None:
-    runner = run("--workers", "2", ready="has joined the roster")
+    runner = run("--workers", "2", ready="joined the roster")
     runner.interrupt_all()
     ended = runner.ends()
     assert (ended.code, shop.roster()) == (0, [])
@@ -522,11 +606,11 @@ def test_an_interrupt_that_reaches_a_worker_while_it_starts_does_not_end_it(
     shop: Shop, run: Callable[..., Process]
 ) -> None:
     """Ctrl-C may come while a worker has not left its runner's process group yet."""
-    runner = run("--workers", "1", ready="has joined the roster")
+    runner = run("--workers", "1", ready="joined the roster")
     eventually(lambda: children(runner.pid), "a worker is started")
     (worker,) = children(runner.pid)
     os.kill(worker, signal.SIGINT)
-    runner.says("/1 is ready")
+    runner.says("/1: it serves")
     assert shop.result(shop.submit("who")) == worker
     os.kill(worker, signal.SIGINT)
     assert shop.result(shop.submit("deaf")) == []
@@ -549,7 +633,7 @@ def test_who_keeps_the_interpreter_is_not_dead_and_a_runner_obeys_the_roster(
         assert listed[entry.id]["state"] == "alive"
     assert max(ages) < DEAD_AFTER_SECONDS
     assert shop.statuses(id) == ["registered", "pending", "running", "success"]
-    assert not other.said("declared dead")
+    assert not other.said("declared runner")
     # The roster tells them to end: one when its work is done, the other now.
     long = shop.submit("hold", "long")
     shop.begun("long")
@@ -558,7 +642,7 @@ def test_who_keeps_the_interpreter_is_not_dead_and_a_runner_obeys_the_roster(
     )
     answer = holdfast("runners", "drain", entry.id)
     assert (answer.code, "is asked to drain" in answer.out) == (0, True)
-    busy.says("is asked to drain")
+    busy.says("a user asks it to drain")
     eventually(lambda: shop.roster()[0].draining, "the roster tells that it drains")
     assert "draining" in holdfast("runners").out
     shop.let_go("long")
@@ -576,8 +660,8 @@ def test_who_keeps_the_interpreter_is_not_dead_and_a_runner_obeys_the_roster(
 # --- without workers, and health
 
 
-def test_health_tells_whether_the_store_hears_a_runner(shop: Shop, run: Callable[..., Process]) -> None:
-    runner = run("--workers", "0", "--health-port", "0")
+def health_of(runner: Process, said: list[str]) -> Callable[..., int]:
+    """Ask it how it is; what it complains of is gathered."""
     port = re.findall(r":(\d+)/health", runner.says("/health"))[0]
 
     def health(path: str = "/health") -> int:
@@ -585,14 +669,24 @@ def test_health_tells_whether_the_store_hears_a_runner(shop: Shop, run: Callable
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
+            said.append(error.read().decode())
             return error.code
 
+    return health
+
+
+def test_health_tells_whether_the_store_hears_a_runner(shop: Shop, run: Callable[..., Process]) -> None:
+    runner = run("--workers", "0", "--health-port", "0")
+    said: list[str] = []
+    health = health_of(runner, said)
     assert health() == 200
     assert health("/secrets") == 404
     assert shop.result(shop.submit("who")) == runner.pid
     with closing(sqlite3.connect(shop.folder / "shop.db", isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")  # nobody else can write
         eventually(lambda: health() == 503, "not heard")
+        assert "does not hear this runner: " in said[-1]
+        assert "write lock" in said[-1]
         connection.execute("ROLLBACK")
     eventually(lambda: health() == 200, "heard again")
     assert shop.result(shop.submit("who")) == runner.pid

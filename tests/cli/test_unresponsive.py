@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 from tests.cli.processes import Command, Process, eventually, is_gone
+from tests.support.freezing import can_write_to, freeze
 
 from holdfast import App, TimedOut
 from holdfast.cli.discovery import import_module
 from holdfast.cli.reach import with_store
 from holdfast.errors import WorkerLost
-from holdfast.lifecycle.records import WorkerRecord
+from holdfast.model.records import WorkerRecord
 
 SHOP = """
 import asyncio, ctypes, os, re, time
 from pathlib import Path
-from holdfast import App, Fixed, context
+from holdfast import App, context
+from holdfast.retries import Fixed
 
 app = App("sqlite:///shop.db")
 HERE = Path(__file__).parent
@@ -33,7 +35,7 @@ def begun(name):
     with open(HERE / name, "a") as told:
         told.write(f"{os.getpid()}\\n")
 
-@app.task(running_concurrency="task")
+@app.task(limit=1)
 def close_everything():
     begun("closed")
     os.closerange(3, 4096)
@@ -134,7 +136,7 @@ def run(shop: Shop) -> Iterator[Callable[..., Process]]:
 
     def begin(*arguments: str) -> Process:
         started.append(Process(shop.folder, "run", "shop:app", *arguments))
-        started[-1].says("/1 is ready")
+        started[-1].says("/1: it serves")
         return started[-1]
 
     yield begin
@@ -150,8 +152,12 @@ def test_a_worker_that_closes_its_descriptors_is_ended_and_the_call_is_charged(
     monkeypatch.setenv("HOLDFAST_MAX_CRASH_RECOVERIES", "0")
     runner = run()
     invocation = shop.module.close_everything.submit()
-    with pytest.raises(WorkerLost, match="crash 1 in a row"):
+    with pytest.raises(WorkerLost, match="crash 1 in a row") as lost:
         invocation.result(timeout=30)
+    cause = "its code closed descriptors that are not its own, with os.close or os.closerange say"
+    assert cause in str(lost.value)
+    assert cause in invocation.history()[-1].why
+    assert cause in invocation.explain()
     assert shop.module.who.submit().result(timeout=30) != shop.begun("closed")
     assert sum(map(len, runner.err)) < 20_000, "a loop that cannot turn does not fill the log"
 
@@ -174,7 +180,7 @@ def test_a_call_that_holds_the_interpreter_lock_beyond_its_timeout_is_ended_by_t
     assert "killed" in walked
     assert "running_recovery" not in walked, "what another call did is not charged to it"
     assert is_gone(first)
-    assert len(runner.said("is killed: it has not answered")) == 1
+    assert len(runner.said("killed worker")) == 1
 
 
 def test_a_worker_that_does_not_answer_is_told_of_and_gives_back_what_it_has_not_started(
@@ -183,7 +189,7 @@ def test_a_worker_that_does_not_answer_is_told_of_and_gives_back_what_it_has_not
     runner = run()
     invocation = shop.module.beside.submit("silent")
     worker = shop.begun("silent")
-    os.kill(worker, signal.SIGSTOP)
+    freeze(worker, can_write=can_write_to(shop.folder / "shop.db"))
     eventually(lambda: shop.worker().unresponsive_since is not None, "the roster tells it")
     why = invocation.explain()
     assert "but its worker has not answered for" in why
@@ -195,8 +201,8 @@ def test_a_worker_that_does_not_answer_is_told_of_and_gives_back_what_it_has_not
     waiting = shop.module.who.submit()
     assert "its only worker has not answered for" in waiting.explain()
     os.kill(worker, signal.SIGCONT)
-    runner.says("answers again, after")
-    assert len(runner.said("has not answered for")) == 1, "that is said once"
+    runner.says(" again: an answer from pid")
+    assert len(runner.said("unresponsive: no answer")) == 1, "that is said once"
     eventually(lambda: shop.worker().unresponsive_since is None, "the roster tells it")
     shop.go("silent")
     assert invocation.result(timeout=30) == 1, "it was left alone"
@@ -213,7 +219,7 @@ def test_a_stopped_worker_is_ended_for_a_call_past_its_time_and_no_result_comes_
     run()
     invocation = shop.module.short.submit("stopped")
     worker = shop.begun("stopped")
-    os.kill(worker, signal.SIGSTOP)
+    freeze(worker, can_write=can_write_to(shop.folder / "shop.db"))
     shop.go("stopped")
     with pytest.raises(TimedOut):
         invocation.result(timeout=30)
@@ -231,7 +237,7 @@ def test_a_stopped_worker_is_ended_for_a_cancelled_call_past_its_grace(shop: Sho
     run()
     invocation = shop.module.beside.submit("cancelled")
     worker = shop.begun("cancelled")
-    os.kill(worker, signal.SIGSTOP)
+    freeze(worker, can_write=can_write_to(shop.folder / "shop.db"))
     invocation.cancel()
     eventually(lambda: invocation.record().status.value == "cancelled", "it is cancelled")
     assert is_gone(worker)
@@ -254,7 +260,7 @@ def test_a_runner_that_was_stopped_together_with_its_worker_kills_nobody(
         invocation.result(timeout=30)
     assert invocation.record().reason == "TimedOut: timed out after 1s", "its worker ended it"
     assert shop.module.who.submit().result(timeout=30) == worker
-    assert not runner.said("has not answered")
+    assert not runner.said("unresponsive: no answer")
 
 
 @pytest.mark.faults

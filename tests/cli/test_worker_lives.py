@@ -98,7 +98,7 @@ class Shop:
         self._module: Any = None
         self._runners: list[Process] = []
 
-    def run(self, code: str, *arguments: str, ready: str = "is ready") -> Process:
+    def run(self, code: str, *arguments: str, ready: str = "started worker") -> Process:
         (self.folder / "shop.py").write_text(SHOP + code)
         self._module = self._module or import_module("shop", self.folder)
         runner = Process(self.folder, "run", "shop:app", *arguments)
@@ -146,7 +146,7 @@ def shop(folder: Path) -> Iterator[Shop]:
 
 
 def test_workers_that_retire_are_no_more_than_those_that_work(shop: Shop) -> None:
-    runner = shop.run("", "--workers", "1", "--concurrency", "1", "--max-tasks-per-worker", "1", ready="/1 is ready")
+    runner = shop.run("", "--workers", "1", "--concurrency", "1", "--max-tasks-per-worker", "1", ready="/1: it serves")
     calls = [shop.submit("hold", name) for name in "abcd"]
     shop.begun("a")
     shop.begun("b")  # by the successor, which retires too
@@ -165,7 +165,7 @@ def test_workers_that_retire_are_no_more_than_those_that_work(shop: Shop) -> Non
 
 def test_a_stop_is_heard_while_there_is_no_room_for_a_successor(shop: Shop) -> None:
     options = ("--workers", "1", "--concurrency", "1", "--max-tasks-per-worker", "1", "--drain-timeout", "0.1s")
-    runner = shop.run("", *options, ready="/1 is ready")
+    runner = shop.run("", *options, ready="/1: it serves")
     for name in "abc":
         shop.submit("hold", name)
     shop.begun("a")
@@ -192,7 +192,7 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_successor(shop: Shop) -> N
 def test_a_worker_does_not_outlive_its_runner(shop: Shop, hooks: str, task: str) -> None:
     if "interpreter" in task and not sys.platform.startswith("linux"):
         pytest.skip("no kernel here ends a process with its parent")
-    runner = shop.run(hooks, "--workers", "1", ready="has joined the roster")
+    runner = shop.run(hooks, "--workers", "1", ready="joined the roster")
     if task:
         shop.submit(task, "begun")
     worker = shop.begun("begun" if task else "hello")
@@ -206,7 +206,7 @@ def test_a_worker_does_not_outlive_its_runner(shop: Shop, hooks: str, task: str)
 def test_a_worker_whose_runner_dies_while_it_imports_ends(shop: Shop) -> None:
     runner = shop.run(
         "\nimport sys\nif 'worker' in sys.argv:\n    tell('importing')\n    ctypes.PyDLL(None).sleep(600)\n",
-        ready="has joined the roster",
+        ready="joined the roster",
     )
     worker = shop.begun("importing")
     runner.signal(signal.SIGKILL)
@@ -231,7 +231,7 @@ def test_a_stop_is_not_held_up_by_a_blocked_loop_with_hooks(shop: Shop, workers:
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_stop_does_not_wait_for_a_start_hook_that_hangs(shop: Shop, workers: str) -> None:
-    runner = shop.run(HANGING_START, "--workers", workers, ready="has joined the roster")
+    runner = shop.run(HANGING_START, "--workers", workers, ready="joined the roster")
     shop.begun("hello")
     runner.signal(signal.SIGTERM)
     eventually(lambda: runner.is_over, "it ends", seconds=10)
@@ -241,7 +241,7 @@ def test_a_stop_does_not_wait_for_a_start_hook_that_hangs(shop: Shop, workers: s
 
 @pytest.mark.parametrize("hook", [HANGING_STOP, BLOCKING_STOP], ids=["waiting", "blocking"])
 def test_a_stop_hook_that_hangs_is_given_up_and_named(shop: Shop, hook: str) -> None:
-    runner = shop.run(hook, "--workers", "1", "--max-tasks-per-worker", "1", ready="/1 is ready")
+    runner = shop.run(hook, "--workers", "1", "--max-tasks-per-worker", "1", ready="/1: it serves")
     worker = shop.submit("who").result(timeout=30)
     runner.says("the stop hook never_done")
     eventually(lambda: is_gone(worker), "it ends")
@@ -256,7 +256,7 @@ def test_a_stop_hook_that_raises_is_named_and_changes_nothing_else(shop: Shop, w
     runner.signal(signal.SIGTERM)
     ended = runner.ends()
     assert (ended.code, ended.out.count(": 1 started, 0 ended, 1 interrupted\n")) == (0, 1), ended
-    assert "the stop hook no_goodbye failed" in ended.err
+    assert "the stop hook no_goodbye: it failed" in ended.err
     assert "the pool does not close" in ended.err
     assert len(shop.told("closed")) == 1, "what comes after it is called"
     assert [entry.status.value for entry in call.record().history][-2:] == ["killed", "rerouted"]
@@ -275,13 +275,13 @@ if "worker" in sys.argv and not (HERE / "go").exists():
 
 def test_a_worker_that_is_told_to_stop_while_it_starts_does_so_and_has_not_died(shop: Shop) -> None:
     """A process manager tells every process; a terminal tells a whole group, to which a new process still belongs."""
-    runner = shop.run(SLOW_IMPORT, "--workers", "1", ready="has joined the roster")
+    runner = shop.run(SLOW_IMPORT, "--workers", "1", ready="joined the roster")
     worker = shop.begun("importing")
     os.kill(worker, signal.SIGINT)
     os.kill(worker, signal.SIGTERM)
     (shop.folder / "go").touch()
     eventually(lambda: is_gone(worker), "it obeys")
-    runner.says("/2 is ready")
+    runner.says("/2: it serves")
     runner.signal(signal.SIGTERM)
     ended = runner.ends()
     assert (ended.code, "died" in ended.out + ended.err) == (0, False), ended

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.failover.budget import Spent
 from tests.failover.load import LOADS, Load
-from tests.mongod import ReplicaSet
+from tests.support.mongod import ReplicaSet
 
 spent = Spent()
 

@@ -16,7 +16,7 @@ from typing import Any
 from pymongo import MongoClient
 from tests.failover.ledger import ACCEPTED, BEGAN, QUIET, READY, SEEN, UNKNOWN, Event, Reader
 from tests.failover.verdict import Dump, violations
-from tests.mongo.tools import database_of, with_options
+from tests.store.mongo.tools import database_of, with_options
 
 from holdfast.store.mongo.sentinels import NO_SENTINEL
 

@@ -21,8 +21,9 @@ from typing import Any
 from pymongo import WriteConcern, common
 from tests.failover.ledger import ACCEPTED, BEGAN, GONE, QUIET, READY, SEEN, SUBMITS, UNKNOWN, Ledger, answer, fails
 
-from holdfast import App, Invocation, InvocationNotFound, StoreError, TaskFailed
-from holdfast.store.mongo import base
+from holdfast import App, Invocation, TaskFailed
+from holdfast.errors import InvocationNotFound, StoreError
+from holdfast.store.mongo import store
 
 PLACES = 8
 SINGLE_SECONDS, BATCH_SECONDS, BATCH = 0.03, 0.15, 5
@@ -139,8 +140,8 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     logging.basicConfig(level="INFO", format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     if given["write_concern"] != "majority":
-        assert isinstance(base._MAJORITY, WriteConcern)
-        base._MAJORITY = WriteConcern(w=given["write_concern"])  # a planted bug, to see that it is found
+        assert isinstance(store._MAJORITY, WriteConcern)
+        store._MAJORITY = WriteConcern(w=given["write_concern"])  # a planted bug, to see that it is found
     if given["hasty"]:
         common.MIN_HEARTBEAT_INTERVAL = 0.05  # after a failure the driver looks for the server twice a second
     party = Party(given["url"], given["app"], Path(given["ledger"]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 from tests.failover.load import CLIENT
-from tests.mongod import ReplicaSet
+from tests.support.mongod import ReplicaSet
 
 COMMANDS = ["insert", "update", "findAndModify", "delete", "find", "aggregate", "distinct", "getMore"]
 WRITES = ["insert", "update", "findAndModify", "delete"]

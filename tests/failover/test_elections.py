@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from tests.failover.ledger import UNKNOWN
 from tests.failover.load import Load
-from tests.mongo.tools import nudge, opened, until
-from tests.mongod import ReplicaSet
+from tests.store.mongo.tools import nudge, opened, until
+from tests.support.mongod import ReplicaSet
 
-from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.model.records import Piece, StoredPayload
 from holdfast.testing.samples import ids_of, invocation
 
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]

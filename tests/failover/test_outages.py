@@ -7,7 +7,7 @@ import time
 import pytest
 from tests.failover.ledger import ACCEPTED
 from tests.failover.load import Load
-from tests.mongod import ReplicaSet
+from tests.support.mongod import ReplicaSet
 
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.failover.load import LOADS, Load
-from tests.mongod import Mongod, ReplicaSet
+from tests.support.mongod import Mongod, ReplicaSet
 
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.failover.load import LOADS, Load
 from tests.failover.server_errors import COMMANDS, DOUBTS, FEW, REFUSALS, WRITES, failing
-from tests.mongo.tools import until
-from tests.mongod import ReplicaSet
-from tests.proxy import Fate
+from tests.store.mongo.tools import until
+from tests.support.mongod import ReplicaSet
+from tests.support.proxy import Fate
 
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from tests.failover.writes import KINDS, Documents, Stage
-from tests.mongo.tools import opened, until, with_options
-from tests.mongod import ReplicaSet
-from tests.proxy import Fate, Rule
+from tests.store.mongo.tools import opened, until, with_options
+from tests.support.mongod import ReplicaSet
+from tests.support.proxy import Fate, Rule
 
 from holdfast import App
-from holdfast.engine import audit
+from holdfast.runtime import worker as audit
 from holdfast.store.mongo.behind import Behind
 from holdfast.store.mongo.schema import COLLECTIONS, INVOCATIONS, META
 from holdfast.store.mongo.store import MongoStore
@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow, pytest.mark
 
 DATABASE = "messages"
 READS = {
-    *("lanes", "get", "find", "counts", "get_payload", "get_piece", "roster", "silent", "owners", "executions"),
-    *("quarantined", "check", "exists", "slot_holders", "waiting_keys", "in_the_way", "ended", "start_limits"),
-    *("queue_depths", "pauses", "entries", "due_entries", "latest_entries", "outboxes"),
+    *("lanes", "get", "find", "counts", "get_payload", "get_piece", "roster", "silent", "owners"),
+    *("quarantined", "check", "exists", "waiting_keys", "find_conflicts"),
+    *("queue_depths", "entries"),
 }
 MOST_IMPORTANT = ("insert", "claim of one", "claim of many", "end", "enrol", "heartbeat", "leave", "hints")
 
@@ -150,7 +150,7 @@ def test_a_claim_that_arrives_late(
     late = Late(url_of(servers), monkeypatch)
     with late.app:
         handles = late.task.map(range(8 * places))
-        store: Any = late.app._run(late.app._engine()).store
+        store: Any = late.app.runtime.run(late.app.runtime.engine()).store
         if crowded:
             store._claims.crowd.learn(2, 0, time.time())  # then only a share is looked at
         rule = servers.meddle(Fate.REQUEST_LATE, command, f"{DATABASE}.{INVOCATIONS}", times)

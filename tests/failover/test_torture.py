@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 from tests.failover.load import LOADS, Load
 from tests.failover.server_errors import COMMANDS, REFUSALS, WRITES, failing
-from tests.mongod import Mongod, ReplicaSet
-from tests.proxy import Fate
+from tests.support.mongod import Mongod, ReplicaSet
+from tests.support.proxy import Fate
 
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow, pytest.mark.torture]
 

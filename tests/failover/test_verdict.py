@@ -11,10 +11,10 @@ from tests.failover.ledger import ACCEPTED, BEGAN, GONE, SEEN, SUBMITS, UNKNOWN,
 from tests.failover.verdict import Dump, violations
 
 from holdfast.codec import Codec, ErrorRecord
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import apply_to
-from holdfast.lifecycle.claims import Claim, claimed
-from holdfast.lifecycle.records import InvocationRecord, registered
+from holdfast.model import changes
+from holdfast.model.changes import apply_to
+from holdfast.model.claims import Claim, claimed
+from holdfast.model.records import InvocationRecord, registered
 from holdfast.store.mongo.documents import to_document
 
 CODEC = Codec()
@@ -191,7 +191,6 @@ PLANTED: dict[str, tuple[str, Callable[[Case], object]]] = {
     "a repeated run without a fault": ("I15 ", run_twice),
     "user code ran for nothing": ("I15 ", lambda case: case.events.append({"what": BEGAN, "number": 77})),
     "still marked as ready": ("I18 ", lambda case: case.first.update(ready=True)),
-    "still marked as owned": ("I18 ", lambda case: case.first.update(owned=True)),
     "a runner that has gone is on the roster": ("I18 ", lambda case: case.runners.append({"id": "other"})),
     "a runner that lives is not on the roster": ("I18 ", lambda case: case.runners.clear()),
     "something is in quarantine": ("I18 ", lambda case: case.quarantine.append({"id": "id1", "why": "unreadable"})),

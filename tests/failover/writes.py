@@ -10,34 +10,34 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from pymongo.collection import Collection
-from tests.mongo.tools import auntil, opened, with_options
-from tests.proxy import Fate, Rule
+from tests.store.mongo.tools import auntil, opened, with_options
+from tests.support.proxy import Fate, Rule
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import Applied
-from holdfast.lifecycle.limits import Release
-from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import DRAIN, READY, Entry, Hint, Piece, StoredPayload
-from holdfast.lifecycle.retention import RETENTION_SECONDS
-from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.lifecycle.status import Status
+from holdfast.fleet.services import Executions
+from holdfast.fleet.slots import Execution, ExecutionStatus
+from holdfast.model import changes
+from holdfast.model.changes import Applied
+from holdfast.model.limits import Release
+from holdfast.model.queues import QueuePause
+from holdfast.model.records import DRAIN, READY, Entry, Hint, Piece, StoredPayload
+from holdfast.model.retention import RETENTION_SECONDS
+from holdfast.model.status import Status
+from holdfast.runtime.pauses import pause_queue, pauses_of, resume_queue
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.schema import (
     ENTRIES,
-    EXECUTIONS,
     INVOCATIONS,
     META,
     PAYLOADS,
     PIECES,
     QUARANTINE,
-    QUEUES,
     RUNNERS,
     SIGNALS,
 )
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_limits import KEY, bounded, holding, limited, waiters
-from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
+from holdfast.testing.samples import START, delivery, freeing, ids_of, invocation, owned, runner, the, wish
 
 RUNNING = Filter(statuses=frozenset({Status.RUNNING}))
 PAYLOAD = StoredPayload(digest="ab" * 32, size=3, pieces=1, first=Piece(b"abc"))
@@ -127,7 +127,7 @@ async def heartbeat(stage: Stage) -> None:
 async def leave(stage: Stage) -> None:
     await stage.store.enrol(runner("r"))
     stage.break_next("delete", RUNNERS)
-    await stage.store.leave("shop", "r")
+    await stage.store.remove_runner("shop", "r")
     assert await stage.store.roster("shop") == []
 
 
@@ -180,7 +180,9 @@ async def death(stage: Stage) -> None:
     await stage.store.enrol(runner("r"))
     (entry,) = await stage.store.roster("shop")
     stage.break_next("delete", RUNNERS)
-    assert await stage.store.declare_dead(entry), "if nobody has declared it, nobody sees to its work"
+    assert await stage.store.remove_runner(entry.app, entry.id, heartbeat_at=entry.heartbeat_at), (
+        "if nobody has declared it, nobody sees to its work"
+    )
     assert await stage.store.roster("shop") == []
 
 
@@ -213,41 +215,37 @@ def execution(id: str) -> Execution:
     return Execution(id=id, service="upkeep", runner_id="r", started_at=START, window_ends_at=START + 10)
 
 
+def upkeep(stage: Stage) -> Executions:
+    return Executions(stage.store, "shop", "upkeep", 60)
+
+
 async def execution_begins(stage: Stage) -> None:
-    stage.break_next("insert", EXECUTIONS)
-    assert await stage.store.put_execution("shop", execution("one")) is None
-    assert await stage.store.put_execution("shop", execution("two")) == execution("one"), "one at a time"
+    stage.break_next("insert", ENTRIES)
+    assert await upkeep(stage).begin(execution("one")) is None
+    assert await upkeep(stage).begin(execution("two")) == execution("one"), "one at a time"
 
 
 async def execution_ends(stage: Stage) -> None:
-    await stage.store.put_execution("shop", execution("one"))
-    stage.break_next("update", EXECUTIONS)
-    assert await stage.store.end_execution("shop", "one", ExecutionStatus.COMPLETED, START + 5, "done")
-    (ended,) = await stage.store.executions("shop", "upkeep", 10)
+    await upkeep(stage).begin(execution("one"))
+    stage.break_next("update", ENTRIES)
+    assert await upkeep(stage).end(execution("one"), ExecutionStatus.COMPLETED, START + 5, "done")
+    (ended,) = await upkeep(stage).trail(10)
     assert (ended.status, ended.ended_at) == (ExecutionStatus.COMPLETED, START + 5)
 
 
 async def execution_forgotten(stage: Stage) -> None:
-    await stage.store.put_execution("shop", execution("one"))
-    await stage.store.end_execution("shop", "one", ExecutionStatus.COMPLETED, START + 5, "done")
-    stage.break_next("delete", EXECUTIONS)
-    await stage.store.forget_executions("shop", ["one"])
-    assert await stage.store.executions("shop", "upkeep", 10) == []
-
-
-async def final_removed(stage: Stage) -> None:
-    record = await owned(stage.store, "a")
-    await stage.store.apply([changes.completed(record, result=b"\x07", operation="end", at=START + 1)])
-    await stage.store.insert([invocation("b")])
-    stage.break_next("delete", INVOCATIONS)
-    await stage.store.remove_final("shop", START + 60, 10)
-    assert [found["id"] for found in stage.invocations.find({})] == ["b"]
+    await upkeep(stage).begin(execution("one"))
+    await upkeep(stage).end(execution("one"), ExecutionStatus.COMPLETED, START + 5, "done")
+    await upkeep(stage).begin(execution("two"))
+    stage.break_next("delete", ENTRIES)
+    await upkeep(stage).forget([execution("one")], 10)
+    assert await upkeep(stage).trail(10) == [execution("two")]
 
 
 async def key_freed(stage: Stage) -> None:
     await stage.store.insert([invocation("a", key="k")])
     stage.break_next("update", INVOCATIONS)
-    await stage.store.free_key("shop", "a", "k")
+    await stage.store.apply([freeing("a", "k")])
     assert (await the(stage.store, "a")).key is None
     assert list(await stage.store.insert([invocation("b", key="k")])) == [True]
 
@@ -274,33 +272,24 @@ async def told(stage: Stage) -> None:
     end = changes.completed(record, result=b"\x07", operation="end", at=START + 1)
     await stage.store.apply([replace(end, outbox=("t",))])
     stage.break_next("update", INVOCATIONS)
-    await stage.store.delivered("shop", ["a"])
+    await stage.store.apply(delivery("a"))
     (found,) = stage.invocations.find({})
     assert "outbox" not in found
     assert "expires_at" in found
 
 
-async def old_retained(stage: Stage) -> None:
-    record = await owned(stage.store, "a")
-    await stage.store.apply([changes.completed(record, result=b"\x07", operation="end", at=START + 1)])
-    stage.invocations.update_one({}, {"$unset": {"retain_until": "", "expires_at": ""}})
-    stage.break_next("update", INVOCATIONS)
-    await stage.store.retain_old("shop", "", 10)
-    assert (await the(stage.store, "a")).retain_until == START + 1 + RETENTION_SECONDS
-
-
 async def queue_paused(stage: Stage) -> None:
-    stage.break_next("update", QUEUES)
+    stage.break_next("insert", ENTRIES)
     pause = QueuePause(app="shop", name="mail", at=START, by="ann", reason="", operation="p")
-    assert await stage.store.pause_queue(pause) == pause
-    assert list(await stage.store.pauses("shop")) == [pause]
+    assert await pause_queue(stage.store, pause) == pause
+    assert list(await pauses_of(stage.store, "shop")) == [pause]
 
 
 async def queue_resumed(stage: Stage) -> None:
-    await stage.store.pause_queue(QueuePause(app="shop", name="m", at=START, by="ann", reason="", operation="p"))
-    stage.break_next("update", QUEUES)
-    assert await stage.store.resume_queue("shop", "m", "r")
-    assert list(await stage.store.pauses("shop")) == []
+    await pause_queue(stage.store, QueuePause(app="shop", name="m", at=START, by="ann", reason="", operation="p"))
+    stage.break_next("update", ENTRIES)
+    assert await resume_queue(stage.store, "shop", "m", "r")
+    assert list(await pauses_of(stage.store, "shop")) == []
 
 
 ENTRY = Entry(app="shop", kind="schedule", name="nightly", body=b"{}")
@@ -350,7 +339,9 @@ async def waiter_released(stage: Stage) -> None:
     assert await waiters(stage.store) == ["b"]
     await stage.store.apply([changes.completed(holder, result=b"\x07", operation="end", at=START + 1)])
     stage.break_next("findAndModify", INVOCATIONS)
-    await stage.store.release_waiters("shop", [Release(limit_key=KEY, most=1)], operation="release", at=START + 1)
+    await stage.store.release_waiters(
+        "shop", [Release(limit_key=KEY, max_running=1)], operation="release", at=START + 1
+    )
     record = await the(stage.store, "b")
     assert [entry.status for entry in record.history].count(Status.REROUTED) == 1
 
@@ -371,27 +362,25 @@ KINDS = {
     "end": Kind("apply", ends),
     "enrol": Kind("enrol", enrol),
     "heartbeat": Kind("heartbeat", heartbeat),
-    "leave": Kind("leave", leave),
+    "leave": Kind("remove_runner", leave),
     "hints": Kind("hints", hints),
     "set aside, the copy": Kind("claim", set_aside_a_copy),
     "set aside, the original": Kind("claim", set_aside_the_original),
     "order to a runner": Kind("ask_runner", asked_runner),
-    "death of a runner": Kind("declare_dead", death),
+    "death of a runner": Kind("remove_runner", death),
     "payload kept": Kind("keep_payloads", kept_payload),
     "payload put": Kind("put_payloads", payload),
     "piece put": Kind("put_piece", piece),
     "payload collected": Kind("collect_payloads", collected),
-    "execution begins": Kind("put_execution", execution_begins),
-    "execution ends": Kind("end_execution", execution_ends),
-    "execution forgotten": Kind("forget_executions", execution_forgotten),
-    "final removed": Kind("remove_final", final_removed),
-    "key freed": Kind("free_key", key_freed),
+    "execution begins": Kind("put_entry", execution_begins),
+    "execution ends": Kind("put_entry", execution_ends),
+    "execution forgotten": Kind("remove_entry", execution_forgotten),
+    "key freed": Kind("apply", key_freed),
     "ended removed": Kind("remove_ended", ended_removed),
     "expired removed": Kind("remove_expired", expired_removed),
-    "end told": Kind("delivered", told),
-    "old ones kept for their time": Kind("retain_old", old_retained),
-    "queue paused": Kind("pause_queue", queue_paused),
-    "queue resumed": Kind("resume_queue", queue_resumed),
+    "end told": Kind("apply", told),
+    "queue paused": Kind("put_entry", queue_paused),
+    "queue resumed": Kind("put_entry", queue_resumed),
     "entry made": Kind("put_entry", entry_made),
     "entry changed": Kind("put_entry", entry_changed),
     "entry removed": Kind("remove_entry", entry_removed),

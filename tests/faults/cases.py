@@ -16,10 +16,10 @@ from typing import NamedTuple
 from tests.faults import tasks
 from tests.faults.session import Process, Session
 from tests.faults.stores import STORES
+from tests.support.witness import What
 
 from holdfast.crashpoints import POINTS
-from holdfast.lifecycle.status import Status
-from holdfast.testing.witness import What
+from holdfast.model.status import Status
 
 Story = Callable[[Session, str], None]
 
@@ -79,7 +79,7 @@ def working(session: Session, point: str) -> None:
     runner = session.start_runner("--workers", "1", "--concurrency", "1", **_armed(WORKER, point))
     session.struck(point)
     session.verdict()
-    assert runner.says("ended by SIGKILL")
+    assert runner.says("died: SIGKILL")
 
 
 def handing_back(session: Session, point: str) -> None:

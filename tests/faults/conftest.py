@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.session import Session
-from tests.mongod import fresh_database
+from tests.support.mongod import fresh_database
 
 
 @pytest.fixture(scope="session")

@@ -24,16 +24,16 @@ from msgspec.structs import replace
 from pymongo import MongoClient
 
 from holdfast.codec import Codec, ErrorRecord
+from holdfast.fleet.services import Executions
+from holdfast.fleet.slots import Execution, ExecutionStatus
 from holdfast.ids import derived_id, is_id
-from holdfast.lifecycle import changes, joins
-from holdfast.lifecycle.cancelling import cancel
-from holdfast.lifecycle.changes import apply_to
-from holdfast.lifecycle.claims import Claim, blocked, claimed
-from holdfast.lifecycle.events import EventRecord, key_entry
-from holdfast.lifecycle.events import to_entry as event_entry
-from holdfast.lifecycle.limits import slot_of
-from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import (
+from holdfast.model import changes
+from holdfast.model.cancellation import cancel
+from holdfast.model.changes import apply_to
+from holdfast.model.claims import Claim, blocked, claimed
+from holdfast.model.limits import slot_of
+from holdfast.model.queues import QueuePause
+from holdfast.model.records import (
     Cancellation,
     FailedAttempt,
     InvocationRecord,
@@ -46,14 +46,17 @@ from holdfast.lifecycle.records import (
     WorkerRecord,
     registered,
 )
-from holdfast.lifecycle.schedules import Call, Rules, ScheduleRecord
-from holdfast.lifecycle.schedules import to_entry as schedule_entry
-from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.lifecycle.status import Status
-from holdfast.lifecycle.triggers import OnEnd, OnEvent, TriggerRecord
-from holdfast.lifecycle.triggers import to_entry as trigger_entry
+from holdfast.model.status import Status
+from holdfast.runtime.pauses import pause_queue, resume_queue
 from holdfast.schedules import every
+from holdfast.schedules.records import Rules, ScheduleRecord, StoredCall
+from holdfast.schedules.records import to_entry as schedule_entry
 from holdfast.store.contract import Store
+from holdfast.triggers import joins
+from holdfast.triggers.events import EventRecord, key_entry
+from holdfast.triggers.events import to_entry as event_entry
+from holdfast.triggers.rules import OnEnd, OnEvent, TriggerRecord
+from holdfast.triggers.rules import to_entry as trigger_entry
 
 APP = "damage"
 QUICK, NARROW, STEADY = "damage:quick", "damage:narrow", "damage:steady"
@@ -94,22 +97,17 @@ async def furnish(store: Store) -> None:
             dead_after_seconds=1.0,
         )
     )
-    for status in (ExecutionStatus.COMPLETED, ExecutionStatus.RUNNING):
-        await store.put_execution(
-            APP,
-            Execution(
-                id=f"turn {status}",
-                service="core",
-                runner_id="gone",
-                started_at=now - 90,
-                window_ends_at=now - 80,
-                status=status,
-                ended_at=now - 85 if status is ExecutionStatus.COMPLETED else None,
-            ),
-        )
+    turns = [
+        Execution(id=f"turn {number}", service="core", runner_id="gone", started_at=at, window_ends_at=at + 10)
+        for number, at in enumerate((now - 90, now - 80))
+    ]
+    executions = Executions(store, APP, "core", 60)
+    await executions.begin(turns[0])
+    await executions.end(turns[0], ExecutionStatus.COMPLETED, now - 85, "")
+    await executions.begin(turns[1])
     for name in ("paused", "resumed"):
-        await store.pause_queue(QueuePause(app=APP, name=name, at=now, by="ann", reason="busy", operation=f"p {name}"))
-    await store.resume_queue(APP, "resumed", "r resumed")
+        await pause_queue(store, QueuePause(app=APP, name=name, at=now, by="ann", reason="busy", operation=f"p {name}"))
+    await resume_queue(store, APP, "resumed", "r resumed")
     for number in (1, 0):
         await store.put_piece(APP, "d" * 64, number, Piece(b"piece", False))
     stored = StoredPayload(digest="d" * 64, size=10, pieces=2, first=Piece(b"piece", False))
@@ -153,7 +151,7 @@ def _invocations(now: float) -> Iterator[InvocationRecord]:
         slot = slot_of(record.limit_key, 0) if record.limit_key else None
         return apply_to(claimed(nobody, record, slot), record)
 
-    yield fresh("ready", key="k", twin="t", start_by=now + 500)
+    yield fresh("ready", key="k", dedup_key="t", start_by=now + 500)
     yield fresh("later", due_at=now + 3600, **rich)
     yield taken("orphan")
     held = taken("held", task=NARROW, limit_key=NARROW, **{name: rich[name] for name in ("terms", "origin")})
@@ -177,7 +175,7 @@ def _invocations(now: float) -> Iterator[InvocationRecord]:
 
 
 def _entries(now: float) -> Iterator[Any]:
-    call = Call(task=QUICK, arguments=Codec().encode_call((2,), {}), tags=("eu",), terms=Terms(timeout=3.0))
+    call = StoredCall(task=QUICK, arguments=Codec().encode_call((2,), {}), tags=("eu",), terms=Terms(timeout=3.0))
     yield schedule_entry(
         ScheduleRecord(
             app=APP,
@@ -348,8 +346,6 @@ IDENTITY = {
     "holdfast_invocations": ("id",),
     "holdfast_runners": ("id",),
     "holdfast_entries": ("name",),
-    "holdfast_executions": ("id",),
-    "holdfast_queues": ("name",),
     "holdfast_payloads": ("digest",),
     "holdfast_payload_pieces": ("digest",),
     "holdfast_payload_references": ("id",),
@@ -371,8 +367,6 @@ def _own_names(where: str, record: Record, number: int) -> Record:
     if fresh.get("slot"):
         fresh["limit_key"] = f"{fresh['limit_key']}|{number}"
         fresh["slot"] = slot_of(fresh["limit_key"], 0)
-    if where == "holdfast_executions" and fresh["status"] == "running":
-        fresh["service"] = f"service {number}"
     return fresh
 
 

@@ -22,18 +22,18 @@ from typing import Any, TypeVar
 import msgspec
 from tests.faults import tasks
 from tests.faults.settings import DEAD_AFTER_SECONDS, INTERVAL_SECONDS, SETTINGS
+from tests.support import checker
+from tests.support.witness import Event, Ledgers, Reader, What, Witness
 
 from holdfast import App
 from holdfast.clock import SystemClock
-from holdfast.engine.recovery import core_app
-from holdfast.engine.subscriptions import VERSION_KIND
-from holdfast.lifecycle import events, joins
-from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, runner_of
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.store.contract import Filter, Store
-from holdfast.testing import checker
-from holdfast.testing.witness import Event, Ledgers, Reader, What, Witness
+from holdfast.model.claims import Claim
+from holdfast.model.names import core_app
+from holdfast.model.records import InvocationRecord, RunnerRecord, runner_of
+from holdfast.model.status import FINAL, Status
+from holdfast.store.contract import EntryOrder, Filter, Order, Store
+from holdfast.triggers import events, joins
+from holdfast.triggers.subscriptions import VERSION_KIND
 
 T = TypeVar("T")
 
@@ -242,9 +242,9 @@ class Session:
 
     def ask(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         async def job() -> T:
-            return await question((await self.app._engine()).store)
+            return await question((await self.app.runtime.engine()).store)
 
-        return self.app._run(job())
+        return self.app.runtime.run(job())
 
     def can_write(self) -> bool:
         """Whether the store takes a write within a second."""
@@ -252,7 +252,7 @@ class Session:
         async def write(store: Store) -> bool:
             try:
                 async with asyncio.timeout(1.0):
-                    await store.leave(self.name, "nobody")
+                    await store.remove_runner(self.name, "nobody")
             except TimeoutError:
                 return False
             return True
@@ -275,7 +275,7 @@ class Session:
         self.submit(first, second)
 
         async def die(store: Store) -> None:
-            engine, now = await self.app._engine(), store.now()
+            engine, now = await self.app.runtime.engine(), store.now()
             record = RunnerRecord(
                 id=engine.ids.new(),
                 app=self.name,
@@ -325,8 +325,8 @@ class Session:
         """Whether a trigger is still to hear of something, or to fire."""
         entries = await store.entries(self.name, joins.KIND)
         return bool(
-            await store.outboxes(self.name, store.now() + 1.0, 1)
-            or await store.due_entries(self.name, events.KIND, 1)
+            await store.find(self.name, Filter(), 1, order=Order.OUTBOX)
+            or await store.entries(self.name, events.KIND, order=EntryOrder.DUE, limit=1)
             or any(joins.from_entry(entry).firings for entry in entries)
         )
 

@@ -21,15 +21,16 @@ from typing import Any
 from tests.faults import tasks
 from tests.faults.clock import HostClock
 from tests.faults.settings import DEAD_AFTER_SECONDS
+from tests.support.witness import What, Witness
 
 from holdfast import App, crashpoints
 from holdfast.clock import SystemClock
-from holdfast.engine.core import Engine
-from holdfast.engine.worker import Worker
+from holdfast.fleet.services import GATE, execution_of
+from holdfast.fleet.slots import ExecutionStatus
 from holdfast.ids import Ids
-from holdfast.lifecycle.records import RunnerRecord
-from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.testing.witness import What, Witness
+from holdfast.model.records import Entry, RunnerRecord
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.worker import Worker
 
 _PULSE_SECONDS = 0.1
 
@@ -77,8 +78,8 @@ if "FAKETIME" in os.environ:  # libfaketime 0.9.10 breaks the system call behind
     time.sleep = lambda seconds: select.select((), (), (), seconds)
 
 if path := os.environ.get("HOLDFAST_TEST_CLOCK"):
-    app._clock = HostClock(path)
-    app._ids = Ids(app._clock, app._rng)
+    app.runtime.clock = HostClock(path)
+    app.runtime.ids = Ids(app.runtime.clock, app.runtime.rng)
 
 
 # --- witnesses
@@ -113,8 +114,8 @@ def _pulse() -> None:
 
 def _watched(engine: Engine) -> Engine:
     store: Any = engine.store
-    enrol, heartbeat, leave = store.enrol, store.heartbeat, store.leave
-    put_execution, end_execution, make_worker = store.put_execution, store.end_execution, engine.worker
+    enrol, heartbeat, remove_runner = store.enrol, store.heartbeat, store.remove_runner
+    put_entry = store.put_entry
     spans: dict[str, dict[str, Any]] = {}
 
     async def watched_enrol(runner: RunnerRecord) -> None:
@@ -128,41 +129,43 @@ def _watched(engine: Engine) -> Engine:
             witness.write(What.RUNNER_BEAT, **spans[runner_id])
         return found
 
-    async def watched_leave(app: str, runner_id: str) -> None:
-        await leave(app, runner_id)
-        witness.write(What.RUNNER_END, **spans[runner_id])
+    async def watched_remove_runner(app: str, runner_id: str, *, heartbeat_at: float | None = None) -> bool:
+        done = bool(await remove_runner(app, runner_id, heartbeat_at=heartbeat_at))
+        if heartbeat_at is None:
+            witness.write(What.RUNNER_END, **spans[runner_id])
+        return done
 
-    async def watched_put_execution(app: str, execution: Execution) -> Execution | None:
-        blocker: Execution | None = await put_execution(app, execution)
-        if blocker is None and execution.status is ExecutionStatus.RUNNING:
+    async def watched_put_entry(entry: Entry, over: Entry | None = None) -> bool:
+        execution = execution_of(entry) if entry.kind == GATE else None
+        is_running = execution is not None and execution.status is ExecutionStatus.RUNNING
+        if execution is not None and not is_running and execution.id in spans:
+            witness.write(What.SERVICE_END, **spans.pop(execution.id))
+        done = bool(await put_entry(entry, over))
+        if done and is_running and execution is not None:
             spans[execution.id] = {"owner": execution.runner_id, "service": execution.service, "span": execution.id}
             witness.write(What.SERVICE_START, **spans[execution.id])
-        return blocker
+        return done
 
-    async def watched_end_execution(app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
-        if id in spans:
-            witness.write(What.SERVICE_END, **spans.pop(id))
-        return bool(await end_execution(app, id, status, at, reason))
-
-    def watched_worker(*given: Any, owner: str, **named: Any) -> Worker:
-        witness.write(What.RUNNER_START, owner=owner, span=secrets.token_hex(6))
-        return make_worker(*given, owner=owner, **named)
-
-    store.enrol, store.heartbeat, store.leave = watched_enrol, watched_heartbeat, watched_leave
-    store.put_execution, store.end_execution = watched_put_execution, watched_end_execution
-    engine.worker = watched_worker  # type: ignore[method-assign]
+    store.enrol, store.heartbeat, store.remove_runner = watched_enrol, watched_heartbeat, watched_remove_runner
+    store.put_entry = watched_put_entry
     return engine
 
 
-_maker = app._engine_maker
+_maker, _make_worker = app.runtime.make_engine, Worker.__init__
 
 
-def _watched_maker() -> Callable[[], Engine]:
-    make = _maker()
+def _watched_maker(given: Any = None) -> Callable[[], Engine]:
+    make = _maker(given)
     return lambda: _watched(make())
 
 
-app._engine_maker = _watched_maker  # type: ignore[method-assign]
+def _watched_worker(worker: Worker, *given: Any, **named: Any) -> None:
+    _make_worker(worker, *given, **named)
+    witness.write(What.RUNNER_START, owner=worker.owner, span=secrets.token_hex(6))
+
+
+app.runtime.make_engine = _watched_maker  # type: ignore[method-assign]
+Worker.__init__ = _watched_worker  # type: ignore[method-assign]
 threading.Thread(target=_pulse, name="pulse", daemon=True).start()
 
 

@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast import App, Trigger, all_of, from_event, from_result, on_event, on_result, on_status
-from holdfast.testing.witness import What, Witness
+from tests.support.witness import What, Witness
+
+from holdfast import App, all_of, on_event, on_result, on_status
+from holdfast.triggers import Trigger, from_event, from_result
 
 LEDGERS = "HOLDFAST_TEST_LEDGERS"
 TRIGGERS = "HOLDFAST_TEST_TRIGGERS"
@@ -123,7 +125,7 @@ def _last_words(token: str) -> None:
 
 
 ALL = (work, hold, await_release, limited, exits, segfaults, devours)
-OPTIONS: dict[str, dict[str, Any]] = {"limited": {"running_concurrency": "task"}}
+OPTIONS: dict[str, dict[str, Any]] = {"limited": {"limit": 1}}
 PACKED = "packed"
 CALLED: dict[str, Trigger] = {
     "after_order": on_status("order", arguments={"token": from_result("after")}),

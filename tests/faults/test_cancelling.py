@@ -8,9 +8,9 @@ import signal
 import pytest
 from tests.faults.session import Session
 from tests.faults.stores import STORES, on
+from tests.support.witness import What
 
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.testing.witness import What
+from holdfast.model.status import FINAL, Status
 
 pytestmark = pytest.mark.slow
 

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.engine.fleet import DEAD_AFTER, Fleet, nap, virtually
-from tests.faketime import clock_off_by
 from tests.faults.clock import HostClock, set_clock
 from tests.faults.session import Session
 from tests.faults.settings import DEAD_AFTER_SECONDS
 from tests.faults.stores import on
+from tests.support.faketime import clock_off_by
+from tests.support.fleet import DEAD_AFTER, Fleet, nap, virtually
+from tests.support.witness import What
 
 from holdfast.clock import SystemClock
-from holdfast.lifecycle.records import RunnerRecord, WorkerRecord
-from holdfast.lifecycle.status import FINAL, Status
+from holdfast.model.records import RunnerRecord, WorkerRecord
+from holdfast.model.status import FINAL, Status
 from holdfast.store.contract import Store
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.virtual import VirtualClock
-from holdfast.testing.witness import What
 
 TEN_MINUTES, HOUR = 600.0, 3600.0
 DELAY_SECONDS = 2.0
@@ -39,7 +39,7 @@ def passes(session: Session, seconds: float) -> None:
 def nothing_was_stolen(session: Session) -> None:
     found = {entry.status for record in session.records() for entry in record.history}
     assert found <= {Status.REGISTERED, Status.PENDING, Status.RUNNING, Status.SUCCESS}
-    assert not any(process.says("is declared dead") for process in session.processes), session.told()
+    assert not any(process.says("declared runner") for process in session.processes), session.told()
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_on_mongodb_the_servers_clock_counts(session: Session, tmp_path: Path) -
 @on("sqlite")
 def test_on_sqlite_the_hosts_clock_may_be_set(session: Session, tmp_path: Path) -> None:
     clock = set_clock(tmp_path / "clock", 0)
-    session.app._clock = HostClock(str(clock))
+    session.app.runtime.clock = HostClock(str(clock))
     for _ in range(2):
         session.start_runner("--workers", "0", "--concurrency", "1", HOLDFAST_TEST_CLOCK=str(clock))
     session.until(lambda: len(session.roster()) == 2, "both join")

@@ -24,13 +24,13 @@ from tests.faults import damage
 from tests.faults.damage import APP, ID, NARROW, QUICK, STEADY, Case
 from tests.faults.settings import SETTINGS
 from tests.faults.stores import on
-from tests.mongo.tools import database_of
+from tests.store.mongo.tools import database_of
 
 from holdfast import App, every, on_event
 from holdfast.cli import program
 from holdfast.clock import SystemClock
 from holdfast.errors import KeyTaken
-from holdfast.lifecycle.status import FINAL, Status
+from holdfast.model.status import FINAL, Status
 from holdfast.store import open_store
 from holdfast.store.contract import Store
 
@@ -139,7 +139,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def _audited_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.recovery.AUDIT_SECONDS", 1.0)
+    monkeypatch.setattr("holdfast.fleet.recovery.AUDIT_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def make_app(url: str) -> App:
     def quick(number: int) -> int:
         return number
 
-    @app.task(name=NARROW, running_concurrency="task", concurrency_limit=1)
+    @app.task(name=NARROW, limit=1)
     def narrow(number: int) -> int:
         return number
 
@@ -182,7 +182,7 @@ def make_app(url: str) -> App:
 def live(place: Place, cases: Sequence[Case], lines: Lines) -> None:
     """Everything that has to go on."""
     app = make_app(place.url)
-    quick, narrow = app._tasks[QUICK], app._tasks[NARROW]
+    quick, narrow = app.runtime.tasks[QUICK], app.runtime.tasks[NARROW]
     with app, app.runner(concurrency=4):
         calls = [quick.submit(number) for number in range(5)]
         limited = [narrow.submit(number) for number in range(2)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.faults.session import Session
 from tests.faults.stores import on
+from tests.support.witness import What
 
-from holdfast.lifecycle.records import InvocationRecord
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.testing.witness import What
+from holdfast.model.records import InvocationRecord
+from holdfast.model.status import FINAL, Status
 
 pytestmark = pytest.mark.slow
 

@@ -7,20 +7,21 @@ from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.fleet import Fleet, Line, Member, definition, virtually
 from tests.faults import tasks
+from tests.support.engines import make_runner
+from tests.support.fleet import Fleet, Line, Member, definition, virtually
 
 from holdfast import App
 from holdfast.codec import Codec
-from holdfast.engine.definition import Place, TaskDefinition
-from holdfast.engine.suspects import CROWDED_SECONDS, PLACES_APART, Suspects
-from holdfast.execution.call import Call, Returned, Unfit
-from holdfast.execution.places import Deliver, Execution, InlinePlaces
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import apply_to
-from holdfast.lifecycle.crashes import beside, crashes_in_a_row, kills_in_a_row, last_crash
-from holdfast.lifecycle.records import HistoryEntry, InvocationRecord
-from holdfast.lifecycle.status import Status
+from holdfast.executors.call import Call, Returned, Unfit
+from holdfast.executors.local import Deliver, Executor, InlineExecutor
+from holdfast.model import changes
+from holdfast.model.changes import apply_to
+from holdfast.model.crashes import collateral, crashes_in_a_row, kills_in_a_row, last_crash
+from holdfast.model.records import HistoryEntry, InvocationRecord
+from holdfast.model.status import Status
+from holdfast.runtime.definition import ExecutorKind, TaskDefinition
+from holdfast.runtime.execute import CROWDED_SECONDS, ISOLATED_SLOTS, Suspects
 
 CRASH = (Status.RUNNING, Status.RUNNING_RECOVERY, Status.REROUTED, Status.PENDING)
 CRASHED = (*CRASH, *CRASH, Status.RUNNING)
@@ -36,15 +37,15 @@ def record(path: tuple[Status, ...] = CRASHED) -> InvocationRecord:
 
 def declared(function: object, **options: object) -> tuple[TaskDefinition, Codec]:
     app = App("memory://", name="suspects")
-    return app.task(**options)(function).definition, app._codec  # type: ignore[call-overload]
+    return app.task(**options)(function).definition, app.runtime.codec  # type: ignore[call-overload]
 
 
 def test_what_has_crashed_twice_runs_apart_and_what_was_given_back_does_not() -> None:
     task, codec = declared(tasks.work, name="t")
     suspects = Suspects(codec, max_crashes=3)
-    assert suspects.place_for(record(), task) is Place.APART
-    assert suspects.place_for(record((*CRASH, Status.RUNNING)), task) is Place.THREAD
-    assert suspects.place_for(record(GIVEN_BACK), task) is Place.THREAD
+    assert suspects.executor_for(record(), task) is ExecutorKind.ISOLATED
+    assert suspects.executor_for(record((*CRASH, Status.RUNNING)), task) is ExecutorKind.THREAD
+    assert suspects.executor_for(record(GIVEN_BACK), task) is ExecutorKind.THREAD
 
 
 def killed(record: InvocationRecord, why: str) -> InvocationRecord:
@@ -56,14 +57,14 @@ def killed(record: InvocationRecord, why: str) -> InvocationRecord:
 def test_what_ran_beside_two_calls_past_their_time_runs_apart_and_is_not_charged() -> None:
     task, codec = declared(tasks.work, name="t")
     suspects = Suspects(codec, max_crashes=0)
-    once = killed(record((Status.REGISTERED,)), beside("its worker was killed"))
+    once = killed(record((Status.REGISTERED,)), collateral("its worker was killed"))
     assert once.reason == "its worker was killed; it ran beside that, and is not charged"
-    assert suspects.place_for(once, task) is Place.THREAD
+    assert suspects.executor_for(once, task) is ExecutorKind.THREAD
     drained = killed(killed(once, "its runner stopped before it was done"), "its runner stopped before it was done")
-    assert suspects.place_for(drained, task) is Place.THREAD
-    twice = killed(drained, beside("its worker was killed"))
+    assert suspects.executor_for(drained, task) is ExecutorKind.THREAD
+    twice = killed(drained, collateral("its worker was killed"))
     assert (kills_in_a_row(twice.history), crashes_in_a_row(twice.history)) == (2, 0)
-    assert suspects.place_for(twice, task) is Place.APART
+    assert suspects.executor_for(twice, task) is ExecutorKind.ISOLATED
     runs = replace(twice, status=Status.RUNNING, owner="r/1")
     assert last_crash(runs, 1, "its worker died") is None, "one crash is forgiven, and it had none"
     failed = HistoryEntry(version=99, status=Status.RETRY, at=2.0, operation="f")
@@ -73,18 +74,18 @@ def test_what_ran_beside_two_calls_past_their_time_runs_apart_and_is_not_charged
 def test_who_is_forgiven_less_is_suspected_sooner() -> None:
     task, codec = declared(tasks.work, name="t")
     once = record((*CRASH, Status.RUNNING))
-    for max_crashes, place in ((0, Place.APART), (1, Place.APART), (2, Place.THREAD)):
-        assert Suspects(codec, max_crashes=max_crashes).place_for(once, task) is place
+    for max_crashes, place in ((0, ExecutorKind.ISOLATED), (1, ExecutorKind.ISOLATED), (2, ExecutorKind.THREAD)):
+        assert Suspects(codec, max_crashes=max_crashes).executor_for(once, task) is place
 
 
 def test_only_so_many_run_apart() -> None:
     task, codec = declared(tasks.work, name="t")
     suspects = Suspects(codec, max_crashes=3)
-    for number in range(PLACES_APART):
-        assert suspects.place_for(replace(record(), id=f"{number}"), task) is Place.APART
-    assert suspects.place_for(record(), task) is None
-    suspects.come_home("3", Returned(b""))
-    assert suspects.place_for(record(), task) is Place.APART
+    for number in range(ISOLATED_SLOTS):
+        assert suspects.executor_for(replace(record(), id=f"{number}"), task) is ExecutorKind.ISOLATED
+    assert suspects.executor_for(record(), task) is None
+    suspects.on_isolated_outcome("3", Returned(b""))
+    assert suspects.executor_for(record(), task) is ExecutorKind.ISOLATED
 
 
 def test_what_needs_its_worker_stays_there() -> None:
@@ -92,31 +93,31 @@ def test_what_needs_its_worker_stays_there() -> None:
 
     task, codec = declared(tasks.work, name="t")
     nameless, codec = declared(inner, name="t")
-    assert Suspects(codec, max_crashes=3).place_for(record(), nameless) is Place.THREAD
+    assert Suspects(codec, max_crashes=3).executor_for(record(), nameless) is ExecutorKind.THREAD
     stranger = replace(task, name="another")
-    assert Suspects(codec, max_crashes=3).place_for(record(), stranger) is Place.THREAD
+    assert Suspects(codec, max_crashes=3).executor_for(record(), stranger) is ExecutorKind.THREAD
     own, codec = declared(tasks.await_release, name="t", executor="process")
-    assert Suspects(codec, max_crashes=3).place_for(record(), own) is Place.PROCESS
+    assert Suspects(codec, max_crashes=3).executor_for(record(), own) is ExecutorKind.PROCESS
 
 
 def test_a_task_of_the_program_itself_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
     task, codec = declared(tasks.work, name="t")
     monkeypatch.setattr(tasks.work, "__module__", "__main__")
-    assert Suspects(codec, max_crashes=3).place_for(record(), task) is Place.THREAD
+    assert Suspects(codec, max_crashes=3).executor_for(record(), task) is ExecutorKind.THREAD
 
 
 def test_what_cannot_begin_elsewhere_comes_home_once() -> None:
     task, codec = declared(tasks.work, name="t")
     suspects = Suspects(codec, max_crashes=3)
-    assert suspects.place_for(record(), task) is Place.APART
-    assert suspects.come_home("one", Unfit("it cannot be imported here"))
-    assert suspects.place_for(record(), task) is Place.THREAD
-    assert not suspects.come_home("one", Unfit("its arguments do not fit"))
-    assert suspects.place_for(record(), task) is Place.APART
-    assert not suspects.come_home("one", Returned(b""))
+    assert suspects.executor_for(record(), task) is ExecutorKind.ISOLATED
+    assert suspects.on_isolated_outcome("one", Unfit("it cannot be imported here"))
+    assert suspects.executor_for(record(), task) is ExecutorKind.THREAD
+    assert not suspects.on_isolated_outcome("one", Unfit("its arguments do not fit"))
+    assert suspects.executor_for(record(), task) is ExecutorKind.ISOLATED
+    assert not suspects.on_isolated_outcome("one", Returned(b""))
 
 
-class Nowhere(InlinePlaces):
+class Nowhere(InlineExecutor):
     """A place whose processes cannot find the task."""
 
     asked: list[str] = []
@@ -135,8 +136,8 @@ def test_a_suspect_that_no_other_process_can_find_is_run_all_the_same(monkeypatc
     monkeypatch.setattr(Suspects, "_can_be_found", lambda self, task: True)
     monkeypatch.setattr(Nowhere, "asked", [])
 
-    def places(place: Place, deliver: Deliver) -> Execution:
-        return Nowhere(deliver) if place is Place.APART else InlinePlaces(deliver)
+    def places(place: ExecutorKind, deliver: Deliver) -> Executor:
+        return Nowhere(deliver) if place is ExecutorKind.ISOLATED else InlineExecutor(deliver)
 
     def add(x: int, y: int) -> int:
         return x + y
@@ -146,14 +147,12 @@ def test_a_suspect_that_no_other_process_can_find_is_run_all_the_same(monkeypatc
         member = Member(
             engine,
             Line(fleet.store),
-            lambda: engine.runner(
+            lambda: make_runner(
+                engine,
                 [definition(add)],
-                fleet.codec,
-                version="test",
                 concurrency=1,
-                duties=fleet.duties,
                 drain_timeout_seconds=1.0,
-                make_places=places,
+                make_executor=places,
             ),
         )
         crashed = replace(fleet.new("add", 1, 2), attempt=2)
@@ -168,8 +167,8 @@ def test_a_suspect_that_no_other_process_can_find_is_run_all_the_same(monkeypatc
 
 
 def test_for_whom_there_is_no_room_waits_in_the_queue_and_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    room: list[Place | None] = [None, Place.LOOP]
-    monkeypatch.setattr(Suspects, "place_for", lambda self, record, task: room.pop(0))
+    room: list[ExecutorKind | None] = [None, ExecutorKind.LOOP]
+    monkeypatch.setattr(Suspects, "executor_for", lambda self, record, task: room.pop(0))
 
     async def add(x: int, y: int) -> int:
         return x + y

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,12 +9,13 @@ import pytest
 from tests.faults.session import Process, Session
 from tests.faults.settings import DEAD_AFTER_SECONDS
 from tests.faults.stores import on
-from tests.mongo.tools import database_of, with_options
-from tests.proxy import Proxy
+from tests.store.mongo.tools import database_of, with_options
+from tests.support.freezing import freeze, wake
+from tests.support.proxy import Proxy
+from tests.support.witness import What
 
 from holdfast.clock import SystemClock
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.testing.witness import What
+from holdfast.model.status import FINAL, Status
 
 pytestmark = pytest.mark.slow
 
@@ -26,25 +24,13 @@ PERMITTED_SECONDS = DEAD_AFTER_SECONDS * 2 / 3
 
 @contextmanager
 def frozen(session: Session, process: Process, *, family: bool = True) -> Iterator[None]:
-    """Who is frozen in the middle of a commit keeps SQLite's lock, and then nobody can do anything (docs/sqlite.md).
-    So freeze it again if that is what has happened.
-    """
     pids = process.family if family else [process.pid]
     with session.witness.fault("freeze", pid=process.pid):
-        _signal(pids, signal.SIGSTOP)
-        while not session.can_write():
-            _signal(pids, signal.SIGCONT)
-            _signal(pids, signal.SIGSTOP)
+        freeze(*pids, can_write=session.can_write)
         try:
             yield
         finally:
-            _signal(pids, signal.SIGCONT)
-
-
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # one that has woken up may end the other
-            os.kill(pid, number)
+            wake(*pids)
 
 
 def everything_runs_again(session: Session, *tokens: str) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast import App, Expired, UsageError
-from holdfast.engine.retention import remove_expired
-from holdfast.errors import InvocationNotFound, InvocationStatusTransitionError, PayloadLost
-from holdfast.lifecycle.cancelling import cancel
-from holdfast.lifecycle.records import Cancellation, digests_in
-from holdfast.lifecycle.retention import FOREVER
-from holdfast.lifecycle.status import Status
+from holdfast import App, UsageError
+from holdfast.archive.retention import remove_expired
+from holdfast.errors import Expired, InvocationNotFound, InvocationStatusTransitionError, PayloadLost
+from holdfast.model.cancellation import cancel
+from holdfast.model.records import Cancellation, digests_in
+from holdfast.model.retention import FOREVER
+from holdfast.model.status import Status
+from holdfast.runtime.rerun import Rerunner
 from holdfast.store.contract import Filter
+from holdfast.testing.samples import delivery
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -99,20 +101,20 @@ def test_what_is_over_is_removed_with_what_it_had_apart(app: App) -> None:
     good, bad = ship.submit(1, data), ship.submit(-1)
     run(app, good, bad)
     (digest,) = digests_in(good.record().arguments)
-    store = app._ready().store
+    store = app.runtime.ready().store
 
     async def later() -> None:
-        assert not await remove_expired(store, app.name)
+        assert not await remove_expired(store, app.name, app.runtime.telemetry)
         moment = store.now
         try:
             store.now = lambda: moment() + HOUR + 1  # type: ignore[method-assign]
-            assert not await remove_expired(store, app.name)
+            assert not await remove_expired(store, app.name, app.runtime.telemetry)
             await store.collect_payloads(app.name, moment() + HOUR, 10)
             assert await store.get_payload(app.name, digest) is None
         finally:
             store.now = moment  # type: ignore[method-assign]
 
-    app._run(later())
+    app.runtime.run(later())
     with pytest.raises(InvocationNotFound):
         good.record()
     assert bad.status is Status.FAILED
@@ -223,13 +225,13 @@ def test_all_that_match_are_run_again_once_for_each_request(app: App) -> None:
     plan = app.rerun(status="failed", dry_run=True)
     assert sorted(plan.originals) == sorted(one.id for one in bad)
     assert len(app.invocations()) == 6
-    engine = app._ready()
+    engine = app.runtime.ready()
 
     async def cut_short() -> None:
         some = await engine.store.get(app.name, plan.originals[:2])
-        await engine.archive.rerun([one for one in some if one], request=plan.request, due_at=engine.store.now())
+        await engine.part(Rerunner).rerun([one for one in some if one], request=plan.request, due_at=engine.store.now())
 
-    app._run(cut_short())
+    app.runtime.run(cut_short())
     first = app.rerun(status="failed", request=plan.request)
     assert len(first.invocations) == 5
     assert len(app.invocations()) == 11
@@ -237,14 +239,14 @@ def test_all_that_match_are_run_again_once_for_each_request(app: App) -> None:
     second = app.rerun(status="failed", request=plan.request)
     assert {one.id for one in second.invocations} == {one.id for one in first.invocations}
     assert len(app.invocations()) == 11
-    repeats = app._run(engine.store.find(app.name, Filter(rerun_of=bad[0].id), 10))
+    repeats = app.runtime.run(engine.store.find(app.name, Filter(rerun_of=bad[0].id), 10))
     assert len(repeats) == 1
     assert len(app.rerun(status="failed").invocations) == 10  # another request
 
 
 def test_without_ids_or_filter_nothing_is_done(app: App) -> None:
     for do in (app.rerun, app.purge):
-        with pytest.raises(UsageError, match="say what is meant"):
+        with pytest.raises(UsageError, match="name invocations by ids"):
             do()
         with pytest.raises(UsageError, match="not both"):
             do(["0" * 26], status="failed")
@@ -257,11 +259,11 @@ def test_arguments_that_lie_apart_are_shared_and_kept(app: App) -> None:
     run(app, first)
     again = first.rerun(delay="1h")
     assert app.purge([first.id]).removed == 1
-    store = app._ready().store
-    app._run(store.collect_payloads(app.name, store.now() + 1, 10))
+    store = app.runtime.ready().store
+    app.runtime.run(store.collect_payloads(app.name, store.now() + 1, 10))
     record = again.record()
     (digest,) = digests_in(record.arguments)
-    stored = app._run(store.get_payload(app.name, digest))
+    stored = app.runtime.run(store.get_payload(app.name, digest))
     assert stored is not None
 
 
@@ -271,7 +273,7 @@ def test_one_whose_arguments_are_lost_is_refused_and_the_others_go_on(app: App) 
     lost, too, whole = ship.submit(-1, large), ship.submit(-3, large), ship.submit(-2, os.urandom(5000))
     run(app, lost, too, whole)
     (digest,) = digests_in(lost.record().arguments)
-    engine = app._ready()
+    engine = app.runtime.ready()
 
     async def damage() -> None:
         stored = await engine.store.get_payload(app.name, digest)
@@ -279,7 +281,7 @@ def test_one_whose_arguments_are_lost_is_refused_and_the_others_go_on(app: App) 
         bad = replace(stored, first=replace(stored.first, data=b"x" * stored.size))
         await engine.store.put_payloads(app.name, [bad])
 
-    app._run(damage())
+    app.runtime.run(damage())
     done = app.rerun(status="failed")
     assert [one.record().rerun_of for one in done.invocations] == [whole.id]
     assert {id for id, _ in done.refused} == {lost.id, too.id}
@@ -302,7 +304,7 @@ def test_a_purge_removes_what_has_ended_and_keeps_keys_in_their_time(app: App) -
     assert done.removed == 1
     assert {record.id for record in app.invocations()} == {keyed.id, waiting.id}
     refused = app.purge([waiting.id])
-    assert (refused.removed, refused.kept[0][1]) == (0, "it is registered; only what has ended can be removed")
+    assert (refused.removed, refused.kept[0][1]) == (0, "it is registered; only ended invocations can be removed")
     assert app.purge([keyed.id], force=True).removed == 1
     assert ship.options(key="k").submit(9).record().key == "k"
 
@@ -335,13 +337,13 @@ def test_a_filter_that_says_less_than_was_meant_is_refused(app: App, where: dict
 
 def test_a_purge_keeps_what_a_trigger_is_yet_to_be_told_of(app: App) -> None:
     waiting = declare(app).options(delay="1h").submit(1)
-    store = app._ready().store
+    store = app.runtime.ready().store
     told = Cancellation(by="ann", at=store.now(), until=store.now())
     end = cancel(waiting.record(), told, operation="end")
     assert end is not None
-    app._run(store.apply([replace(end, outbox=("t",))]))
+    app.runtime.run(store.apply([replace(end, outbox=("t",))]))
     for force in (False, True):
         refused = app.purge([waiting.id], force=force)
-        assert (refused.removed, refused.kept) == (0, [(waiting.id, "a trigger is yet to be told of its end")])
-    app._run(store.delivered(app.name, [waiting.id]))
+        assert (refused.removed, refused.kept) == (0, [(waiting.id, "a trigger is yet to be called for its end")])
+    app.runtime.run(store.apply(delivery(waiting.id, app=app.name)))
     assert app.purge([waiting.id]).removed == 1

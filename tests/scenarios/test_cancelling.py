@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from tests.scenarios import workshop
 
-from holdfast import App, Fixed, Invocation, InvocationCancelled, InvocationNotFound, Status, UsageError, context
-from holdfast.engine.cancel import Ear
-from holdfast.lifecycle.records import CANCEL
-from holdfast.lifecycle.status import FINAL
+from holdfast import App, Invocation, InvocationCancelled, Status, UsageError, context
+from holdfast.errors import InvocationNotFound
+from holdfast.model.records import CANCEL
+from holdfast.model.status import FINAL
+from holdfast.retries import Fixed
+from holdfast.runtime.cancel import CancellationListener
 
 There = Callable[..., Path]
 
@@ -57,7 +59,7 @@ def test_what_waits_is_cancelled_at_once_and_says_who_and_why(app: App) -> None:
 
 
 def test_a_group_is_cancelled_whole(app: App) -> None:
-    task = app.task(name="double", registration_concurrency="arguments")(_double)
+    task = app.task(name="double", unique_by="*")(_double)
     with app.runner():
         before = task.submit(9)
         before.result(timeout=30)
@@ -225,7 +227,7 @@ def test_what_cannot_be_stopped_is_given_up_and_has_its_place(app: App, tmp_path
 
 
 def test_a_cancelled_one_gives_back_its_slot(app: App, tmp_path: Path, there: There) -> None:
-    task = app.task(running_concurrency="task")(workshop.attentive)
+    task = app.task(limit=1)(workshop.attentive)
     with app.runner(concurrency=4):
         first, second = task.submit(str(tmp_path)), task.submit(str(tmp_path))
         there("begun")
@@ -246,7 +248,7 @@ def test_an_owner_that_hears_no_hint_looks_by_itself(
     with app.runner():
         invocation = task.submit(str(tmp_path))
         there("begun")
-        hub = app._ready().hub
+        hub = app.runtime.ready().hub
         send = hub.send
         monkeypatch.setattr(hub, "send", lambda *hints: send(*[hint for hint in hints if hint.kind != CANCEL]))
         began = time.monotonic()
@@ -280,9 +282,9 @@ def test_a_runner_that_stops_ends_what_is_being_cancelled(app: App, tmp_path: Pa
 def test_a_retry_that_loses_to_a_cancellation_is_no_retry(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner does not know of the cancellation when its code raises."""
 
-    async def hears_nothing(self: Ear) -> None: ...
+    async def hears_nothing(self: CancellationListener) -> None: ...
 
-    monkeypatch.setattr(Ear, "_look", hears_nothing)
+    monkeypatch.setattr(CancellationListener, "_look", hears_nothing)
     inside, go = threading.Event(), threading.Event()
 
     @app.task(name="fails", retries=Fixed(5, 0.01))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.scenarios import workshop
 
-from holdfast import App, Fixed, Forever, Timetable, UsageError, context
+from holdfast import App, UsageError, context
+from holdfast.retries import Fixed, Forever, Timetable
 
 
 @pytest.fixture

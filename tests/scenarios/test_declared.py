@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from holdfast import App, all_of, cron, on_event, on_status, scheduled
-from holdfast.lifecycle.schedules import ScheduleRecord
-from holdfast.lifecycle.triggers import TriggerRecord
+from holdfast.schedules.declared import Declaration, Declarations
+from holdfast.schedules.records import ScheduleRecord
+from holdfast.triggers.evaluation import declarations
+from holdfast.triggers.rules import TriggerRecord
+from holdfast.triggers.service import TriggerRegistry
+from holdfast.triggers.subscriptions import Subscriptions
 
 NEW_YEAR = cron("0 0 1 1 *")
 
@@ -22,12 +26,12 @@ class Deploys:
     """Programs of one app, one after the other, on one store."""
 
     def __init__(self, folder: Path) -> None:
-        self._url = f"sqlite:///{folder}/shop.db"
+        self.url = f"sqlite:///{folder}/shop.db"
 
     @contextmanager
     def of(self, *tasks: tuple[str, dict[str, Any]], source: Callable[..., None] = lambda: None) -> Iterator[App]:
         """A runner of a program with these tasks."""
-        with App(self._url, name="shop", poll_interval_seconds=0.2) as app:
+        with App(self.url, name="shop", poll_interval_seconds=0.2) as app:
             for name, options in tasks:
                 app.task(name=name, **options)(source)
             with app.runner():
@@ -35,12 +39,12 @@ class Deploys:
 
     def spoil(self, kind: str) -> int:
         """Damage the entries of a kind, behind everybody's back."""
-        with closing(sqlite3.connect(self._url.removeprefix("sqlite:///"), timeout=10)) as connection, connection:
+        with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=10)) as connection, connection:
             query = "UPDATE holdfast_entries SET body = x'ff00' WHERE app = 'shop' AND kind = ?"
             return connection.execute(query, (kind,)).rowcount
 
     def look(self) -> list[ScheduleRecord]:
-        with App(self._url, name="shop") as app:
+        with App(self.url, name="shop") as app:
             return app.schedules.list()
 
 
@@ -49,10 +53,26 @@ def deploys(tmp_path: Path) -> Deploys:
     return Deploys(tmp_path)
 
 
+def _retiring(
+    app: App, declared: list[Declaration], triggers: list[TriggerRecord], *, register: bool = False
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """The duties by which a runner with that code retires what no code declares."""
+    engine = app.runtime.ready()
+    found = Declarations(engine, declared), TriggerRegistry(engine, triggers)
+    for feature in found if register else ():
+        app.runtime.run(feature.register())
+
+    async def retire() -> None:
+        for feature in reversed(found):
+            await feature.retire()
+
+    return retire
+
+
 def retire(app: App) -> None:
     """The duty, now."""
-    engine = app._ready()
-    app._run(engine._declarations((), ()).retire())
+    duties = _retiring(app, [], [])
+    app.runtime.run(duties())
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -64,10 +84,9 @@ def until(condition: Callable[[], object]) -> None:
 
 def tend(app: App) -> Callable[[], None]:
     """The duty of a runner with the code of this app, which has registered it."""
-    engine = app._ready()
-    declarations = engine._declarations(app._declarations(engine), app._triggers())
-    app._run(declarations.register())
-    return lambda: app._run(declarations.retire())
+    engine = app.runtime.ready()
+    retiring = _retiring(app, declarations(list(app.tasks.values()), engine), app.triggers.declared, register=True)
+    return lambda: app.runtime.run(retiring())
 
 
 def test_what_was_damaged_under_a_living_runner_is_stored_anew_and_what_was_deleted_is_not(deploys: Deploys) -> None:
@@ -83,10 +102,10 @@ def test_what_was_damaged_under_a_living_runner_is_stored_anew_and_what_was_dele
         assert after.uid != before.uid
         assert len(triggers(app)) == 1
         until(lambda: app.emit("go").caused)
-        assert app._run(app._ready().store.quarantined("shop"))
+        assert app.runtime.run(app.runtime.ready().store.quarantined("shop"))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("holdfast.engine.declarations._CLOCKS_DIFFER_SECONDS", 0.0)
+            patch.setattr("holdfast.schedules.declared._CLOCKS_DIFFER_SECONDS", 0.0)
             duty()
             app.schedules.delete(after.name)
             duty()
@@ -94,8 +113,33 @@ def test_what_was_damaged_under_a_living_runner_is_stored_anew_and_what_was_dele
         assert app.schedules.list() == []
 
 
+def test_one_that_was_created_at_run_time_under_a_declared_name_stops_no_runner(
+    deploys: Deploys, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As somebody may do it when the declared one was damaged, and set aside, while no runner was there."""
+    declared = ("shop:clean", {"triggers": [scheduled(NEW_YEAR, name="nightly"), on_event("go")]})
+    with deploys.of(declared):
+        pass
+    deploys.spoil("schedule")
+    with App(deploys.url, name="shop") as app:
+        clean = app.task(name="shop:clean")(lambda: None)
+        created = app.schedules.create("nightly", clean, every="1h")
+    with deploys.of(declared) as app:
+        assert app.schedules.list() == [created], "what a person has made stays"
+        assert clean.name in app.tasks
+        until(lambda: app.emit("go").caused)
+    (said,) = [record for record in caplog.records if record.name == "holdfast.schedules"]
+    assert said.levelname == "ERROR"
+    assert "one of that name was created at run time" in said.getMessage()
+    assert "holdfast schedules delete nightly" in said.getMessage()
+    with deploys.of(declared) as app:
+        app.schedules.delete("nightly")
+    with deploys.of(declared) as app:
+        assert [each.declared for each in app.schedules.list()] == [True]
+
+
 def triggers(app: App) -> list[TriggerRecord]:
-    return app._run(app._ready().subscriptions.all())
+    return app.runtime.run(app.runtime.ready().part(Subscriptions).all())
 
 
 def test_three_deploys_fire_nothing_and_keep_the_schedule(deploys: Deploys) -> None:
@@ -168,7 +212,7 @@ def test_another_signature_of_the_task_that_ends_makes_no_other_trigger(deploys:
     def after(order: int, region: str = "eu") -> None: ...
 
     for pay in (before, after):
-        with App(deploys._url, name="shop") as app:
+        with App(deploys.url, name="shop") as app:
             task = app.task(name="shop:pay")(pay)
             app.task(name="shop:thank", triggers=[on_status(task)])(lambda: None)
             with app.runner():

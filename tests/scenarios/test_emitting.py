@@ -20,7 +20,8 @@ from pymongo.errors import OperationFailure
 
 from holdfast import App, UsageError, on_event
 from holdfast.errors import StoreUnavailable
-from holdfast.triggers import from_event
+from holdfast.triggers.conditions import from_event
+from holdfast.triggers.subscriptions import Subscriptions
 
 mongo = pytest.mark.xdist_group("mongo")
 STORES = ["sqlite", "mongodb"]
@@ -120,7 +121,7 @@ def test_an_event_reaches_the_triggers_of_the_program_that_emits_it(
 
 def test_to_declare_costs_something_once(app: App) -> None:
     counts: Counter[str] = Counter()
-    store = app._ready().store
+    store = app.runtime.ready().store
 
     def counted(name: str) -> Any:
         real = getattr(store, name)
@@ -143,14 +144,14 @@ def test_to_declare_costs_something_once(app: App) -> None:
 
 def test_what_a_runner_has_let_rest_stays_so(app: App) -> None:
     app.emit("order", {"order": 1})
-    engine = app._ready()
-    (trigger,) = app._run(engine.subscriptions.all())
+    engine = app.runtime.ready()
+    (trigger,) = app.runtime.run(engine.part(Subscriptions).all())
     from msgspec.structs import replace
 
-    from holdfast.lifecycle.triggers import to_entry
+    from holdfast.triggers.rules import to_entry
 
-    assert app._run(engine.store.put_entry(to_entry(replace(trigger, version=2, retired_at=1.0))))
-    app._run(engine.subscriptions.publish())
+    assert app.runtime.run(engine.store.put_entry(to_entry(replace(trigger, version=2, retired_at=1.0))))
+    app.runtime.run(engine.part(Subscriptions).publish())
     with shop(app.url) as other:
         assert other.emit("order", {"order": 2}).caused == ()
     assert calls(app) == ["ship"]
@@ -260,7 +261,7 @@ if url.startswith("sqlite"):
 else:
     session = MongoClient(url).start_session()
     session.start_transaction()
-app._run = (lambda run: lambda work: run(work) if work.__name__ != "announce" else work.close())(app._run)
+app.runtime.run = (lambda run: lambda work: run(work) if work.__name__ != "announce" else work.close())(app.runtime.run)
 print(app.emit("order", {"order": 7}, session=session).id, flush=True)
 (session.commit if url.startswith("sqlite") else session.commit_transaction)()
 os._exit(0)  # before anybody was told

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from holdfast import App, KeyTaken, UsageError
-from holdfast.errors import StoreUnavailable, TwinDiffers
+from holdfast import App, UsageError
+from holdfast.errors import KeyTaken, StoreUnavailable, TwinDiffers
 
 
 @pytest.fixture(params=["memory", "sqlite", "mongodb"])
@@ -60,7 +60,7 @@ def test_a_key_is_free_again_a_while_after_the_end(app: App, monkeypatch: pytest
     ship = declare(app)
     keyed = ship.options(key="order 7", key_for="1h")
     first = keyed.submit(7)
-    store = app._ready().store
+    store = app.runtime.ready().store
     now = store.now
 
     def later(seconds: float) -> None:
@@ -96,9 +96,9 @@ def test_a_key_that_is_over_is_free_inside_a_transaction_too(tmp_path: Path, mon
 
 
 def test_one_of_a_kind_waits(app: App) -> None:
-    by_task = app.task(name="all", registration_concurrency="task")(_take)
-    by_arguments = app.task(name="equal", registration_concurrency="arguments")(_take)
-    by_keys = app.task(name="keyed", registration_concurrency="keys", key_arguments=["order"])(_take)
+    by_task = app.task(name="all", unique=True)(_take)
+    by_arguments = app.task(name="equal", unique_by="*")(_take)
+    by_keys = app.task(name="keyed", unique_by="order")(_take)
     assert by_task.submit(1).id == by_task.submit(2).id
     assert by_arguments.submit(1).id == by_arguments.submit(order=1, label="").id != by_arguments.submit(2).id
     assert by_keys.submit(1, "a").id == by_keys.submit(1, "b").id != by_keys.submit(2).id
@@ -114,8 +114,8 @@ def _take(order: int, label: str = "") -> int:
 
 
 def test_a_twin_that_differs_may_be_refused(app: App) -> None:
-    options: dict[str, Any] = {"registration_concurrency": "keys", "key_arguments": ["order"]}
-    strict = app.task(name="strict", on_diff_non_key_args_raise=True, **options)(_take)
+    options: dict[str, Any] = {"unique_by": "order"}
+    strict = app.task(name="strict", when_different="raise", **options)(_take)
     first = strict.submit(1, "a")
     assert strict.submit(1, label="a") == first
     with pytest.raises(TwinDiffers, match=first.id):
@@ -123,7 +123,7 @@ def test_a_twin_that_differs_may_be_refused(app: App) -> None:
 
 
 def test_in_async_code(app: App) -> None:
-    ship = declare(app, registration_concurrency="task")
+    ship = declare(app, unique=True)
 
     async def both() -> tuple[str, str]:
         one, other = await asyncio.gather(ship.asubmit(1), ship.asubmit(2))
@@ -142,8 +142,8 @@ def test_what_makes_no_sense_is_refused(app: App) -> None:
         app.task(name="b", registration_concurrency="keys")(_take)
     with pytest.raises(UsageError, match="alone changes nothing"):
         app.task(name="c", key_arguments=["order"])(_take)
-    with pytest.raises(UsageError, match="say which with registration_concurrency="):
-        app.task(name="c", on_diff_non_key_args_raise=True)(_take)
+    with pytest.raises(UsageError, match="say which with unique= or unique_by="):
+        app.task(name="c", when_different="raise")(_take)
     with pytest.raises(UsageError, match="lone surrogate"):
         app.task(name="d")(_take).options(key="\ud800")
 
@@ -173,8 +173,8 @@ def test_a_key_tells_apart_what_is_equal_to_python(app: App) -> None:
 
 
 def test_a_twin_that_differs_in_the_type_alone_differs(app: App) -> None:
-    options: dict[str, Any] = {"registration_concurrency": "keys", "key_arguments": ["order"]}
-    strict = app.task(name="strict", on_diff_non_key_args_raise=True, **options)(_take)
+    options: dict[str, Any] = {"unique_by": "order"}
+    strict = app.task(name="strict", when_different="raise", **options)(_take)
     first = strict.submit(1, label=1)
     with pytest.raises(TwinDiffers, match=first.id):
         strict.submit(1, label=True)
@@ -199,7 +199,7 @@ def test_a_submitter_that_dies_after_it_freed_a_key_leaves_it_to_the_next(
     first = keyed.submit(7)
     with app.runner():
         first.result(timeout=20)
-    store = app._ready().store
+    store = app.runtime.ready().store
     insert = store.insert
 
     async def once(records: Any) -> Any:
@@ -218,7 +218,7 @@ def test_a_submitter_that_dies_after_it_freed_a_key_leaves_it_to_the_next(
 
 
 def test_with_a_key_that_alone_says_what_is_the_same(app: App) -> None:
-    ship = declare(app, registration_concurrency="task")
+    ship = declare(app, unique=True)
     waiting = ship.submit(1)
     keyed = ship.options(key="order 2")
     assert keyed.submit(2) != waiting
@@ -232,7 +232,7 @@ def test_a_twin_that_is_claimed_at_that_moment_is_followed_by_another(app: App) 
     """Every call gets a handle to one that had not been started when the call began, or to a new one."""
     ran: list[int] = []
 
-    @app.task(name="count", registration_concurrency="task")
+    @app.task(name="count", unique=True)
     def count(number: int) -> int:
         ran.append(number)
         return number
@@ -250,14 +250,14 @@ def test_a_twin_that_is_claimed_at_that_moment_is_followed_by_another(app: App) 
 
 def test_twins_in_one_map_inside_a_transaction(tmp_path: Path, mongo_url: str) -> None:
     with App(f"sqlite:///{tmp_path}/shop.db") as app:
-        twins = declare(app, registration_concurrency="arguments")
+        twins = declare(app, unique_by="*")
         app.invocations(limit=1)
         with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
             group = twins.options(session=connection).map([1, 1, 2])
         assert group[0] == group[1] != group[2]
         assert len(app.invocations()) == 2
     with App(mongo_url) as app, MongoClient[Any](mongo_url) as client, client.start_session() as session:
-        twins = declare(app, registration_concurrency="arguments")
+        twins = declare(app, unique_by="*")
         app.invocations(limit=1)
         group = session.with_transaction(lambda session: twins.options(session=session).map([1, 1, 2]))
         assert group[0] == group[1] != group[2]
@@ -269,7 +269,7 @@ def test_twins_in_one_map_inside_a_transaction(tmp_path: Path, mongo_url: str) -
 
 def _submit_keys(url: str, ready: Any, answers: Any, key_for: float) -> None:
     with App(url) as app:
-        ship = declare(app, registration_concurrency="task")
+        ship = declare(app, unique=True)
         app.invocations(limit=1)
         ready.wait(60)
         keyed = [ship.options(key=f"order {turn}", key_for=key_for).submit(turn).id for turn in range(10)]
@@ -285,7 +285,7 @@ def test_of_eight_processes_with_one_key_one_stores_a_call(
     url = f"sqlite:///{tmp_path}/shop.db" if kind == "sqlite" else request.getfixturevalue("mongo_url")
     context = multiprocessing.get_context("spawn")
     with App(url) as app:
-        ship = declare(app, registration_concurrency="task")
+        ship = declare(app, unique=True)
         old = [ship.options(key=f"order {turn}", key_for=0).submit(turn) for turn in range(5)]
         with app.runner():
             for invocation in old:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Invocation, InvocationRefused, Status
-from holdfast.engine.limits import Limits
+from holdfast import App, Invocation, Status
+from holdfast.errors import InvocationRefused
+from holdfast.runtime.limits import Limits
 
 PATIENCE = 30.0
 QUICK: dict[str, Any] = {  # turns at the services of a second or two
@@ -113,7 +114,7 @@ def test_never_more_than_so_many_run_at_once(app: App, most: int) -> None:
     """Submitters on six threads, and two runners with more places than slots."""
     inside, peak, full = 0, 0, threading.Condition()
 
-    @app.task(name="work", running_concurrency="task", concurrency_limit=most)
+    @app.task(name="work", limit=most)
     def work(number: int) -> int:
         nonlocal inside, peak
         with full:
@@ -136,7 +137,7 @@ def test_never_more_than_so_many_run_at_once(app: App, most: int) -> None:
 
 
 def test_all_calls_of_a_task_share_its_limit(app: App, room: Room) -> None:
-    @app.task(name="visit", running_concurrency="task")
+    @app.task(name="visit", limit=1)
     def visit(name: str) -> None:
         room.visit(name)
 
@@ -152,7 +153,7 @@ def test_all_calls_of_a_task_share_its_limit(app: App, room: Room) -> None:
 
 
 def test_equal_arguments_share_a_limit_however_they_are_given(app: App, room: Room) -> None:
-    @app.task(name="visit", running_concurrency="arguments")
+    @app.task(name="visit", limit_by="*")
     def visit(shop: str, floor: int = 1) -> None:
         room.visit(shop, (shop, floor))
 
@@ -172,8 +173,8 @@ def test_equal_arguments_share_a_limit_however_they_are_given(app: App, room: Ro
     assert set(room.most.values()) == {1}
 
 
-def test_equal_values_of_the_key_arguments_share_a_limit(app: App, room: Room) -> None:
-    @app.task(name="bill", running_concurrency="keys", key_arguments=["customer"], concurrency_limit=2)
+def test_equal_values_of_some_arguments_share_a_limit(app: App, room: Room) -> None:
+    @app.task(name="bill", limit=2, limit_by="customer")
     def bill(amount: int, customer: str = "a") -> int:
         room.visit(amount, customer)
         return amount
@@ -196,7 +197,7 @@ def test_equal_values_of_the_key_arguments_share_a_limit(app: App, room: Room) -
 
 
 def test_a_call_that_is_not_to_wait_is_refused_and_names_the_holder(app: App, room: Room) -> None:
-    @app.task(name="visit", running_concurrency="task", reroute_on_concurrency_control=False)
+    @app.task(name="visit", limit=1, when_full="refuse")
     def visit(name: str) -> str:
         room.visit(name)
         return name
@@ -218,7 +219,7 @@ def test_a_call_that_is_not_to_wait_is_refused_and_names_the_holder(app: App, ro
 def test_a_call_that_had_begun_waits_although_it_was_not_to(app: App, room: Room) -> None:
     gates = {name: threading.Event() for name in ("begun", "other")}
 
-    @app.task(name="visit", running_concurrency="task", reroute_on_concurrency_control=False)
+    @app.task(name="visit", limit=1, when_full="refuse")
     async def visit(name: str) -> str:
         room.entered.append(name)
         await asyncio.to_thread(gates[name].wait, PATIENCE)
@@ -243,7 +244,7 @@ def test_a_call_that_had_begun_waits_although_it_was_not_to(app: App, room: Room
 def test_a_slot_that_is_given_back_is_filled_at_once(app: App) -> None:
     """By whoever gave it back: the sweep would need a second for each."""
 
-    @app.task(name="work", running_concurrency="task")
+    @app.task(name="work", limit=1)
     def work(number: int) -> int:
         return number
 
@@ -255,7 +256,7 @@ def test_a_slot_that_is_given_back_is_filled_at_once(app: App) -> None:
 
 
 def test_a_sweep_helps_those_whom_nobody_told(app: App, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    @app.task(name="visit", running_concurrency="task")
+    @app.task(name="visit", limit=1)
     def visit(name: str) -> None:
         room.visit(name)
 
@@ -274,7 +275,7 @@ def test_a_sweep_helps_those_whom_nobody_told(app: App, room: Room, monkeypatch:
 
 
 def test_priority_and_then_age_decide_who_goes_on(app: App, room: Room) -> None:
-    @app.task(name="visit", running_concurrency="task")
+    @app.task(name="visit", limit=1)
     def visit(name: str) -> None:
         room.visit(name)
 
@@ -298,7 +299,7 @@ def test_priority_and_then_age_decide_who_goes_on(app: App, room: Room) -> None:
 @contextmanager
 def counted(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """What is asked of the store, by name."""
-    store = type(app._run(app._engine()).store)
+    store = type(app.runtime.run(app.runtime.engine()).store)
     asked: Counter[str] = Counter()
 
     def counting(name: str) -> Callable[..., Any]:
@@ -311,7 +312,7 @@ def counted(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("claim", "apply", "release_waiters", "slot_holders", "get", "find"):
+        for name in ("claim", "apply", "release_waiters", "get", "find"):
             patch.setattr(store, name, counting(name))
         yield asked
 
@@ -321,7 +322,7 @@ def test_many_who_wait_cost_no_more_than_few_and_delay_nobody(app: App, monkeypa
     gates = {number: threading.Event() for number in (0, 10, 20)}
     reached: list[int] = []
 
-    @app.task(name="work", running_concurrency="task")
+    @app.task(name="work", limit=1)
     def work(number: int) -> None:
         reached.append(number)
         if number in gates:
@@ -359,7 +360,7 @@ def test_many_who_wait_cost_no_more_than_few_and_delay_nobody(app: App, monkeypa
 
 
 def visits(app: App, room: Room, most: int) -> Any:
-    @app.task(name="visit", running_concurrency="task", concurrency_limit=most)
+    @app.task(name="visit", limit=most)
     def visit(name: str) -> str:
         room.visit(name)
         return name

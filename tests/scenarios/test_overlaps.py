@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import App, InvocationRecord, Status
-from holdfast.lifecycle.schedules import Overlap, Progress
+from holdfast import App, Status
+from holdfast.invocation import InvocationRecord
+from holdfast.schedules.records import Overlap, Progress
 
 MONGODB = pytest.param("mongodb", marks=pytest.mark.faults)
 

@@ -88,8 +88,8 @@ def test_it_does_not_wait_longer_than_is_said(t: Harness) -> None:
     assert [price for _, price in seen] == [11, 23]
 
 
-def test_a_kind_is_a_task_its_key_arguments_or_a_name(t: Harness) -> None:
-    index = declare(t.app, [], debounce="5s", key_arguments=["shop"])
+def test_a_kind_is_a_task_some_arguments_or_a_name(t: Harness) -> None:
+    index = declare(t.app, [], debounce="5s", unique_by="shop")
     assert index.submit("north", 1) == index.submit("north", 2) != index.submit("south", 1)
     plain = t.app.task(name="plain")(_work)
     one, two = (plain.options(debounce="5s", debounce_key=name) for name in ("a", "b"))
@@ -117,7 +117,7 @@ def test_many_in_one_map(app: App) -> None:
     index = declare(app, [], debounce="1h")
     group = index.map([("north", 1), ("north", 2), ("north", 3)])
     assert len(set(group)) == 1
-    assert app._codec.decode_call(group[0].record().arguments)[0] == ("north", 3)
+    assert app.runtime.codec.decode_call(group[0].record().arguments)[0] == ("north", 3)
     assert len(app.invocations()) == 1
     assert "debounced" in group[0].history()[-1].why
 
@@ -136,7 +136,7 @@ def test_large_arguments_are_replaced_by_large_ones(app: App) -> None:
 def test_one_that_waits_for_a_slot_is_debounced_too(app: App) -> None:
     free, seen = threading.Event(), []
 
-    @app.task(name="index", debounce=0.05, running_concurrency="task")
+    @app.task(name="index", debounce=0.05, limit=1)
     def index(number: int) -> int:
         seen.append(number)
         assert number or free.wait(20)
@@ -182,7 +182,7 @@ def test_calls_from_many_threads_lose_none_that_came_last(app: App) -> None:
     assert seen[-1] == ("north", 999)
     stored = {handle.id for handle in handles | {last}}
     assert len(seen) == len(stored) == len(app.invocations(limit=1000))
-    lasts = {app._codec.decode_call(record.arguments)[0] for record in app.invocations(limit=1000)}
+    lasts = {app.runtime.codec.decode_call(record.arguments)[0] for record in app.invocations(limit=1000)}
     assert lasts == set(seen)  # what was stored last is what ran
 
 
@@ -204,7 +204,7 @@ def test_the_first_call_runs_and_the_next_ones_are_it(t: Harness) -> None:
 
 
 def test_while_none_could_start_none_is_added(t: Harness) -> None:
-    index = declare(t.app, [], throttle="10s", key_arguments=["shop"])
+    index = declare(t.app, [], throttle="10s", unique_by="shop")
     first = index.submit("north", 1)
     assert index.submit("south", 1) != first
     t.clock.advance(60)
@@ -239,7 +239,7 @@ def test_throttle_on_every_store(app: App) -> None:
 
 def _hammer(url: str, ready: Any, process: int) -> None:
     with App(url) as app:
-        index = declare(app, [], debounce="1h", key_arguments=["shop"])
+        index = declare(app, [], debounce="1h", unique_by="shop")
         app.invocations(limit=1)
         ready.wait(60)
         for turn in range(10):
@@ -263,7 +263,7 @@ def test_calls_of_eight_processes_are_one_of_each_kind(url: str) -> None:
         assert len(records) == 2
         for record in records:
             assert record.version == 40  # every call is in it, and none twice
-            (shop, price), _ = app._codec.decode_call(record.arguments)
+            (shop, price), _ = app.runtime.codec.decode_call(record.arguments)
             assert price % 100 in ({8} if shop == "shop 0" else {9})  # the last of one of them
 
 
@@ -276,18 +276,18 @@ def test_contradictions_are_refused(app: App) -> None:
             app.task(name="wrong", **options)(_work)
 
     refused("debounce= and throttle= contradict", debounce=1, throttle=1)
-    refused("registration_concurrency= contradicts", debounce=1, registration_concurrency="task")
-    refused("contradicts on_diff_non_key_args_raise", throttle=1, on_diff_non_key_args_raise=True)
-    refused("the limit that a call is under", debounce=1, running_concurrency="arguments")
+    refused("unique= contradicts", debounce=1, unique=True)
+    refused("contradicts when_different", throttle=1, when_different="raise")
+    refused("the limit that a call is under would change", debounce=1, limit_by="*")
     refused("debounce_max_wait= needs debounce=", debounce_max_wait=5)
     refused("debounce=0: expected a length of time", debounce=0)
-    refused("no parameter 'nonsense'", debounce=1, key_arguments=["nonsense"])
+    refused("no parameter 'nonsense'", debounce=1, unique_by="nonsense")
     refused("alone changes nothing", key_arguments=["number"])
-    app.task(name="keys", debounce=1, running_concurrency="keys", key_arguments=["number"])(_work)
+    app.task(name="keys", debounce=1, limit_by="number", unique_by="number")(_work)
 
     paced = app.task(name="paced", debounce=1)(_work)
     plain = app.task(name="plain")(_work)
-    twins = app.task(name="twins", registration_concurrency="task")(_work)
+    twins = app.task(name="twins", unique=True)(_work)
     for match, call in (
         ("key= contradict", lambda: paced.options(key="a")),
         ("key= contradict", lambda: plain.options(throttle=1).options(key="a")),
@@ -295,7 +295,7 @@ def test_contradictions_are_refused(app: App) -> None:
         ("cannot be part of session=", lambda: paced.options(session=object())),
         ("debounce_key= needs debounce=", lambda: plain.options(debounce_key="a")),
         ("throttle_key='': expected a text", lambda: plain.options(throttle=1, throttle_key="")),
-        ("both name its twin", lambda: twins.options(throttle=1)),
+        ("both set its dedup key", lambda: twins.options(throttle=1)),
     ):
         with pytest.raises(UsageError, match=match):
             call()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, Fatal, FirstMatch, Fixed, MoveTo, Never, Only, Retries, RetryLater, TaskFailed, UsageError
-from holdfast.lifecycle.records import Terms
+from holdfast import App, Fatal, Retries, RetryLater, TaskFailed, UsageError
+from holdfast.model.records import Terms
+from holdfast.retries import FirstMatch, Fixed, MoveTo, Never, Only
 
 SOON = Fixed(3, 0.01)
 
@@ -166,7 +167,7 @@ def test_it_is_explained_while_it_waits(app: App) -> None:
 
 def test_a_policy_that_is_not_known_parks_the_work(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     work = failing(app, 1, Flaky("here"), retries=SOON)
-    monkeypatch.setattr(work, "_terms", Terms(retries={"kind": "from-the-future", "moon": "full"}))
+    monkeypatch.setattr(work, "terms", Terms(retries={"kind": "from-the-future", "moon": "full"}))
     with app.runner():
         invocation = work.submit()
         while invocation.status != "parked":

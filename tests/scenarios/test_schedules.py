@@ -14,11 +14,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from holdfast import App, InvalidSchedule, ScheduleExists, UnknownSchedule, UsageError, scheduled
+from holdfast import App, UsageError, scheduled
 from holdfast.cli.reach import with_store
-from holdfast.errors import CorruptRecord, NotEncodable
-from holdfast.lifecycle.schedules import to_entry
+from holdfast.errors import CorruptRecord, InvalidSchedule, NotEncodable, ScheduleExists, UnknownSchedule
 from holdfast.schedules import Cron, cron, every
+from holdfast.schedules.records import to_entry
 
 LATER = dt.datetime(2090, 1, 1, tzinfo=dt.UTC)
 
@@ -109,7 +109,7 @@ def test_run_now_is_beside_the_ticks_and_once_for_a_request(app: App) -> None:
     other = app.schedules.run_now("nightly")
     assert first == again
     assert first != other
-    assert first.history()[0].why == "the schedule 'nightly' was told to run now"
+    assert first.history()[0].why == "the schedule 'nightly' was asked to run now"
     assert app.schedules.get("nightly").progress.fired == 0
 
 
@@ -377,7 +377,10 @@ def test_one_whose_task_nobody_knows_is_told_of_once(tmp_path: Path, caplog: pyt
     with deployed(url, task=True, schedule=True) as app, app.runner():
         pass
     with deployed(url, task=False, schedule=False) as app, app.runner():
-        until(lambda: "schedule 'hourly' calls echo, which no living runner knows" in caplog.text, "a warning")
+        until(
+            lambda: "schedule 'hourly' for the unknown task echo: no living runner knows" in caplog.text,
+            "a warning",
+        )
         assert app.schedules.get("hourly").retired_at is None
 
 

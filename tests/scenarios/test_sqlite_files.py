@@ -439,6 +439,85 @@ def test_a_submit_in_a_transaction_on_a_file_that_is_gone_raises(
     program.do("theirs.close()")
 
 
+IN_A_TRANSACTION = "answer = task.options(session=theirs).submit(1).id; theirs.commit()"
+GONE = [["-wal"], ["-shm"], ["-wal", "-shm"]]
+
+
+@pytest.fixture
+def with_a_session(program: Program) -> tuple[Program, list[str]]:
+    """A program that has submitted in transactions of its own, and by itself."""
+    program.do("app, task = opened(path); theirs = sqlite3.connect(path); theirs.execute('CREATE TABLE own (n)')")
+    return program, [program.do(IN_A_TRANSACTION), *program.submit(1)]
+
+
+@pytest.mark.parametrize("written", ["", "theirs.execute('INSERT INTO own VALUES (1)')"], ids=["first", "written"])
+@pytest.mark.parametrize("names", GONE, ids="+".join)
+def test_who_submits_in_a_transaction_gets_over_the_loss_of_the_log(
+    with_a_session: tuple[Program, list[str]], path: Path, names: list[str], written: str
+) -> None:
+    """By what the error asks for: the old log is written back by then, so no connection that comes can lose it."""
+    program, ids = with_a_session
+    for name in names:
+        path.with_name(path.name + name).unlink()
+    program.do(written)
+    with pytest.raises(Failed, match=r"StoreUnavailable.*Nothing was submitted.*[Cc]lose your own connections"):
+        program.do(IN_A_TRANSACTION)
+    program.do("theirs.rollback(); theirs.close(); theirs = sqlite3.connect(path)")
+    ids += [program.do(IN_A_TRANSACTION), program.do(IN_A_TRANSACTION), *program.submit(1)]
+    assert_found(path, ids)
+    program.do("theirs.execute('SELECT * FROM own').fetchall(); theirs.close()")
+
+
+@pytest.mark.parametrize("names", GONE, ids="+".join)
+def test_a_connection_that_keeps_the_deleted_log_is_refused_again_and_again(
+    with_a_session: tuple[Program, list[str]], path: Path, names: list[str]
+) -> None:
+    program, ids = with_a_session
+    for name in names:
+        path.with_name(path.name + name).unlink()
+    for _ in range(3):
+        with pytest.raises(Failed, match=r"StoreUnavailable.*[Cc]lose (them|your own connections)"):
+            program.do(IN_A_TRANSACTION)
+        program.do("theirs.rollback()")
+    program.do("theirs.close(); theirs = sqlite3.connect(path)")
+    assert_found(path, [*ids, program.do(IN_A_TRANSACTION)])
+    program.do("theirs.close()")
+
+
+def test_a_connection_that_keeps_the_deleted_log_is_refused_beside_a_new_one(
+    with_a_session: tuple[Program, list[str]], path: Path
+) -> None:
+    """Somebody without Holdfast has begun a new log, and both use the same index, so also the same lock."""
+    program, _ = with_a_session
+    path.with_name("shop.db-wal").unlink()
+    command = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM sqlite_master').fetchall()"
+    subprocess.run([sys.executable, "-c", command, str(path)], capture_output=True, timeout=30, check=False)
+    assert path.with_name("shop.db-wal").exists(), "it was to be begun here"
+    for _ in range(3):
+        with pytest.raises(Failed, match=r"StoreUnavailable.*[Cc]lose (them|your own connections)"):
+            program.do(IN_A_TRANSACTION)
+        program.do("theirs.rollback()")
+    program.do("theirs.close()")
+
+
+def test_who_submits_in_a_transaction_does_not_wait_for_the_log_to_be_written_back(
+    program: Program, path: Path
+) -> None:
+    """For that waits for the transaction."""
+    program.do("app, task = opened(path, sqlite_busy_timeout_seconds=20); theirs = sqlite3.connect(path)")
+    ids = [program.do(IN_A_TRANSACTION)]
+    program.do("task.options(session=theirs).submit(1)")
+    path.with_name("shop.db-wal").unlink()
+    eventually(lambda: f"{path}-wal was deleted" in program.log.read_text(), "the idle writer's notice")
+    program.do("began = time.monotonic()")
+    with pytest.raises(Failed, match=r"StoreUnavailable.*[Cc]lose (them|your own connections)"):
+        program.do(IN_A_TRANSACTION)
+    assert program.do("answer = time.monotonic() - began") < 10
+    program.do("theirs.rollback(); theirs.close(); theirs = sqlite3.connect(path)")
+    assert_found(path, [*ids, program.do(IN_A_TRANSACTION), *program.submit(1)])
+    program.do("theirs.close()")
+
+
 def test_a_link_that_names_another_file_now_is_a_replaced_file(program: Program, path: Path) -> None:
     for name in ("one.db", "two.db"):
         program.do(f"app, task = opened({str(path.with_name(name))!r}); task.submit(0); app.close()")

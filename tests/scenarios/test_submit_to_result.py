@@ -18,16 +18,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
-    App,
+from holdfast import App, ResultTimeout, Status, TaskFailed, UsageError
+from holdfast.errors import (
+    ArgumentsDoNotBind,
     BlockingCall,
+    DuplicateTask,
     InvocationNotFound,
-    ResultTimeout,
-    Status,
-    TaskFailed,
-    UsageError,
+    NotEncodable,
+    UnknownTask,
 )
-from holdfast.errors import ArgumentsDoNotBind, DuplicateTask, NotEncodable, UnknownTask
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -203,7 +202,7 @@ def test_a_timeout_says_that_no_runner_is_alive(app: App) -> None:
 def test_a_timeout_says_that_no_runner_knows_the_task(app: App) -> None:
     tasks = declare(app)
     invocation = tasks.add.submit(1, 2)
-    app._tasks.pop("add")
+    app.runtime.tasks.pop("add")
     with app.runner():
         with pytest.raises(ResultTimeout, match="no runner knows the task 'add'"):
             invocation.result(timeout=0.05)
@@ -255,7 +254,7 @@ def test_names_and_options_are_checked(app: App) -> None:
 def test_an_alias_finds_work_that_was_stored_under_the_old_name(app: App) -> None:
     tasks = declare(app)
     invocation = tasks.add.submit(1, 2)
-    app._tasks.pop("add")
+    app.runtime.tasks.pop("add")
 
     @app.task(name="sum_up", aliases=["add"])
     def sum_up(x: int, y: int) -> int:
@@ -337,7 +336,7 @@ def test_odd_callables_and_odd_errors_do_not_cost_a_place(app: App) -> None:
         with pytest.raises(TaskFailed, match="Undescribable"):
             worse.submit().result(timeout=10)
         assert odd.submit(3).result(timeout=10) == 9
-    with pytest.raises(UsageError, match="does not tell its parameters"):
+    with pytest.raises(UsageError, match="shows no parameters"):
         app.task(name="opaque")(functools.partial(int, base=2))
     with pytest.raises(UsageError, match="no name"):
         app.task(functools.partial(power, exponent=2))
@@ -359,7 +358,7 @@ def test_closing_an_app_frees_those_who_wait_on_it(app: App) -> None:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while not app._ready().hub._final:
+    while not app.runtime.ready().hub._final:
         pass
     app.close()
     waiter.join(timeout=10)
@@ -374,7 +373,7 @@ def test_closing_an_app_leaves_the_others_of_the_process_alone() -> None:
         waiter = threading.Thread(target=lambda: answers.append(waiting.result(timeout=20)))
         waiter.start()
         assert bank.invocations() == []
-        while not shop._ready().hub._final:
+        while not shop.runtime.ready().hub._final:
             pass
         bank.close()
         with shop.runner():
@@ -428,7 +427,7 @@ def test_a_task_of_a_task_is_refused(app: App) -> None:
         app.task(name="again")(tasks.add)
     with pytest.raises(UsageError, match="list of names"):
         app.runner(queues="mail")
-    with pytest.raises(UsageError, match="places"):
+    with pytest.raises(UsageError, match="slots"):
         app.runner(concurrency=1.5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="limit"):
         app.invocations(limit=-1)

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from tests.scenarios import workshop
 
-from holdfast import App, Expired, Fixed, Invocation, Only, ResultTimeout, SoftTimeout, Status, TimedOut, UsageError
-from holdfast.engine import expiry
-from holdfast.lifecycle.records import PLAIN, Terms
+from holdfast import App, Invocation, ResultTimeout, SoftTimeout, Status, TimedOut, UsageError
+from holdfast.errors import Expired
+from holdfast.model.records import PLAIN, Terms
+from holdfast.retries import Fixed, Only
+from holdfast.runtime import settle
 
 There = Callable[..., Path]
 
@@ -97,7 +99,7 @@ def test_what_cannot_be_stopped_has_failed_all_the_same_and_the_record_says_so(
         assert invocation.record().reason == expected
         there("survived")
         waiting = double.submit(4)
-        with pytest.raises(ResultTimeout, match=r"waiting for .* for a free place"):
+        with pytest.raises(ResultTimeout, match=r"waiting for .* for a free slot"):
             waiting.result(timeout=0.5)
         (tmp_path / "open").touch()
         there("over")
@@ -228,7 +230,7 @@ def test_a_soft_timeout_strikes_nobody_who_has_ended(app: App) -> None:
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that were not there at the last look are seen sooner than after the usual five seconds."""
-    monkeypatch.setattr(expiry, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(settle, "IDLE_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("watchful")
@@ -245,7 +247,7 @@ def test_what_nobody_starts_in_time_expires_though_nobody_claims_it(app: App) ->
 
 @pytest.mark.usefixtures("watchful")
 def test_what_waits_for_a_slot_expires_too(app: App, tmp_path: Path, there: There) -> None:
-    task = app.task(running_concurrency="task")(workshop.obliging)
+    task = app.task(limit=1)(workshop.obliging)
     with app.runner(concurrency=4):
         first = task.submit(str(tmp_path))
         there("begun")

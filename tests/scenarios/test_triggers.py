@@ -13,25 +13,20 @@ import pytest
 
 from holdfast import (
     App,
-    Cause,
     InvocationGroup,
-    InvocationRecord,
     all_of,
     any_of,
     context,
     every,
-    from_arguments,
-    from_cause,
-    from_event,
-    from_exception,
-    from_result,
     on_event,
     on_exception,
     on_result,
     on_status,
     trigger,
 )
-from holdfast.lifecycle.status import FINAL
+from holdfast.invocation import InvocationRecord
+from holdfast.model.status import FINAL
+from holdfast.triggers import Cause, from_arguments, from_cause, from_event, from_exception, from_result
 
 
 @pytest.fixture(params=["memory", "sqlite", "mongodb"])
@@ -265,8 +260,7 @@ def test_what_a_trigger_calls_keeps_to_the_limits_of_its_task(app: App) -> None:
     recorder(
         app,
         on_event("made", arguments=from_event()),
-        registration_concurrency="keys",
-        key_arguments=["a"],
+        unique_by="a",
         queue="slow",
     )
     with app.runner(queues=["default"]), app.runner(queues=["slow"]):
@@ -297,7 +291,7 @@ def test_a_chain_that_goes_in_a_circle_ends(here: App, caplog: pytest.LogCapture
         assert "trigger_max_depth" in failed.error.message
         assert "ping → pong → ping → pong → ping" in failed.error.message
         assert len(app.invocations()) == 6
-    assert "these triggers go in a circle: ping → pong → ping" in caplog.text
+    assert "found triggers in a circle, each round is one more invocation: ping → pong → ping" in caplog.text
 
 
 def test_an_argument_that_is_not_there_is_said_and_not_lost(app: App) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.mongod import fresh_database
+from tests.support.mongod import fresh_database
 
 from holdfast.testing.conformance import StoreConformance
 

@@ -11,20 +11,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.clock import TOO_LATE, parse_moment
-from holdfast.engine.cancel import asked_to_end
-from holdfast.engine.failing import change_after
-from holdfast.execution.call import Raised
-from holdfast.lifecycle import cancelling, firing, joins, schedules
-from holdfast.lifecycle.changes import Change, apply_to
-from holdfast.lifecycle.claims import claimed
-from holdfast.lifecycle.decoding import LATEST
-from holdfast.lifecycle.records import Entry, InvocationRecord, Terms
-from holdfast.lifecycle.retries import Fixed, dump_policy
-from holdfast.lifecycle.schedules import Call, Rules, ScheduleRecord
+from holdfast.executors.call import Raised
+from holdfast.model import cancellation as cancelling
+from holdfast.model.changes import Change, apply_to
+from holdfast.model.claims import claimed
+from holdfast.model.decoding import LATEST
+from holdfast.model.records import Entry, InvocationRecord, Terms
+from holdfast.model.retries import Fixed, dump_policy
+from holdfast.runtime.cancel import asked_to_end
+from holdfast.runtime.release import change_after
 from holdfast.schedules import every, once
+from holdfast.schedules import records as schedules
+from holdfast.schedules import rules as firing
+from holdfast.schedules.records import Rules, ScheduleRecord, StoredCall
 from holdfast.store.mongo.documents import from_document, to_document
 from holdfast.store.sqlite.rows import from_row, to_row
 from holdfast.testing.samples import ERROR, START, invocation, wish
+from holdfast.triggers import joins
 
 LONGEST = 1e12  # that a length of time may have
 lengths = st.floats(0, LONGEST)
@@ -83,10 +86,10 @@ def test_a_schedule_and_its_ticks(now: float, interval: float, jitter: float) ->
             name="s",
             uid="u",
             timing=timing,
-            call=Call(task="t", arguments=b"", queue="default"),
+            call=StoredCall(task="t", arguments=b"", queue="default"),
             rules=rules,
             through=now,
-            next_at=schedules.tick_after(timing, rules, now),
+            next_at=firing.tick_after(timing, rules, now),
             created_at=now,
             changed_at=now,
         )

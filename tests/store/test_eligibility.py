@@ -19,16 +19,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.mongod import fresh_database
+from tests.support.mongod import fresh_database
 
-from holdfast.lifecycle.eligibility import Reason, Standing, held_back, obstacle, offer_of, open_lanes
-from holdfast.lifecycle.explain import Surroundings, explain
-from holdfast.lifecycle.limits import Limit
-from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import InvocationRecord, RunnerRecord, registered
-from holdfast.lifecycle.status import AVAILABLE, Status
+from holdfast.model.eligibility import Reason, Standing, held_back, obstacle, offer_of, open_lanes
+from holdfast.model.explain import Surroundings, explain
+from holdfast.model.limits import Limit
+from holdfast.model.queues import QueuePause
+from holdfast.model.records import InvocationRecord, RunnerRecord, registered
+from holdfast.model.status import AVAILABLE, Status
+from holdfast.runtime.pauses import pause_queue, pauses_of
 from holdfast.store import open_store
-from holdfast.store.contract import Store
+from holdfast.store.contract import Filter, Order, Store
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.samples import START, again, invocation, raw_change, runner, the, wish
 
@@ -117,10 +118,10 @@ async def check(store: Store, case: Case) -> None:
     await hold_slots(store, app, case.holders)
     record = await put(store, app, case)
     for name in case.paused:
-        await store.pause_queue(QueuePause(app=app, name=name, at=START, by="ann", reason="", operation=name))
-    pauses = await store.pauses(app)
+        await pause_queue(store, QueuePause(app=app, name=name, at=START, by="ann", reason="", operation=name))
+    pauses = await pauses_of(store, app)
     paused = frozenset(pause.name for pause in pauses)
-    holders = await store.slot_holders(app, "k") if record.limit_key else ()
+    holders = await store.find(app, Filter(limit_key="k"), 10, order=Order.SLOT) if record.limit_key else ()
     around = Surroundings(
         roster=case.fleet,
         now=START,

@@ -14,7 +14,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigurationError, MissingExtra, UnknownStore
 from holdfast.store import open_store, schemes
 from holdfast.store.contract import Observe
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory.store import MemoryStore
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing import FakeClock
 

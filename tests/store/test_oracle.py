@@ -12,10 +12,9 @@ from hypothesis import settings
 
 from holdfast.clock import Clock
 from holdfast.store.contract import Store, ignore
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory.store import MemoryStore
 from holdfast.store.mongo import schema
-from holdfast.store.mongo.retry import RetryPolicy
-from holdfast.store.mongo.store import MongoStore
+from holdfast.store.mongo.store import MongoOptions, MongoStore
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.stateful import oracle_test
 
@@ -62,13 +61,10 @@ class EmptiedMongo(MongoStore):
 def _open_mongo(clock: Clock) -> Store:
     return EmptiedMongo(
         _replica_set[0],
-        where="the oracle",
-        process="p",
+        MongoOptions(use_change_streams=False),
         clock=clock,
         rng=random.Random(1),
         observe=ignore,
-        retry=RetryPolicy(),
-        use_change_streams=False,
     )
 
 

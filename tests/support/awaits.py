@@ -182,7 +182,7 @@ def _run(scene: Scene, modules: Sequence[str], most: int, chosen: Point | None) 
 def every_await(scene: Scene, modules: Sequence[str], *, most: int = 2) -> Iterator[Point]:
     """Run the scene without an intrusion, then once for each point; yield each point that was tried.
 
-    Points are those of tasks whose outermost function is one of these modules, given as ``engine.worker.``.
+    Points are those of tasks whose outermost function is one of these modules, given as ``runtime.worker.``.
 
     A point counts for the first `most` times that a task stands there. A run in which the intrusion did not come to
     happen, because the run went another way, is no run: the next point is taken.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tests.engine.fleet import LATENCY, Fleet
+from tests.support.fleet import LATENCY, Fleet
 
-from holdfast.engine.core import Engine
-from holdfast.lifecycle.records import Hint
+from holdfast.model.records import Hint
+from holdfast.runtime.engine import Engine
 from holdfast.store.contract import Store
 
 
@@ -36,7 +36,7 @@ class Wire:
 
 
 class _End:
-    """See `holdfast.lifecycle.records.HintChannel`."""
+    """See `holdfast.model.records.HintChannel`."""
 
     trust = 1
 

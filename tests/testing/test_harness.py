@@ -16,8 +16,9 @@ from unittest.mock import ANY
 
 import pytest
 
-from holdfast import App, Fixed, Forever, KeyTaken, ResultTimeout, Retries, Status, UsageError
-from holdfast.errors import BlockingCall
+from holdfast import App, ResultTimeout, Retries, Status, UsageError
+from holdfast.errors import BlockingCall, KeyTaken
+from holdfast.retries import Fixed, Forever
 from holdfast.testing import Endless, Harness, testing_app
 
 
@@ -186,11 +187,11 @@ def test_keys_are_real(t: Harness) -> None:
 
 def test_limits_and_refusals_are_real(t: Harness) -> None:
     done: list[Any] = []
-    charge = declare(t.app, done, running_concurrency="task")
+    charge = declare(t.app, done, limit=1)
     charge.map([1, 2, 3])
     assert len(t.drain(check=True).succeeded) == 3
 
-    @t.app.task(registration_concurrency="task")
+    @t.app.task(unique=True)
     def index() -> None: ...
 
     assert index.submit() == index.submit()
@@ -217,7 +218,7 @@ def test_arguments_that_cannot_be_stored_are_refused_as_everywhere(t: Harness) -
 
 def test_work_of_another_code_is_parked(t: Harness) -> None:
     invocation = declare(t.app, []).submit(1, 2)
-    del t.app._tasks["charge"]
+    del t.app.runtime.tasks["charge"]
 
     @t.app.task(name="charge")
     def charge(customer: str) -> None: ...
@@ -253,7 +254,7 @@ def test_only_as_much_is_run_as_is_waited_for(t: Harness) -> None:
 
 def test_what_cannot_end_is_not_waited_for(t: Harness) -> None:
     invocation = declare(t.app, []).submit(1)
-    del t.app._tasks["charge"]
+    del t.app.runtime.tasks["charge"]
     with pytest.raises(ResultTimeout, match="nothing is left to run"):
         invocation.result()
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
-from holdfast import App, UsageError, from_event, on_event
+from holdfast import App, UsageError, on_event
 from holdfast.testing import testing_app
 from holdfast.testing.harness import Harness
+from holdfast.triggers import from_event
 
 mongo = pytest.mark.xdist_group("mongo")
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from holdfast import Fixed, TimedOut
+from holdfast import TimedOut
+from holdfast.retries import Fixed
 from holdfast.testing import testing_app
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, all_of, cron, every, from_event, from_result, on_event, on_status, trigger
+from holdfast import App, all_of, cron, every, on_event, on_status, trigger
 from holdfast.testing import testing_app
+from holdfast.triggers import from_event, from_result
 
 MIDNIGHT = dt.datetime(2026, 11, 15, tzinfo=dt.UTC)
 

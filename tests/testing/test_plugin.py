@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 SHOP = """
-from holdfast import App, Fixed
+from holdfast import App
+from holdfast.retries import Fixed
 
 app = App("sqlite:///shop.db")
 

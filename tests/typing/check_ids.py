@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from holdfast.engine.cancel import Canceller
-from holdfast.engine.watch import Watcher
 from holdfast.ids import Ids, InvocationId, derived_id
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.model.records import InvocationRecord
+from holdfast.runtime.cancel import Canceller
+from holdfast.runtime.wait import Watcher
 from holdfast.store.contract import Store
 
 
@@ -26,7 +26,6 @@ async def many_ids(store: Store, canceller: Canceller, watcher: Watcher, record:
     await store.get("shop", (record.id,))
     await store.get("shop", record.id)  # type: ignore[arg-type]
     await store.get("shop", text)  # type: ignore[arg-type]
-    await store.delivered("shop", record.id)  # type: ignore[arg-type]
     await store.remove_ended("shop", record.id)  # type: ignore[arg-type]
 
 

@@ -7,68 +7,76 @@ annotation that cannot be resolved here, or that leads to a class which JSON kno
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
+from typer import Argument, Option
 
-from holdfast.cli.shown import described
-from holdfast.engine.definition import TaskDefinition
+from holdfast.cli.output import describe
 from holdfast.errors import UsageError
-from holdfast.execution.call import bind
+from holdfast.executors.call import bind
+from holdfast.runtime.definition import TaskDefinition
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class Words(NamedTuple):
+@dataclasses.dataclass
+class CallWords:
     """A call as it was typed."""
 
-    positional: Sequence[str]
-    keywords: Mapping[str, str]
+    arguments: Annotated[
+        list[str] | None,
+        Argument(metavar="ARGS", help="By the task's annotations; else JSON, else text. -- before a dash."),
+    ] = None
+    kwargs: Annotated[str | None, Option(metavar="JSON", help="Keyword arguments as a JSON object.")] = None
+    keyword: Annotated[
+        list[str] | None, Option("-k", metavar="NAME=JSON", help="A keyword argument; may be repeated.")
+    ] = None
 
+    @property
+    def keywords(self) -> dict[str, str]:
+        """Return the texts of ``--kwargs`` and of every ``-k``. Raises `UsageError` if one is malformed."""
+        found = _object(self.kwargs) if self.kwargs is not None else {}
+        for pair in self.keyword or ():
+            name, sign, text = pair.partition("=")
+            if not sign or not name:
+                raise UsageError(f"-k {pair!r} is not of the form name=value")
+            if name in found:
+                raise UsageError(f"the keyword argument '{name}' is given twice")
+            found[name] = text
+        return found
 
-def words(positional: Sequence[str], whole: str | None, single: Sequence[str]) -> Words:
-    """Gather ARGS, ``--kwargs`` and every ``-k``. Raises `UsageError` for what has not the form of it."""
-    keywords = _object(whole) if whole is not None else {}
-    for pair in single:
-        name, sign, text = pair.partition("=")
-        if not sign or not name:
-            raise UsageError(f"-k {pair!r} is not of the form name=value")
-        if name in keywords:
-            raise UsageError(f"the keyword argument '{name}' is given twice")
-        keywords[name] = text
-    return Words(positional, keywords)
+    def values(self, task: TaskDefinition) -> tuple[list[Any], dict[str, Any]]:
+        """Return the values for a call of the task. Raises `ArgumentsDoNotBind`, or `UsageError` with the name."""
+        texts, keywords = self.arguments or [], self.keywords
+        bind(task.signature, tuple(texts), dict(keywords), task.name)
+        parameters = task.signature.parameters
+        positional = [each for each in parameters.values() if each.kind in _POSITIONAL]
+        rest = {each.kind: each for each in parameters.values()}  # *args and **kwargs: at most one of each
+        args = [
+            _value(task, positional[i] if i < len(positional) else rest[inspect.Parameter.VAR_POSITIONAL], text)
+            for i, text in enumerate(texts)
+        ]
+        kwargs = {
+            name: _value(task, parameters.get(name) or rest[inspect.Parameter.VAR_KEYWORD], text)
+            for name, text in keywords.items()
+        }
+        return args, kwargs
 
 
 def _object(text: str) -> dict[str, str]:
-    """The members of a JSON object, each still as text: so all arguments are read in one way."""
+    """Return the members of a JSON object as texts, so that all arguments are read in one way."""
     try:
         return {
             name: bytes(raw).decode() for name, raw in msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items()
         }
     except (ValueError, RecursionError):
         raise UsageError(f'--kwargs {text!r} is no JSON object; write it like \'{{"body": "hi"}}\'') from None
-
-
-def arguments(task: TaskDefinition, given: Words) -> tuple[list[Any], dict[str, Any]]:
-    """The values for a call of the task. Raises `ArgumentsDoNotBind`, or `UsageError` naming the parameter."""
-    bind(task.signature, tuple(given.positional), dict(given.keywords), task.name)
-    parameters = task.signature.parameters
-    positional = [each for each in parameters.values() if each.kind in _POSITIONAL]
-    rest = {each.kind: each for each in parameters.values()}  # *args and **kwargs: at most one of each
-    args = [
-        _value(task, positional[i] if i < len(positional) else rest[inspect.Parameter.VAR_POSITIONAL], text)
-        for i, text in enumerate(given.positional)
-    ]
-    kwargs = {
-        name: _value(task, parameters.get(name) or rest[inspect.Parameter.VAR_KEYWORD], text)
-        for name, text in given.keywords.items()
-    }
-    return args, kwargs
 
 
 def _value(task: TaskDefinition, parameter: inspect.Parameter, text: str) -> Any:
@@ -81,12 +89,12 @@ def _value(task: TaskDefinition, parameter: inspect.Parameter, text: str) -> Any
         return parsed(text)
     except Exception as error:
         raise UsageError(
-            f"the argument '{parameter.name}' of {task.name} cannot be {described(text)}: {error}"
+            f"the argument '{parameter.name}' of {task.name} cannot be {describe(text)}: {error}"
         ) from error
 
 
 def _hint(task: TaskDefinition, parameter: inspect.Parameter) -> Any:
-    """The resolved annotation; `Parameter.empty` if there is none, or none that can be resolved here."""
+    """Return the resolved annotation; `Parameter.empty` if there is none, or none that can be resolved here."""
     if parameter.annotation is parameter.empty:
         return parameter.empty
     alone = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
@@ -106,7 +114,7 @@ def _refuse_class(cls: type, value: object) -> NoReturn:
 
 
 def converted(text: str, hint: Any) -> Any:
-    """The text as JSON of that type, else as a plain text of that type (a date, a UUID, a str)."""
+    """Read the text as JSON of that type, else as a plain text of that type (a date, a UUID, a str)."""
     try:
         decoder = msgspec.json.Decoder(hint, strict=False, dec_hook=_refuse_class)
     except Exception as error:
@@ -131,7 +139,7 @@ def converted(text: str, hint: Any) -> Any:
 
 
 def parsed(text: str) -> object:
-    """JSON where it is JSON, else the text itself: nobody wants to quote a word twice for the shell."""
+    """Return the value of JSON, else the text itself, so that a word needs no second pair of quotes in a shell."""
     try:
         return strictly(text)
     except ValueError:
@@ -139,7 +147,7 @@ def parsed(text: str) -> object:
 
 
 def strictly(text: str) -> Any:
-    """JSON, without the words that Python adds to it. Raises `ValueError`."""
+    """Read JSON, without the words that Python adds to it. Raises `ValueError`."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:

@@ -1,7 +1,11 @@
-"""Finding apps in code.
+"""Choose the app of a command.
+
+In this order: the app that is named on the command line, the store that is named there or by ``HOLDFAST_URL`` if the
+command needs no tasks, the app that the setting `app` names, the only app in this folder. Without any, commands that
+need no tasks use the store of the settings. A named store is opened without importing any code.
 
 Given, an app is ``module:attribute`` or a module with one app in it. Not given, the current folder is looked through:
-files are read before they are imported, and only one that speaks of Holdfast and makes an `App` is run at all. Exactly
+files are read before they are imported, and only a file that mentions Holdfast and makes an `App` is imported. Exactly
 one app is an answer; two are a question back to the caller. What modules print while they are imported goes to stderr:
 stdout is for the answer of the command.
 """
@@ -9,6 +13,7 @@ stdout is for the answer of the command.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,13 +23,93 @@ from types import ModuleType
 from typing import NamedTuple
 
 from holdfast.app import App
-from holdfast.cli.shown import told
-from holdfast.errors import AppNotFound, HoldfastError
+from holdfast.cli.output import Output, error_text, sentence
+from holdfast.errors import AppNotFound, ConfigurationError, HoldfastError, UsageError
+from holdfast.masking import mask_url
+from holdfast.settings import PREFIX, SPECS, Settings
 
 HOW = "Name it as module:attribute, for example shop:app."
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "build", "dist", "node_modules", "site-packages", "venv"})
 _SKIPPED_FILES = frozenset({"setup.py", "conftest.py", "noxfile.py", "__main__.py"})
 _LARGEST_FILE_BYTES = 2_000_000
+
+
+_NO_APP = (
+    "; no app was found here. Go to the folder of your code, or name the app (--app shop:app) "
+    "or its store (--url sqlite:////path/to/shop.db)."
+)
+_NOT_YET = " yet: the first submit makes it, and so do holdfast run and holdfast store prepare."
+_WRONG_URL = ". Is the URL right? holdfast store prepare would make a store there."
+
+
+class Choice(NamedTuple):
+    app: App
+    if_missing: str
+    """How the sentence "there is no store at …" goes on."""
+
+
+def app_to_look_at(out: Output, reference: str | None, url: str | None, name: str | None) -> Choice:
+    """Choose the app for a command that needs no tasks."""
+    if reference and (url or name):
+        raise UsageError("give either --app, which knows its store, or --url and --name")
+    if not reference and (url or name or os.environ.get(f"{PREFIX}URL")):
+        return Choice(App(url, name=name), _NO_APP if name and not url else _WRONG_URL)
+    if (named := _named(reference)) is not None:
+        return Choice(named, _NOT_YET)
+    found = discover(Path.cwd())
+    if found.apps:
+        return Choice(_only(out, found), _NOT_YET)
+    if found.broken:
+        # Its store may be another than the settings' one: to answer from there would be to answer wrongly.
+        raise none_found(found)
+    return Choice(App(), _NO_APP)
+
+
+def app_for_tasks(out: Output, reference: str | None, task: str = "") -> App:
+    """Choose the app for a command that needs its tasks. Of several in this folder, take the app with `task`."""
+    if (named := _named(reference)) is not None:
+        return shared(named)
+    found = discover(Path.cwd())
+    if not found.apps:
+        raise none_found(found)
+    return shared(_of_several(found, task) or _only(out, found))
+
+
+def shared(app: App) -> App:
+    """Return the app, if other processes can see what it stores. Raises `ConfigurationError`."""
+    if app.url.partition("://")[0] == "memory":
+        raise ConfigurationError(
+            f"the app '{app.name}' is on {mask_url(app.url)}, and a memory store lives in one process only: this "
+            "command would have an empty one of its own. Give the app a store that processes share, such as "
+            "sqlite:///shop.db."
+        )
+    return app
+
+
+def _named(reference: str | None) -> App | None:
+    """Return the app of that name, else the app that the setting `app` names.
+
+    Raises errors of the settings before any code is imported.
+    """
+    if reference:
+        return find_app(reference)
+    # The others get their defaults here: whether their values are allowed is for the app to say, as it may have
+    # keywords that win. A name that is no setting is wrong for every app.
+    others = {name: spec.default for name, spec in SPECS.items() if name != "app"}
+    folder = Path.cwd()
+    value, source = Settings.load(others, environ=os.environ, folder=folder).origin("app")
+    if not isinstance(value, str) or not value:
+        return None
+    if source.startswith("pyproject.toml"):
+        folder = next((f for f in (folder, *folder.parents) if (f / "pyproject.toml").is_file()), folder)
+    try:
+        return find_app(value, folder)
+    except AppNotFound as error:
+        error.add_note(f"(The setting app = {value!r} comes from: {source}.)")
+        raise
+
+
+# --- apps in code
 
 
 class Found(NamedTuple):
@@ -35,7 +120,7 @@ class Found(NamedTuple):
 
 
 def find_app(reference: str, folder: Path | None = None) -> App:
-    """The app that ``module:attribute`` or ``module`` means, seen from `folder`, else from here.
+    """Return the app that ``module:attribute`` or ``module`` means, seen from `folder`, else from here.
 
     Raises `AppNotFound`, or what Holdfast itself raised while the module was imported.
     """
@@ -61,7 +146,7 @@ def find_app(reference: str, folder: Path | None = None) -> App:
 
 
 def discover(folder: Path) -> Found:
-    """Every app that the files and packages of the folder make."""
+    """Import the modules of the folder that may make an app, and return the apps."""
     found = Found({}, [])
     for module_name in candidates(folder):
         try:
@@ -76,7 +161,7 @@ def discover(folder: Path) -> Found:
 
 
 def only_of(apps: dict[str, App], place: str) -> App:
-    """The one app there. Raises `AppNotFound` if there is none or more than one."""
+    """Return the only app there. Raises `AppNotFound` if there is none or more than one."""
     if len(apps) == 1:
         return next(iter(apps.values()))
     if not apps:
@@ -88,13 +173,32 @@ def only_of(apps: dict[str, App], place: str) -> App:
     )
 
 
+def _of_several(found: Found, task: str) -> App | None:
+    """Return the app, of several, that declares the task, else the app that the task's module makes."""
+    if len(found.apps) < 2 or ":" not in task:
+        return None
+    declaring = [
+        app for app in found.apps.values() if any(task in known.definition.names for known in app.tasks.values())
+    ]
+    module = task.partition(":")[0]
+    beside = [app for reference, app in found.apps.items() if reference.partition(":")[0] == module]
+    return next((apps[0] for apps in (declaring, beside) if len(apps) == 1), None)
+
+
+def _only(out: Output, found: Found) -> App:
+    app = only_of(found.apps, "this folder")
+    for error in found.broken:
+        out.note(f"{sentence(error_text(error))} It was left out.")
+    return app
+
+
 def none_found(found: Found) -> HoldfastError:
-    """Why there is no app: an error of Holdfast in a module is that error, not a lack of apps."""
+    """Return why there is no app: the error that Holdfast raised in a module, if there is one."""
     for error in found.broken:
         if not isinstance(error, AppNotFound):
             return error
     if found.broken:
-        return AppNotFound(f"no app was found in {Path.cwd()}: {' And '.join(map(told, found.broken))}")
+        return AppNotFound(f"no app was found in {Path.cwd()}: {' And '.join(map(error_text, found.broken))}")
     return AppNotFound(
         f"no app was found in {Path.cwd()}: none of its modules makes an App at its top level. "
         "Go to the folder of your code, or name the app as module:attribute: --app shop:app, or HOLDFAST_APP=shop:app."
@@ -108,32 +212,15 @@ def _offer(there: dict[str, App], module_name: str) -> str:
 # --- looking for modules
 
 
-def candidates(folder: Path) -> Iterator[str]:
-    """The names of modules in the folder that may make an app, by their text alone."""
-    for path in sorted(folder.glob("*.py")):
-        if _may_make_app(path):
-            yield path.stem
-    for package in _packages(folder):
-        yield from _in_package(package, package.name)
-
-
-def _in_package(folder: Path, name: str) -> Iterator[str]:
+def candidates(folder: Path, package: str = "") -> Iterator[str]:
+    """Return the names of modules in the folder that may make an app, judged by their text."""
     for path in sorted(folder.glob("*.py")):  # "__init__.py" comes first: the shortest reference wins
         if _may_make_app(path):
-            yield name if path.name == "__init__.py" else f"{name}.{path.stem}"
-    for package in _packages(folder):
-        yield from _in_package(package, f"{name}.{package.name}")
-
-
-def _packages(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.name.isidentifier()
-        and path.name not in _SKIPPED_FOLDERS
-        and (path / "__init__.py").is_file()
-        and not path.is_symlink()  # it could lead in a circle
-    )
+            yield package.rstrip(".") if package and path.name == "__init__.py" else f"{package}{path.stem}"
+    for path in sorted(folder.iterdir()):
+        is_package = path.name.isidentifier() and (path / "__init__.py").is_file()
+        if is_package and path.name not in _SKIPPED_FOLDERS and not path.is_symlink():  # it could lead in a circle
+            yield from candidates(path, f"{package}{path.name}.")
 
 
 def _may_make_app(path: Path) -> bool:
@@ -180,7 +267,7 @@ def _not_imported(name: str, error: BaseException) -> AppNotFound:
 
 
 def _place(error: BaseException, form: str) -> str:
-    """Where in the user's code it happened: the last line that is neither ours nor the import machinery's."""
+    """Return where in the user's code an error happened: the last line that is neither ours nor importlib's."""
     ours = str(Path(__file__).parent.parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((ours, "<frozen")) and "/importlib/" not in frame.filename:
@@ -189,7 +276,7 @@ def _place(error: BaseException, form: str) -> str:
 
 
 def apps_in(module: ModuleType) -> dict[str, App]:
-    """The apps at the top level of a module by reference, each once."""
+    """Return the apps at the top level of a module by reference, each once."""
     apps: dict[str, App] = {}
     for name, value in vars(module).items():
         if isinstance(value, App) and not any(value is known for known in apps.values()):

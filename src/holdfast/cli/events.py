@@ -1,158 +1,116 @@
-"""``holdfast events`` and ``holdfast triggers``: what has happened, what came of it, and what would.
+"""``holdfast events`` and ``holdfast triggers``: events with their effects, and which trigger calls which task.
 
-None of it needs code: triggers are told by what is stored of them.
+None of it needs code: triggers are shown as they are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from holdfast.app import App
+from holdfast.cli import reach
 from holdfast.cli.arguments import strictly
-from holdfast.cli.choosing import looked_at, subcommand
+from holdfast.cli.command import Before, command, page_given
 from holdfast.cli.naming import find_event
-from holdfast.cli.options import AppOption, AsJson, NameOption, UrlOption
-from holdfast.cli.output import Output
-from holdfast.cli.reach import event_of, time_of, with_store
-from holdfast.cli.shown import described, length, moment, value_line
-from holdfast.engine.reading import get_readable
-from holdfast.engine.telling import told
-from holdfast.errors import CorruptRecord, NotDecodable, UsageError
-from holdfast.ids import is_id
-from holdfast.lifecycle.events import Caused, EventRecord
-from holdfast.lifecycle.names import counted
-from holdfast.lifecycle.records import InvocationRecord, Origin
-from holdfast.lifecycle.triggers import DATA, KIND, TriggerRecord, from_entry
-from holdfast.triggering import EVALUATES
+from holdfast.cli.output import Output, brief, describe, fields, length, moment, value_line
+from holdfast.errors import NotDecodable, UsageError
+from holdfast.model.names import counted
+from holdfast.model.records import InvocationRecord, Origin
+from holdfast.runtime.wait import get_readable
+from holdfast.triggers.dispatch import describe_source
+from holdfast.triggers.evaluation import EVALUATES
+from holdfast.triggers.events import Caused, EventRecord
+from holdfast.triggers.rules import DATA, TriggerRecord, from_entry
+from holdfast.triggers.rules import KIND as TRIGGER
 
-_TITLES = ("time", "name", "id", "payload", "caused")
 _LONGEST_SHOWN = 60  # of a payload in the list
 
-EventName = Annotated[str, typer.Argument(metavar="NAME", help="The event: order.created.")]
-EventId = Annotated[str, typer.Argument(metavar="ID", help="The event, or the beginning of its id.")]
+EventName = Annotated[str, Argument(metavar="NAME", help="The event: order.created.")]
+EventId = Annotated[str, Argument(metavar="ID", help="The event, or the beginning of its id.")]
 
 
+@command()
 def events(
-    context: typer.Context,
-    only: Annotated[str, typer.Option("--event", metavar="NAME", help="Only those of this name.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
-    before: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones: the last id of a page.")] = None,
-    app: AppOption = None,
-    url: UrlOption = None,
-    name: NameOption = None,
-    json: AsJson = False,
+    out: Output,
+    app: App,
+    only: Annotated[str, Option("--event", metavar="NAME", help="Only those of this name.")] = "",
+    limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
+    before: Before = None,
 ) -> None:
     """List the events that are kept, newest first, with what each has caused; or look at one, or emit one."""
-    if context.invoked_subcommand is not None:
-        return
-    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
-        if before is not None and not is_id(before):
-            raise UsageError(f"--before {before!r} is no id; give the last id of the page before")
-        found = chosen.events(name=only, limit=limit, before=before)
-        if json:
-            return out.document({"events": [event_facts(event) for event in found]})
-        rows = [(moment(e.at), e.name, e.id, _shortened(e), caused_by(e)) for e in found]
-        out.table(_TITLES, rows, empty="no events; emit one with: holdfast events emit")
-        if len(found) == limit:
-            out.note(f"there may be more: --before {found[-1].id}")
+    found = app.events(name=only, limit=limit, before=page_given(before))
+    out.document({"events": [_facts(event) for event in found]})
+    rows = [(moment(e.at), e.name, e.id, brief(value_line(_payload(e)), _LONGEST_SHOWN), _caused_by(e)) for e in found]
+    titles = ("time", "name", "id", "payload", "caused")
+    out.table(titles, rows, empty="no events; emit one with: holdfast events emit")
+    if len(found) == limit:
+        out.aside(f"note: there may be more: --before {found[-1].id}")
 
 
-def show(
-    context: typer.Context,
-    id: EventId,
-    app: AppOption = None,
-    url: UrlOption = None,
-    name: NameOption = None,
-    json: AsJson = False,
-) -> None:
-    """Tell everything about one event: its payload, who emitted it, and what each trigger made of it."""
-    with subcommand(context, app, url, name, json) as (out, chosen):
-        event = event_of(chosen, find_event(chosen, id))
-        became = _became(chosen, event)
-        if out.json:
-            return out.document(event_facts(event, became))
-        now = time_of(chosen)
-        out.line(f"the event '{event.name}' {event.id}")
-        out.line()
-        out.facts(
-            [
-                ("time", f"{moment(event.at)}, {length(max(0.0, now - event.at))} ago"),
-                ("payload", value_line(_payload(event))),
-                ("key", event.key),
-                ("emitted by", _emitter(chosen, event)),
-                ("triggers before it", f"{event.depth}: {' → '.join(event.path)}" if event.depth else ""),
-                ("yet to be told", ", ".join(event.outbox)),
-                ("kept", f"until {moment(event.keep_until)}, {length(max(0.0, event.keep_until - now))} from now"),
-            ]
-        )
-        out.line()
-        rows = [(e.trigger, e.invocation, _status(e, became), _why(e, became)) for e in event.caused]
-        empty = "its triggers are not told yet" if event.outbox else "no trigger wanted to hear of it"
-        out.table(("trigger", "invocation", "status", "why"), rows, empty=empty)
+@command()
+def show(out: Output, app: App, id: EventId) -> None:
+    """Show one event: its payload, its emitter, and what each trigger made of it."""
+    event = reach.event_of(app, find_event(app, id))
+    became, now = _outcomes(app, event), reach.time_of(app)
+    out.document(_facts(event, became))
+    out.line(f"the event '{event.name}' {event.id}")
+    out.line()
+    out.facts(
+        [
+            ("time", f"{moment(event.at)}, {length(max(0.0, now - event.at))} ago"),
+            ("payload", value_line(_payload(event))),
+            ("key", event.key),
+            ("emitted by", _emitter(app, event)),
+            ("triggers before it", f"{event.depth}: {' → '.join(event.path)}" if event.depth else ""),
+            ("to be called", ", ".join(event.outbox)),
+            ("kept", f"until {moment(event.keep_until)}, {length(max(0.0, event.keep_until - now))} from now"),
+        ]
+    )
+    out.line()
+    ends = [(each, became.get(each.invocation, _Outcome("", None))) for each in event.caused]
+    rows = [(each.trigger, each.invocation, end.status, _why(each, end.called)) for each, end in ends]
+    empty = "its triggers are not called yet" if event.outbox else "no trigger is subscribed to it"
+    out.table(("trigger", "invocation", "status", "why"), rows, empty=empty)
 
 
+@command()
 def emit(
-    context: typer.Context,
+    out: Output,
+    app: App,
     event: EventName,
-    payload: Annotated[str, typer.Argument(metavar="JSON", help="What it carries; else nothing (null).")] = "null",
-    key: Annotated[str | None, typer.Option("--key", help="One event of this name and key is kept.")] = None,
-    app: AppOption = None,
-    url: UrlOption = None,
-    name: NameOption = None,
-    json: AsJson = False,
+    payload: Annotated[str, Argument(metavar="JSON", help="What it carries; else nothing (null).")] = "null",
+    key: Annotated[str | None, Option(help="One event of this name and key is kept.")] = None,
 ) -> None:
-    """Tell that something has happened: tasks with a trigger for it are called. Prints the event's id.
+    """Emit an event: tasks with a trigger for it are called. Prints the event's id.
 
-    With a key that was used before, that of the event of that time; no second one is stored.
+    With a key that was used before, no second event is stored, and the id of the first one is printed.
     """
-    with subcommand(context, app, url, name, json) as (out, chosen):
-        value, began = _parsed(payload), time_of(chosen)
-        made = chosen.emit(event, value, key=key)
-        fresh = made.at >= began
-        if out.json:
-            return out.document(event_facts(made) | {"fresh": fresh})
-        out.line(made.id)
-        out.aside(f"it caused: {caused_by(made)}" if fresh else f"it was emitted before, at {moment(made.at)}")
-
-
-def triggers(
-    app: AppOption = None,
-    url: UrlOption = None,
-    name: NameOption = None,
-    json: AsJson = False,
-) -> None:
-    """List the triggers: which task each calls, and when.
-
-    Runners store them when they start. "decided by" is data if any process can tell whether one fires, and code if
-    that takes an invocation of its own, which runners that have the trigger run. A retired one is no longer in any
-    code, and hears of nothing.
-    """
-    with Output(json=json) as out, looked_at(out, app, url, name) as chosen:
-        records, unreadable = _all(chosen)
-        if json:
-            return out.document({"triggers": [_trigger_facts(each) for each in records], "unreadable": unreadable})
-        rows = [(each.name, each.call.task, _state(each), _decided_by(each), _when(each)) for each in records]
-        out.table(
-            ("name", "task", "state", "decided by", "when"),
-            rows,
-            empty="no triggers; a runner stores those that its tasks declare, when it starts",
-        )
-        for why in unreadable.values():
-            out.note(why)
+    try:
+        value, began = strictly(payload), reach.time_of(app)
+    except ValueError as error:  # a text that is no JSON would be a mistake more often than a word
+        raise UsageError(
+            f"the payload {describe(payload[:80])} is no JSON ({error}); write an object like '{{\"id\": 42}}', or a "
+            "text like '\"hello\"'"
+        ) from None
+    made = app.emit(event, value, key=key)
+    fresh = made.at >= began
+    out.document(_facts(made) | {"fresh": fresh})
+    out.line(made.id)
+    out.aside(f"it caused: {_caused_by(made)}" if fresh else f"it was emitted before, at {moment(made.at)}")
 
 
 # --- what was triggered, for other commands
 
 
 def origin_of(record: InvocationRecord) -> str:
-    """What an invocation was triggered by, and by which trigger; nothing, if somebody submitted it."""
+    """Return what triggered an invocation, and by which trigger; nothing if it was submitted."""
     origin = record.origin
     if origin is None or not origin.sources:
         return ""
-    sources = " and ".join(told(each) for each in origin.sources)
+    sources = " and ".join(describe_source(each) for each in origin.sources)
     if [each.name for each in origin.sources] == [origin.trigger]:  # a schedule, which is its own trigger
         return sources
     return f"{sources}, by the trigger '{origin.trigger}'"
@@ -161,39 +119,31 @@ def origin_of(record: InvocationRecord) -> str:
 def origin_facts(origin: Origin | None) -> dict[str, Any] | None:
     if origin is None:
         return None
-    sources = [{"kind": each.kind, "id": each.id, "name": each.name} for each in origin.sources]
-    return {"trigger": origin.trigger, "sources": sources, "depth": origin.depth, "path": list(origin.path)}
+    sources = [fields(each, "kind", "id", "name") for each in origin.sources]
+    return fields(origin, "trigger", "depth", "path") | {"sources": sources}
 
 
-# --- events
+# --- what came of an event
 
 
-class Became(NamedTuple):
-    """What has become of an invocation: its status, and of one that decides, what it called."""
+class _Outcome(NamedTuple):
+    """The status of an invocation; of a trigger's evaluation, also the invocations that it called."""
 
-    status: str = "not kept any more"
-    called: list[str] | None = None
+    status: str
+    called: list[str] | None
 
 
-def event_facts(event: EventRecord, became: Mapping[str, Became] | None = None) -> dict[str, Any]:
-    return {
-        "id": event.id,
-        "app": event.app,
-        "name": event.name,
-        "kind": event.kind,
-        "at": moment(event.at),
+def _facts(event: EventRecord, became: Mapping[str, _Outcome] | None = None) -> dict[str, Any]:
+    return fields(event, "id", "app", "name", "kind", "at", "depth", "path", "keep_until") | {
         "payload": _payload(event),
         "key": event.key or None,
         "emitted_by": event.emitted_by or None,
-        "depth": event.depth,
-        "path": list(event.path),
-        "keep_until": moment(event.keep_until),
-        "to_be_told": list(event.outbox),
+        "to_be_told": event.outbox,
         "caused": [_caused_facts(each, became) for each in event.caused],
     }
 
 
-def _caused_facts(each: Caused, became: Mapping[str, Became] | None) -> dict[str, Any]:
+def _caused_facts(each: Caused, became: Mapping[str, _Outcome] | None) -> dict[str, Any]:
     facts = {"trigger": each.trigger, "invocation": each.invocation or None, "why": each.why}
     if became is None:
         return facts
@@ -201,19 +151,15 @@ def _caused_facts(each: Caused, became: Mapping[str, Became] | None) -> dict[str
     return facts | {"status": known and known.status, "called": known and known.called}
 
 
-def caused_by(event: EventRecord) -> str:
-    """What has become of an event, in short."""
-    parts = [_in_short(each) for each in event.caused]
+def _caused_by(event: EventRecord) -> str:
+    """Return what an event has caused, in short."""
+    parts = [
+        f"{each.invocation or 'nothing'} by {each.trigger}" + (f" ({each.why})" if each.why else "")
+        for each in event.caused
+    ]
     if event.outbox:
-        parts.append(f"{counted(len(event.outbox), 'trigger')} yet to be told")
+        parts.append(f"{counted(len(event.outbox), 'trigger')} yet to be called")
     return ", ".join(parts) or "nothing"
-
-
-def _in_short(each: Caused) -> str:
-    if not each.invocation:
-        return f"nothing by {each.trigger} ({each.why})"
-    why = f" ({each.why})" if each.why else ""
-    return f"{each.invocation} by {each.trigger}{why}"
 
 
 def _payload(event: EventRecord) -> Any:
@@ -223,21 +169,16 @@ def _payload(event: EventRecord) -> Any:
         return f"{counted(len(event.payload), 'byte')} that cannot be read here: {error}"
 
 
-def _shortened(event: EventRecord) -> str:
-    text = value_line(_payload(event))
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
-
-
-def _became(app: App, event: EventRecord) -> dict[str, Became]:
-    """The invocations that it caused, by id."""
+def _outcomes(app: App, event: EventRecord) -> dict[str, _Outcome]:
+    """Return the invocations that an event has caused, by id."""
     ids = [each.invocation for each in event.caused if each.invocation]
-    found = with_store(app, lambda store: get_readable(store, app.name, ids)) if ids else ()
-    there = {record.id: Became(record.status.value, _called(record)) for record in found if record is not None}
-    return {id: there.get(id, Became()) for id in ids}
+    found = reach.with_store(app, lambda store: get_readable(store, app.name, ids)) if ids else ()
+    there = {record.id: _Outcome(record.status.value, _called(record)) for record in found if record is not None}
+    return {id: there.get(id, _Outcome("not kept any more", None)) for id in ids}
 
 
 def _called(record: InvocationRecord) -> list[str] | None:
-    """What an invocation that decides for a trigger has called; None if it has not decided, or is no such one."""
+    """Return what an invocation that decides for a trigger has called; None if it has not decided."""
     if not record.task.startswith(EVALUATES) or record.result is None:
         return None
     try:
@@ -246,12 +187,7 @@ def _called(record: InvocationRecord) -> list[str] | None:
         return None
 
 
-def _status(each: Caused, became: Mapping[str, Became]) -> str:
-    return became[each.invocation].status if each.invocation else ""
-
-
-def _why(each: Caused, became: Mapping[str, Became]) -> str:
-    called = became[each.invocation].called if each.invocation else None
+def _why(each: Caused, called: list[str] | None) -> str:
     if called is None:
         return each.why
     return f"its code has called: {', '.join(called)}" if called else "its code has called nothing"
@@ -260,41 +196,29 @@ def _why(each: Caused, became: Mapping[str, Became]) -> str:
 def _emitter(app: App, event: EventRecord) -> str:
     if not event.emitted_by:
         return ""
-    (record,) = with_store(app, lambda store: store.get(app.name, [event.emitted_by]))
+    (record,) = reach.with_store(app, lambda store: store.get(app.name, [event.emitted_by]))
     return f"{record.task} {record.id}, {record.status}" if record else f"{event.emitted_by}, not kept any more"
-
-
-def _parsed(text: str) -> Any:
-    """A payload is JSON and nothing else: a text that is none would be a mistake more often than a word."""
-    try:
-        return strictly(text)
-    except ValueError as error:
-        raise UsageError(
-            f"the payload {described(text[:80])} is no JSON ({error}); write an object like '{{\"id\": 42}}', or a "
-            "text like '\"hello\"'"
-        ) from None
 
 
 # --- triggers
 
 
-def _all(app: App) -> tuple[list[TriggerRecord], dict[str, str]]:
-    """By name; and why others cannot be read."""
-    records, unreadable = [], {}
-    for entry in with_store(app, lambda store: store.entries(app.name, KIND)):
-        try:
-            records.append(from_entry(entry))
-        except CorruptRecord as error:
-            unreadable[entry.name] = str(error)
-    return records, unreadable
+@command()
+def triggers(out: Output, app: App) -> None:
+    """List the triggers: which task each calls, and when.
 
-
-def _state(record: TriggerRecord) -> str:
-    return "active" if record.retired_at is None else "retired"
-
-
-def _decided_by(record: TriggerRecord) -> str:
-    return "code" if record.evaluator else "data"
+    Runners store them when they start. "decided by" is data if any process can decide whether a trigger fires, and
+    code if that takes an invocation of its own, on a runner with that code. A retired trigger is in no code any more,
+    and does not fire.
+    """
+    records, unreadable = reach.entries(app, TRIGGER, from_entry)
+    found = [_trigger_facts(each) for each in records]
+    out.document({"triggers": found, "unreadable": unreadable})
+    titles = ("name", "task", "state", "decided by", "when")
+    rows = [[each[title.replace(" ", "_")] for title in titles] for each in found]
+    out.table(titles, rows, empty="no triggers; a runner stores those that its tasks declare, when it starts")
+    for why in unreadable.values():
+        out.aside(f"note: {why}")
 
 
 def _when(record: TriggerRecord) -> str:
@@ -306,23 +230,11 @@ def _when(record: TriggerRecord) -> str:
 
 
 def _trigger_facts(record: TriggerRecord) -> dict[str, Any]:
-    return {
-        "name": record.name,
-        "app": record.app,
+    return fields(record, "name", "app", "within_seconds", "created_at", "retired_at") | {
         "task": record.call.task,
         "queue": record.call.queue,
         "when": _when(record),
-        "state": _state(record),
-        "decided_by": _decided_by(record),
+        "state": "active" if record.retired_at is None else "retired",
+        "decided_by": "code" if record.evaluator else "data",
         "evaluator": record.evaluator or None,
-        "within_seconds": record.within_seconds,
-        "created_at": moment(record.created_at),
-        "retired_at": None if record.retired_at is None else moment(record.retired_at),
     }
-
-
-# --- what they share
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"show": show, "emit": emit}
-__all__: Sequence[str] = ["COMMANDS", "events", "origin_facts", "origin_of", "triggers"]

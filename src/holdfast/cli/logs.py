@@ -10,13 +10,15 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TextIO
 
-from holdfast.cli.output import indented
-from holdfast.cli.shown import as_json, moment, printable, without_secrets
+from holdfast.cli.output import as_json, indented, moment, printable, without_secrets
+from holdfast.telemetry.logs import FIELDS as ALL_FIELDS
+from holdfast.telemetry.tasks import call_fields
 
-FIELDS = ("invocation", "task", "runner", "epoch")
+FIELDS = ("invocation", "task", "attempt", "runner", "epoch")  # of lines for people: messages name the others
 _REMOTE_MARGIN = "    | "  # further to the right than an exception of our own
 
 
@@ -60,7 +62,7 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = dt.datetime.fromtimestamp(record.created, dt.UTC)
         stamp = f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03d}"
-        fields = " ".join(f"{name}={printable(value)}" for name, value in _fields(record).items())
+        fields = " ".join(f"{name}={printable(value)}" for name, value in _fields(record, FIELDS).items())
         line = f"{stamp} {record.levelname:<5} {printable(record.name)}  {printable(_message(record))}"
         line += f"  [{fields}]" if fields else ""
         remote, failure = _remote_traceback(record), _failure(self, record)
@@ -77,7 +79,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _message(record),
-            **_fields(record),
+            **_fields(record, ALL_FIELDS),
         }
         if remote := _remote_traceback(record):
             facts["remote_traceback"] = without_secrets(remote)
@@ -89,13 +91,16 @@ def _message(record: logging.LogRecord) -> str:
     return without_secrets(record.getMessage())
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    found = {name: getattr(record, name, None) for name in FIELDS}
+def _fields(record: logging.LogRecord, names: Sequence[str]) -> dict[str, object]:
+    """Return what a line is about. Inside of a task that is its call, whatever a record's own fields say."""
+    if (call := call_fields(record)) is not None:
+        return call._asdict()
+    found = {name: getattr(record, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _remote_traceback(record: logging.LogRecord) -> str:
-    """The traceback that the user's code left behind when a task failed, if the record carries one."""
+    """Return the traceback of a failed task, if the record carries one."""
     text = getattr(record, "remote_traceback", None)
     return text if isinstance(text, str) else ""
 

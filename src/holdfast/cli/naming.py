@@ -7,18 +7,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.app import App
+from holdfast.cli.reach import set_aside_in
 from holdfast.errors import EventNotFound, HoldfastError, InvocationNotFound, UnknownTask, UsageError
 from holdfast.ids import LENGTH, is_id
+from holdfast.model.decoding import INVOCATION
 from holdfast.task import Submittable
-from holdfast.triggering import EVALUATES
+from holdfast.triggers.evaluation import EVALUATES
 
 _UNDECLARED = "Work of a task that the code no longer declares is listed with --url and --name."
 
 
 def find_task(app: App, name: str, advice: str = "") -> Submittable[..., Any]:
-    """The task of that name or alias, or the only one that is called so after the colon.
+    """Find a task by name or alias, or by the part after the colon if only one has it.
 
-    Raises `UnknownTask`, with what is near and with the `advice` if there is none.
+    Raises `UnknownTask`, with a similar name and with the `advice`.
     """
     known = {each: task for task in app.tasks.values() for each in task.definition.names}
     if name in known:
@@ -36,10 +38,10 @@ def find_task(app: App, name: str, advice: str = "") -> Submittable[..., Any]:
 
 
 def stored_names(app: App, names: Iterable[str]) -> list[str]:
-    """The names under which the store may have work of these tasks.
+    """Return the names under which the store may have work of these tasks.
 
-    Without an app that declares tasks nothing is known about names, so they are taken as they are; so are those of
-    tasks that decide for triggers, which nobody declares.
+    Without an app that declares tasks nothing is known about names, so they are taken as they are; so are names
+    of internal tasks of triggers.
     """
     if not app.tasks:
         return list(names)
@@ -55,38 +57,35 @@ _LISTED = 5
 
 
 def find_id(app: App, text: str) -> str:
-    """The id of the invocation that is meant by its beginning; a whole one as it is, whether it is there or not.
+    """Find an invocation by the beginning of its id. A whole id is returned as it is, without a look.
 
-    Raises `InvocationNotFound`, or `UsageError` with those that begin so.
+    Raises `InvocationNotFound`, or `UsageError` with the ids that begin so.
     """
     if is_id(text):
         return text
-    _refuse_no_beginning(text, "invocation", InvocationNotFound)
-    found = app.invocations(before=_after(text), limit=_LISTED + 1)
+    found = app.invocations(before=_after(text, "invocation", InvocationNotFound), limit=_LISTED + 1)
     told: dict[str, str] = {each.id: f"{each.task}, {each.status}" for each in found}
+    if not any(id.startswith(text) for id in told):  # it may be quarantined; the command says so
+        told |= {each.id: "set aside" for each in set_aside_in(app) if each.kind == INVOCATION}
     return _only_one(app, told, text, "invocation", InvocationNotFound)
 
 
 def find_event(app: App, text: str) -> str:
-    """The id of the event, likewise."""
+    """Find an event by the beginning of its id."""
     if is_id(text):
         return text
-    _refuse_no_beginning(text, "event", EventNotFound)
-    found = app.events(before=_after(text), limit=_LISTED + 1)
+    found = app.events(before=_after(text, "event", EventNotFound), limit=_LISTED + 1)
     return _only_one(app, {each.id: each.name for each in found}, text, "event", EventNotFound)
 
 
-def _refuse_no_beginning(text: str, what: str, missing: type[HoldfastError]) -> None:
+def _after(text: str, what: str, missing: type[HoldfastError]) -> str:
+    """Return a text after all ids that begin with this one: "{" is after every letter, and lists are newest first."""
     if not is_id(text[:LENGTH].ljust(LENGTH, "0")):
         raise missing(
             f"there is no {what} '{text}'; an id has {LENGTH} characters, and its first {_SHORTEST} or more will do"
         )
     if len(text) < _SHORTEST:
         raise UsageError(f"'{text}' is too short for the beginning of an id: write {_SHORTEST} characters or more")
-
-
-def _after(text: str) -> str:
-    """Lists are newest first: what begins with the text is what comes before this, since "{" is after every letter."""
     return f"{text}{{"
 
 
@@ -106,7 +105,7 @@ def _short(name: str) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
-    """The name that was probably meant: compared as a whole, or without modules if none was given."""
+    """Return the name that was probably meant, compared without modules if none was given."""
     forms = {each if ":" in name else _short(each) or each: each for each in known}
     near = difflib.get_close_matches(name, forms, n=1)
     return forms[near[0]] if near else None

@@ -1,22 +1,33 @@
-"""What a command says, and how.
+"""The output of commands.
 
-`Output` is the frame around every command: inside it one answers with a table, with lines or with one JSON document;
-an error of Holdfast that leaves it becomes a message and an exit code. Anything else that leaves it is a mistake of
-ours and keeps its traceback. An error is told in one place: on stderr for people, and with ``--json`` in the document
-on stdout, where a program looks for its answer anyway.
+A command gives its answer twice: as a document for programs, and as lines, facts and tables for people. `Output` prints
+either. A `HoldfastError` that leaves it becomes a message and an exit code: on stderr for people,
+and with ``--json`` in the document on stdout. Any other exception is a mistake of ours and keeps its traceback.
+
+Stored text comes from anywhere: a reason or an argument may hold line ends, terminal codes or characters that turn
+the direction of text. None of that reaches a terminal or a log as it is, and no value keeps a command from answering.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+import math
+import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+import msgspec
 import typer
 
-from holdfast.cli.shown import as_json, printable, told, value_line, without_secrets
+from holdfast.clock import format_duration
 from holdfast.errors import EventNotFound, HoldfastError, InvocationNotFound, ResultTimeout, UnknownSchedule, UsageError
+from holdfast.masking import mask_url
 
 DONE, FAILED, MISUSED, TIMED_OUT, NOT_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _CODES: dict[type[HoldfastError], int] = {
@@ -26,8 +37,6 @@ _CODES: dict[type[HoldfastError], int] = {
     ResultTimeout: TIMED_OUT,
     InvocationNotFound: NOT_FOUND,
 }
-_GAP = 3  # between the columns of a drawn table
-_NARROWEST_TEXT = 30
 
 
 class Output:
@@ -37,7 +46,7 @@ class Output:
         self.json = json
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
         self.known: dict[str, object] = {}
-        """What is worth telling even if the rest fails, such as the id of what was submitted."""
+        """What an error document contains too, such as the id of what was submitted."""
 
     def __enter__(self) -> Self:
         return self
@@ -47,13 +56,13 @@ class Output:
     ) -> None:
         if isinstance(error, HoldfastError):
             code = next((code for cls, code in _CODES.items() if isinstance(error, cls)), FAILED)
-            self.fail(type(error).__name__, told(error), code=code)
+            self.fail(type(error).__name__, error_text(error), code=code)
         if isinstance(error, KeyboardInterrupt):
             id = self.known.get("id")
             self.fail("Interrupted", f"interrupted; {id} stays in the store" if id else "interrupted", code=INTERRUPTED)
 
     def fail(self, kind: str, message: str, *, code: int = FAILED, detail: str = "") -> NoReturn:
-        """Say what went wrong and end with that exit code. `detail`, a traceback, may have several lines."""
+        """Print what went wrong and end with that exit code. `detail`, a traceback, may have several lines."""
         message = without_secrets(message)
         if self.json:
             facts = {"type": kind, "message": message} | ({"traceback": detail} if detail else {})
@@ -64,98 +73,277 @@ class Output:
                 _say(indented(detail))
         raise typer.Exit(code) from None
 
-    # --- answers
+    # --- the answer for programs
 
     def document(self, facts: Mapping[str, Any]) -> None:
-        print(as_json(facts, indent=2))
+        if self.json:
+            print(as_json(facts, indent=2))
+
+    # --- the answer for people
 
     def line(self, text: str = "") -> None:
-        print(printable(text))
+        self._print(printable(text))
 
     def block(self, text: str) -> None:
-        """Text of several lines, moved to the right so that none of them looks like one of ours."""
-        print(indented(text))
+        """Print text of several lines, indented so that none of them looks like one of ours."""
+        self._print(indented(text))
 
     def value(self, value: object) -> None:
-        """A result: text as it is, but harmless on a terminal; anything else as JSON on one line."""
+        """Print a result: text as it is, but harmless on a terminal; anything else as JSON on one line."""
         if not isinstance(value, str):
-            print(value_line(value))
+            self._print(value_line(value))
         else:
-            print("\n".join(map(printable, value.split("\n"))) if self._terminal else value)
+            self._print("\n".join(map(printable, value.split("\n"))) if self._terminal else value)
 
-    def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Labels and values, one pair per line, without those that are empty."""
+    def facts(self, pairs: Iterable[tuple[str, str | None]]) -> None:
+        """Print labels and values, one pair per line, without empty ones."""
         there = [(label, value) for label, value in pairs if value]
         width = max((len(label) for label, _ in there), default=0)
         for label, value in there:
             self.line(f"{label:<{width}}  {value}")
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str = "") -> None:
-        """A table: drawn on a terminal, aligned columns elsewhere. `empty` is said instead of a table without rows."""
+        """Print a table that fits the terminal, or 80 columns. `empty` is printed instead of a table without rows."""
         cells = [[printable("" if cell is None else cell) for cell in row] for row in rows]
+        if self.json:
+            return
         if not cells and empty:
             self.line(empty)
         elif self._terminal:
-            _draw(titles, cells)
+            _paint(_Table(titles, cells))
         else:
-            _align([list(titles), *cells])
+            print("\n".join(_Table(titles, cells).lines()))
+
+    def _print(self, text: str) -> None:
+        if not self.json:
+            print(text)
 
     # --- beside the answer
 
     def confirm(self, question: str) -> None:
-        """Ask whoever gave the command, and end it unless the answer is yes. A program has to say --yes before."""
+        """Ask the user, and end the command unless the answer is yes. With ``--json`` it takes --yes."""
         if self.json:
-            raise UsageError(f"{question} With --json nobody is asked: give --yes")
+            raise UsageError(f"{question} With --json there is no question: give --yes")
         print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             self.fail("NotConfirmed", "nothing was done; --yes does it without asking")
 
     def note(self, text: str) -> None:
-        """Something to know that is not part of the answer."""
+        """Print a note to stderr: it is not part of the answer."""
         _say(f"note: {printable(without_secrets(text))}")
 
     def aside(self, text: str) -> None:
-        """What people like to know at once, and programs get in the document."""
+        """Print a line to stderr that programs get in the document."""
         if not self.json:
             _say(printable(text))
-
-
-def indented(text: str, margin: str = "  | ") -> str:
-    return "\n".join(f"{margin}{printable(line)}" for line in without_secrets(text).rstrip("\n").split("\n"))
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _align(rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+# --- tables
+
+_GAP = "  "
+_MARGIN = "    "  # of what stands beneath its row
+_WIDEST_CELL = 28  # an id, a time, the longest status: only longer text is wrapped inside its column
+_NARROWEST_TEXT = 24  # what the last column needs at least, to be wrapped where it is
 
 
-def _draw(titles: Sequence[str], rows: list[list[str]]) -> None:
-    # Imported here: rich costs a tenth of a second, and scripts never see its tables.
-    from rich import box
-    from rich.cells import cell_len
+class _Table:
+    """Columns that fit are aligned. What does not fit stands beneath its row, wrapped: nothing is left out."""
+
+    def __init__(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self.titles = titles
+        self.rows = rows
+        self.limit = _columns()
+        natural = [max(map(_cells, column)) for column in zip(titles, *rows, strict=True)]
+        fits = sum(natural) + len(_GAP) * (len(natural) - 1) <= self.limit
+        # A path or a command is copied from the last column, so its words stay whole.
+        narrowest = max([_NARROWEST_TEXT, *(_cells(word) for row in rows for word in row[-1].split())])
+        self.widths: list[int] = []
+        for i, width in enumerate(natural):
+            room = self.limit - sum(self.widths) - len(_GAP) * i
+            widest = max(room, narrowest) if i == len(natural) - 1 else _WIDEST_CELL
+            width = width if fits else min(width, widest)
+            if i and width > room:
+                break
+            self.widths.append(width)
+
+    def lines(self) -> Iterator[str]:
+        yield from self._aligned(self.titles)
+        for row in self.rows:
+            yield from self.row(row)
+
+    def row(self, row: Sequence[str]) -> Iterator[str]:
+        yield from self._aligned(row)
+        shown = len(self.widths)
+        beneath = [(title, cell) for title, cell in zip(self.titles, row, strict=True)][shown:]
+        parts = [cell if len(beneath) == 1 or not title else f"{title}: {cell}" for title, cell in beneath if cell]
+        for line in _wrapped(_GAP.join(parts), self.limit - len(_MARGIN)) if parts else ():
+            yield f"{_MARGIN}{line}"
+
+    def _aligned(self, row: Sequence[str]) -> Iterator[str]:
+        columns = [_wrapped(cell, width) for cell, width in zip(row, self.widths, strict=False)]
+        for i in range(max(map(len, columns))):
+            parts = [lines[i] if i < len(lines) else "" for lines in columns]
+            padded = [part + " " * (width - _cells(part)) for part, width in zip(parts, self.widths, strict=True)]
+            yield _GAP.join(padded).rstrip()
+
+
+def _columns() -> int:
+    """Return the width of the terminal; 80 if it is unknown."""
+    try:
+        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):
+        return 80
+    return max(columns, 40) if columns > 0 else 80
+
+
+def _cells(text: str) -> int:
+    """Return how many columns of a terminal the text takes."""
+    return len(text) if text.isascii() else sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    if _cells(text) <= width:
+        return [text]
+    # With characters that take two columns, half as many: too short is better than too long.
+    return textwrap.wrap(text, width if _cells(text) == len(text) else max(1, width // 2), break_on_hyphens=False)
+
+
+def _paint(table: _Table) -> None:
+    """Print the table with a line under its titles, and each status in its colour."""
+    # Imported here: rich costs a tenth of a second, and scripts never see its colours.
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    from holdfast.lifecycle.diagram import COLOURS
+    from holdfast.model.diagram import COLOURS
 
-    colours: dict[str, str] = {status.value: f"#ffffff on {colour}" for status, colour in COLOURS.items()}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in titles[:-1]:
-        table.add_column(title, no_wrap=True)
-    table.add_column(titles[-1], overflow="fold")
-    for row in rows:
-        painted = [colours.get(cell, "") if title == "status" else "" for title, cell in zip(titles, row, strict=True)]
-        # Text, not str: in a str, square brackets would be markup.
-        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, painted, strict=True)))
+    colours = {status.value: f"#ffffff on {colour}" for status, colour in COLOURS.items()}
     console = Console(file=sys.stdout, highlight=False)
-    # Half an id is no use to anybody: on a narrow terminal lines become too long instead.
-    widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
-    needed = sum(width + _GAP for width in widths[:-1]) + min(widths[-1], _NARROWEST_TEXT)
-    console.width = max(console.width, needed)
-    console.print(table)
+    titles = list(table.titles[: len(table.widths)])
+    where = titles.index("status") if "status" in titles else None
+    rule = "─" * (sum(table.widths) + len(_GAP) * (len(table.widths) - 1))
+    console.print(Text(next(table.lines()), style="bold"), Text(rule), sep="\n", soft_wrap=True)
+    for row in table.rows:
+        for number, line in enumerate(table.row(row)):
+            text = Text(line)  # not str: in a str, square brackets would be markup
+            if number == 0 and where is not None and (style := colours.get(row[where])):
+                start = sum(table.widths[:where]) + len(_GAP) * where
+                text.stylize(style, start, start + len(row[where]))
+            console.print(text, soft_wrap=True)
+
+
+# --- values as people and programs get to see them
+
+_BRIEF = 200  # characters
+_URL = re.compile(r"[\w.+-]+://\S+")
+_MOST_BITS = 10_000  # Python refuses to print much longer numbers in decimal
+_LONGEST_SHOWN = 2_000
+
+
+def printable(text: object) -> str:
+    """Return the text on one line, with escapes for everything that a terminal would act upon."""
+    line = str(text)
+    return line if line.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in line)
+
+
+def _escape(character: str) -> str:
+    # Not "unicode_escape": it would escape a backslash too, and é.
+    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
+    code = ord(character)
+    return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with *** for the passwords of URLs in it."""
+    return _URL.sub(lambda url: mask_url(url[0]), text) if "://" in text else text
+
+
+def indented(text: str, margin: str = "  | ") -> str:
+    return "\n".join(f"{margin}{printable(line)}" for line in without_secrets(text).rstrip("\n").split("\n"))
+
+
+def describe(value: object) -> str:
+    """Return `repr`, but never raise, never get too long, and stay on one line."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<a {type(value).__name__} that cannot be shown: {type(error).__name__}>"
+    return printable(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({len(text)} characters)")
+
+
+def plain(value: Any) -> Any:
+    """Return the value in the types of JSON; other types become text."""
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return int(value) if value.bit_length() <= _MOST_BITS else hex(value)
+        case float():
+            return value if math.isfinite(value) else repr(value)
+        case Mapping():
+            return {key if isinstance(key, str) else describe(key): plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(item) for item in value]
+    try:
+        return plain(msgspec.to_builtins(value, str_keys=True))
+    except Exception:
+        return describe(value)
+
+
+def as_json(value: object, *, indent: int | None = None) -> str:
+    """Return a JSON document in ASCII: valid in every locale, and nothing in it can move a cursor or forge a line."""
+    return json.dumps(plain(value), ensure_ascii=True, indent=indent)
+
+
+def value_line(value: object) -> str:
+    """Return JSON on one line, for people too: é stays é, but nothing in it acts on a terminal."""
+    text = json.dumps(plain(value), ensure_ascii=False)
+    return text if text.isprintable() else as_json(value)
+
+
+def fields(record: Any, *names: str) -> dict[str, Any]:
+    """Return these fields of a stored record for a document, all if none is named; times as text."""
+    return {name: _field(name, getattr(record, name)) for name in names or record.__struct_fields__}
+
+
+def _field(name: str, value: object) -> object:
+    is_time = name.rpartition("_")[2] in ("at", "until", "since")
+    return moment(value) if is_time and isinstance(value, float | int) else value
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message of an error with its notes, which say where it happened."""
+    notes = getattr(error, "__notes__", ())
+    return " ".join([sentence(str(error)), *notes]) if notes else str(error)
+
+
+def sentence(text: str) -> str:
+    """Return the text with a full stop, so that another sentence can follow."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def brief(text: str, longest: int = _BRIEF) -> str:
+    """Cut a text for a list; ``show`` and ``--json`` have the whole."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def moment(at: float) -> str:
+    """Return a time as ``2026-11-15T08:00:00.123Z``; a number that is no date stays a number."""
+    try:
+        time = dt.datetime.fromtimestamp(at, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{at:g}"
+    return time.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time.microsecond // 1000:03d}Z"
+
+
+def length(seconds: float) -> str:
+    """Return a duration for people: in its two largest units, and in milliseconds only below a second."""
+    if not math.isfinite(seconds):
+        return f"{seconds:g}s"
+    for small, large in ((60, 3600), (3600, 86_400), (86_400, 86_400 * 100)):  # from an hour on minutes, and so on
+        if abs(seconds) >= large:
+            seconds = round(seconds / small) * small
+    return format_duration(round(seconds) if abs(seconds) >= 1 else seconds)

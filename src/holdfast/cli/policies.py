@@ -8,64 +8,51 @@ from typing import Any, assert_never
 
 from holdfast.clock import format_duration
 from holdfast.errors import NotDecodable
-from holdfast.lifecycle.names import counted
-from holdfast.lifecycle.retries import (
-    Exponential,
-    FirstMatch,
-    Fixed,
-    Forever,
-    MoveTo,
-    Never,
-    Only,
-    Policy,
-    Timetable,
-    load_policy,
-)
+from holdfast.model import retries
+from holdfast.model.names import counted
 
 
-def policy_shown(stored: Mapping[str, Any] | None) -> str:
-    """One that this version does not know stays as it is stored."""
+def describe_policy(stored: Mapping[str, Any] | None) -> str:
+    """Describe a retry policy. A policy of a newer version is returned as it is stored."""
     if not stored:
         return ""
     try:
-        return _told(load_policy(stored))
+        return _in_words(retries.load_policy(stored))
     except NotDecodable:
         return json.dumps(stored)
 
 
-def _told(policy: Policy) -> str:
+def _in_words(policy: retries.Policy) -> str:
     match policy:
-        case Never():
+        case retries.Never():
             return "none"
-        case Fixed() | Exponential():
+        case retries.Fixed() | retries.Exponential():
             return f"{counted(policy.attempts, 'more attempt')}, {_waits(policy)}"
-        case Timetable():
+        case retries.Timetable():
             return f"{_waits(policy)}, then none"
-        case Forever():
+        case retries.Forever():
             return f"for ever, {_waits(policy.wait)}"
-        case Only():
-            return f"for {_exceptions(policy.exceptions)}: {_told(policy.policy)}; for others none"
-        case FirstMatch():
-            rules = [f"for {_exceptions(exceptions)}: {_told(rule)}" for exceptions, rule in policy.rules]
+        case retries.Only():
+            return f"for {_exceptions(policy.exceptions)}: {_in_words(policy.policy)}; for others none"
+        case retries.FirstMatch():
+            rules = [f"for {_exceptions(exceptions)}: {_in_words(rule)}" for exceptions, rule in policy.rules]
             return "; ".join([*rules, "for others none"])
-        case MoveTo():
-            return f"{_told(policy.policy)}, on the queue '{policy.queue}'"
+        case retries.MoveTo():
+            return f"{_in_words(policy.policy)}, on the queue '{policy.queue}'"
     assert_never(policy)
 
 
-def _waits(policy: Fixed | Exponential | Timetable) -> str:
+def _waits(policy: retries.Fixed | retries.Exponential | retries.Timetable) -> str:
     match policy:
-        case Fixed():
+        case retries.Fixed():
             return f"{format_duration(policy.wait_seconds)} apart"
-        case Exponential():
+        case retries.Exponential():
             first, cap = format_duration(policy.first_seconds), format_duration(policy.cap_seconds)
             about = "about " if policy.jitter else ""
             return f"after {about}{first}, then {policy.factor:g} times as long each time, up to {cap}"
-        case Timetable():
-            rows = [
-                f"every {format_duration(wait)} up to an age of {format_duration(age)}" for age, wait in policy.rows
-            ]
-            return ", ".join(rows)
+        case retries.Timetable():
+            ages = [(format_duration(age), format_duration(wait)) for age, wait in policy.rows]
+            return ", ".join(f"every {wait} up to an age of {age}" for age, wait in ages)
     assert_never(policy)
 
 

@@ -7,24 +7,27 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 
 from holdfast._version import __version__
 from holdfast.cli import (
     archive,
-    cancelling,
+    config,
     events,
-    fleet,
+    invocations,
     logs,
-    looking,
     queues,
-    running,
+    run,
+    runners,
     schedules,
-    submitting,
-    tending,
+    services,
+    status,
+    store,
+    submit,
 )
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
@@ -44,7 +47,8 @@ Exit codes:
 _THE_APP = """\b
 The app of a command is the first of these that there is:
   --app shop:app           module:attribute
-  --url, --name            a store, for commands that need no tasks
+  --url, --name            a store: no code is imported
+  HOLDFAST_URL=…           the same, unless the command needs tasks
   HOLDFAST_APP=shop:app    the setting, in the environment
   app = "shop:app"         the setting, under [tool.holdfast] in pyproject.toml
   the only app that the modules of this folder make"""
@@ -61,82 +65,75 @@ def _version(wanted: bool) -> None:
 
 def _start(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Tell the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     logs.configure()
 
 
+_Commands = Mapping[str, Callable[..., None]]
+_COMMANDS: _Commands = {
+    "run": run.run,
+    "submit": submit.submit,
+    "wake": invocations.wake,
+    "cancel": invocations.cancel,
+    "ps": invocations.ps,
+    "show": invocations.show,
+    "why": invocations.why,
+    "history": invocations.history,
+    "archive": archive.archive,
+    "rerun": archive.rerun,
+    "purge": archive.purge,
+    "triggers": events.triggers,
+    "services": services.services,
+    "config": config.config,
+}
+# A group is its help, or the command that it is by itself; and its commands.
+_GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
+    "runners": (runners.runners, {"drain": runners.drain, "stop": runners.stop}),
+    "queues": (queues.queues, {"pause": queues.pause, "resume": queues.resume}),
+    "schedules": (schedules.schedules, schedules.COMMANDS),
+    "events": (events.events, {"show": events.show, "emit": events.emit}),
+    "status": ("The state machine.", {"render": status.render}),
+    "store": (
+        "The store itself.",
+        {"prepare": store.prepare, "check": store.check, "backup": store.backup, "roles": store.roles},
+    ),
+}
+
+
 def _make() -> typer.Typer:
-    """All commands. A callback, even one that does nothing, keeps a group with one command a group."""
-
-    # Plain help and plain tracebacks: rich would triple the time that --help takes, and would show the values of
-    # local variables, which may be secrets.
-    def group(summary: str, epilog: str = _EXIT_CODES) -> typer.Typer:
-        return typer.Typer(
-            help=summary,
-            epilog=epilog,
-            no_args_is_help=True,
-            add_completion=False,
-            rich_markup_mode=None,
-            pretty_exceptions_enable=False,
-        )
-
-    program = group(
+    program = _group(
         "Durable background tasks for Python: nothing lost, nothing stuck, everything explained.",
+        _COMMANDS,
         "\n\n".join((_THE_APP, _JSON, _EXIT_CODES)),
     )
     program.callback()(_start)
-    commands: list[Callable[..., None]] = [
-        running.run,
-        submitting.submit,
-        submitting.wake,
-        cancelling.cancel,
-        looking.ps,
-        looking.show,
-        looking.why,
-        looking.history,
-        archive.archive,
-        archive.rerun,
-        archive.purge,
-        events.triggers,
-        fleet.services,
-        tending.config,
-    ]
-    for command in commands:
-        program.command(epilog=_EXIT_CODES)(command)
-    program.command(hidden=True)(running.worker)
-    runners = group(fleet.runners.__doc__ or "")
-    runners.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(fleet.runners)
-    runners.command("drain", epilog=_EXIT_CODES)(fleet.drain)
-    runners.command("stop", epilog=_EXIT_CODES)(fleet.stop)
-    program.add_typer(runners, name="runners")
-    listed = group(queues.queues.__doc__ or "")
-    listed.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(queues.queues)
-    listed.command("pause", epilog=_EXIT_CODES)(queues.pause)
-    listed.command("resume", epilog=_EXIT_CODES)(queues.resume)
-    program.add_typer(listed, name="queues")
-    timetable = group(schedules.schedules.__doc__ or "")
-    timetable.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(schedules.schedules)
-    for name, command in schedules.COMMANDS.items():
-        timetable.command(name, epilog=_EXIT_CODES)(command)
-    program.add_typer(timetable, name="schedules")
-    told = group(events.events.__doc__ or "")
-    told.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(events.events)
-    for name, command in events.COMMANDS.items():
-        told.command(name, epilog=_EXIT_CODES)(command)
-    program.add_typer(told, name="events")
-    status = group("The state machine.")
-    status.callback()(lambda: None)
-    status.command("render", epilog=_EXIT_CODES)(tending.render)
-    program.add_typer(status, name="status")
-    store = group("The store itself.")
-    store.command("prepare", epilog=_EXIT_CODES)(tending.prepare)
-    store.command("check", epilog=_EXIT_CODES)(tending.check)
-    store.command("backup", epilog=_EXIT_CODES)(tending.backup)
-    store.command("roles", epilog=_EXIT_CODES)(tending.roles)
-    program.add_typer(store, name="store")
+    program.command(hidden=True)(run.worker)
+    for name, (itself, commands) in _GROUPS.items():
+        group = _group(itself if isinstance(itself, str) else itself.__doc__ or "", commands)
+        if isinstance(itself, str):
+            group.callback()(lambda: None)  # without a callback, a group of one command is no group
+        else:
+            group.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(itself)
+        program.add_typer(group, name=name)
     return program
+
+
+def _group(summary: str, commands: _Commands, epilog: str = _EXIT_CODES) -> typer.Typer:
+    # Plain help and plain tracebacks: rich would triple the time that --help takes, and would show the values of
+    # local variables, which may be secrets.
+    group = typer.Typer(
+        help=summary,
+        epilog=epilog,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    for name, command in commands.items():
+        group.command(name, epilog=_EXIT_CODES)(command)
+    return group
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -144,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _tolerate_any_text()
     try:
         code = _obey(sys.argv[1:] if arguments is None else list(arguments))
-        sys.stdout.flush()  # here, where a reader who has gone away can still be taken for what it is
+        sys.stdout.flush()  # here, where a broken pipe can still be handled
     except BrokenPipeError:
         # `holdfast ps | head -1`: the reader has seen enough. Python would complain when it flushes at exit.
         _discard_the_rest()
@@ -165,14 +162,14 @@ def _obey(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except _Misuse as error:
-        return _misused(error, arguments)
+        return _usage_error(error, arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
 
 
-def _misused(error: Any, arguments: list[str]) -> int:
-    """An error of the command line itself. It has no `Output` yet, so what the answer has to be like is read here."""
+def _usage_error(error: Any, arguments: list[str]) -> int:
+    """Print an error of the command line itself. There is no `Output` yet, so ``--json`` is looked for here."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "No such command 'list'" in error.format_message() and ours[0] != "list":
         error.message += f" `holdfast {ours[0]}` alone lists them."
@@ -185,7 +182,7 @@ def _misused(error: Any, arguments: list[str]) -> int:
 
 
 def _tolerate_any_text() -> None:
-    """A character that the terminal's encoding lacks is written as an escape: no answer is lost for its sake."""
+    """Write characters that the terminal's encoding lacks as escapes, so that no answer is lost."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

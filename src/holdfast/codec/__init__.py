@@ -16,9 +16,9 @@ gone, and would judge old data by new rules. The same holds for exceptions, whos
 **Two passes.** The first pass trusts strings and integers and hands containers of plain values to msgspec as they are.
 Only if that fails does a careful pass look at each leaf: it finds big integers, or the path of what must be refused.
 
-The rooms, each importing only from those above it: `refusals` (why not, and where), `extensions` (codes and leaves),
-`payloads` (what lies apart), `classes` (the registry's shapes), `values` (writer and reader), `failures`
-(exceptions), `data` (values without their classes), `digests` (one name for equal values). Outside, import from here.
+The modules, each importing only from those above it: `extensions` (codes, leaves, refusals), `payloads` (values stored
+apart), `classes` (the registry's shapes), `values` (writer and reader), `failures` (exceptions), `data` (values without
+their classes, digests, damage). Outside, import from here.
 """
 
 from __future__ import annotations
@@ -33,25 +33,23 @@ from typing import Any
 import msgspec
 
 from holdfast.codec.classes import Shape, fields_of, hints_of, stored_name, type_name
-from holdfast.codec.data import DataReader
-from holdfast.codec.digests import digest_of
-from holdfast.codec.extensions import Code, pack
+from holdfast.codec.data import DataReader, damage_of, digest_of, is_call
+from holdfast.codec.extensions import Code, Refused, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
 from holdfast.codec.payloads import (
     MARK,
     Apart,
-    Limits,
     Packed,
     Payload,
     Payloads,
     Reference,
     Seen,
     Shelf,
+    SizeLimits,
     Spill,
     references,
     split,
 )
-from holdfast.codec.refusals import Refused
 from holdfast.codec.values import MAX_DEPTH, PLAIN, Reader, Writer
 from holdfast.errors import NotDecodable, NotEncodable, UsageError
 
@@ -64,17 +62,18 @@ __all__ = [
     "Codec",
     "DataCodec",
     "ErrorRecord",
-    "Limits",
     "Packed",
     "Payload",
     "Payloads",
     "Reference",
     "Seen",
+    "SizeLimits",
+    "damage_of",
     "references",
 ]
 
 NO_PAYLOADS: Payloads = MappingProxyType({})
-_WORTH_BYTES = 256  # what is smaller is not worth a payload of its own
+_WORTH_BYTES = 256  # a smaller value is not worth a payload of its own
 
 
 class Codec:
@@ -149,14 +148,15 @@ class Codec:
             raise NotDecodable(f"stored bytes cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
 
     def digest(self, values: Mapping[str, object]) -> str:
-        """The same for equal named values of the same types, in whatever order, and for no others. Raises
-        `NotEncodable`.
+        """Return a text that is the same for equal named values of the same types, in any order, and for no others.
+
+        Raises `NotEncodable`.
         """
         named = sorted(values.items())
         return digest_of(part for name, value in named for part in (pack(name), self.encode(value, at=name)))
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str] = ()) -> bytes:
-        """The arguments of a call. `names` are the parameters of the positional ones, for messages."""
+        """Encode the arguments of a call. `names` are the parameters of the positional ones, for messages."""
         try:
             if PLAIN.issuperset(map(type, args)) and (not kwargs or PLAIN.issuperset(map(type, kwargs.values()))):
                 return pack((args, kwargs))
@@ -177,11 +177,7 @@ class Codec:
         self, data: bytes, payloads: Payloads = NO_PAYLOADS, *, describe: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = self.decode(data, payloads, describe=describe)
-        if (
-            type(call) is list
-            and [type(part) for part in call] == [list, dict]
-            and {str}.issuperset(map(type, call[1]))
-        ):
+        if is_call(call):
             return tuple(call[0]), call[1]
         raise NotDecodable("stored bytes are not the arguments of a call")
 
@@ -202,13 +198,13 @@ class Codec:
     def decode_error(
         self, record: ErrorRecord, payloads: Payloads = NO_PAYLOADS, *, invocation_id: str | None = None
     ) -> BaseException:
-        """An instance of the registered class, with the remote traceback as a note, or `TaskFailed`. Never raises."""
+        """Return an instance of the registered class, the remote traceback as a note, or `TaskFailed`. Never raises."""
         return self._errors.from_record(record, lambda data: self.decode(data, payloads), invocation_id)
 
-    # --- the same with large values put out (see `payloads`)
+    # --- the same with large values stored apart (see `payloads`)
 
-    def pack(self, value: object, limits: Limits, *, at: str = "value") -> Packed:
-        """As `encode`. What takes more than `limits.inline` bytes is put out whole."""
+    def pack(self, value: object, limits: SizeLimits, *, at: str = "value") -> Packed:
+        """Encode a value, as `encode` does; a value of more than `limits.inline` bytes is stored apart whole."""
         spill = Spill(limits)
         try:
             if type(value) is bytes and len(value) > limits.inline:
@@ -224,13 +220,15 @@ class Codec:
         args: tuple[Any, ...],
         kwargs: dict[str, object],
         names: Sequence[str],
-        limits: Limits,
+        limits: SizeLimits,
         seen: Seen | None = None,
     ) -> Packed:
-        """As `encode_call`. Arguments that take more than `limits.inline` bytes are put out, each by itself; if the
-        others are too large together, the largest of them too.
+        """Encode a call, as `encode_call` does. Arguments of more than `limits.inline` bytes are stored apart, each by
+        itself; if the others are too large together, the largest of them too.
         """
-        if not [item for item in (*args, *kwargs.values()) if type(item) is bytes and len(item) > limits.inline]:
+        if bytes not in map(type, (*args, *kwargs.values())) or not [
+            item for item in (*args, *kwargs.values()) if type(item) is bytes and len(item) > limits.inline
+        ]:
             data = self.encode_call(args, kwargs, names)
             if len(data) <= limits.inline:
                 return Packed(data)  # nearly all of them
@@ -251,16 +249,16 @@ class Codec:
         return spill.packed(data)
 
     def _too_large(
-        self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str], limits: Limits, why: str
+        self, args: tuple[Any, ...], kwargs: dict[str, object], names: Sequence[str], limits: SizeLimits, why: str
     ) -> NotEncodable:
-        """Which argument was it?"""
+        """Return the error that names the argument."""
         for root, item in zip((*_roots(args, names), *kwargs), (*args, *kwargs.values()), strict=True):
-            if len(item if type(item) is bytes else self.encode(item)) > limits.most:
+            if len(item if type(item) is bytes else self.encode(item)) > limits.max_bytes:
                 return NotEncodable(f"argument {root!r}: {root} {why}", path=root)
         return NotEncodable(f"the call {why}", path="arguments")
 
     def _call_put_out(self, args: tuple[Any, ...], kwargs: dict[str, object], spill: Spill) -> bytes:
-        """The arguments with the largest put out, until the rest is small enough."""
+        """Encode the arguments with the largest stored apart, until the rest is small enough."""
         parts: list[Any] = [self.encode(item) for item in (*args, *kwargs.values())]
         total = sum(map(len, parts))
         for index in sorted(range(len(parts)), key=lambda index: -len(parts[index])):
@@ -272,8 +270,8 @@ class Codec:
         raw = [msgspec.Raw(part) for part in parts]
         return pack((raw[: len(args)], dict(zip(kwargs, raw[len(args) :], strict=True))))
 
-    def pack_error(self, error: BaseException, limits: Limits) -> tuple[ErrorRecord, tuple[Payload, ...]]:
-        """As `encode_error`."""
+    def pack_error(self, error: BaseException, limits: SizeLimits) -> tuple[ErrorRecord, tuple[Payload, ...]]:
+        """Encode an error, as `encode_error` does, with large values stored apart."""
         found: list[Packed] = []
 
         def encode(value: object) -> bytes:
@@ -285,11 +283,11 @@ class Codec:
 
 
 class DataCodec(Codec):
-    """Knows no class, and needs none: objects stay as they were written. See `holdfast.codec.data`."""
+    """Decode without classes: objects stay as they were written. See `holdfast.codec.data`."""
 
     _reader = DataReader
 
 
 def _roots(args: tuple[Any, ...], names: Sequence[str]) -> list[str]:
-    """What the paths of positional arguments begin with."""
+    """Return what the paths of positional arguments begin with."""
     return [names[index] if index < len(names) else f"args[{index}]" for index in range(len(args))]

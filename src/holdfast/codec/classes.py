@@ -1,7 +1,7 @@
-"""Registered classes: what their fields are, and how an object is taken apart and put together.
+"""Registered classes: their fields, and how an object is taken apart and put together.
 
 An object is rebuilt from its state, never by a constructor call; the package's docstring says why. Pydantic is not
-imported here: whoever has a model has imported it.
+imported here: code with a model has imported it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.codec.refusals import Refused
+from holdfast.codec.extensions import Refused
 from holdfast.errors import NotDecodable
 
 BUILTIN_BASES = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
@@ -35,7 +35,7 @@ class Shape:
 
 
 def fields_of(cls: Any) -> dict[str, Callable[[], Any] | None] | None:
-    """The `Shape.defaults` of a class; None if it cannot be registered."""
+    """Return the `Shape.defaults` of a class; None if it cannot be registered."""
     if issubclass(cls, enum.Enum):
         return {}
     if issubclass(cls, msgspec.Struct):
@@ -98,7 +98,7 @@ def put_together(shape: Shape, stored: dict[str, Any], state: Any) -> object:
 
 
 def _put_model_together(cls: Any, fields: dict[str, Any], state: Any) -> object:
-    """What pydantic does for pickle and copy; `model_construct` would run `model_post_init`, and looks for aliases."""
+    """Do what pydantic does for pickle: `model_construct` would run `model_post_init`, and look for aliases."""
     fields_set, extra, private = state
     if not {type(extra), type(private)} <= {dict, type(None)}:
         raise NotDecodable(f"the extra or private attributes of {type_name(cls)} are not a map")
@@ -117,7 +117,7 @@ def type_name(cls: type) -> str:
 
 
 def stored_name(cls: type) -> str:
-    """`module:qualname`. The main module goes by the name that other processes import it by."""
+    """Return ``module:qualname``. The main module goes by the name that other processes import it by."""
     module = cls.__module__
     if module in ("__main__", "__mp_main__"):  # the second is what multiprocessing calls it in a child
         main = sys.modules[module]
@@ -127,7 +127,7 @@ def stored_name(cls: type) -> str:
 
 
 def hints_of(source: Any) -> list[Any]:
-    """The resolved annotations of a function or class. If one cannot be resolved, the others still are, one by one."""
+    """Return the resolved annotations of a function or class, as far as they can be resolved."""
     try:
         return list(typing.get_type_hints(source, include_extras=True).values())
     except Exception:

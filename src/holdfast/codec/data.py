@@ -1,16 +1,24 @@
-"""Values as data: what is stored can be looked into, compared and passed on by somebody who lacks its classes.
+"""Stored values as data, for code that lacks their classes: read, compare, pass on, digest, check for damage.
 
 An object or a member of an enum stays as it was written, and is written like that again; its fields can be read.
+
+Encoded bytes are exact, and keep what equality ignores: the order of a dict's keys. A digest takes that out, at every
+depth, so equal values of the same types have the same digest in every process.
+
+Damaged are bytes that no code can read. Bytes that only this code cannot read may be read by other code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.msgpack import Ext
 
-from holdfast.codec.extensions import Code
+from holdfast.codec.extensions import LEAF_READERS, Code, pack
+from holdfast.codec.payloads import split
 from holdfast.codec.values import Opaque, Reader
 
 
@@ -28,7 +36,7 @@ MISSING = object()
 
 
 def at_path(value: Any, path: str) -> Any:
-    """What is there: names and numbers with dots between them, such as ``order.lines.0.price``; else `MISSING`."""
+    """Return the value at a path, names and numbers with dots (``order.lines.0.price``); `MISSING` if there is none."""
     for name in path.split(".") if path else ():
         if isinstance(value, Opaque):
             value = fields_of(value)
@@ -44,7 +52,7 @@ def at_path(value: Any, path: str) -> Any:
 
 
 def fields_of(value: Opaque) -> Mapping[str, Any]:
-    """The fields of an object; none of what is no object."""
+    """Return the fields of an object; nothing for other values."""
     if value.code != Code.OBJECT:
         return {}
     body = msgspec.msgpack.decode(value.data, ext_hook=DataReader({}).hook)
@@ -52,10 +60,83 @@ def fields_of(value: Opaque) -> Mapping[str, Any]:
     return body[1] if known else {}
 
 
+def without_classes(value: Any) -> Any:
+    """Return objects as mappings of their fields, and members of enums as what they are called."""
+    match value:
+        case Opaque(code=Code.OBJECT):
+            return without_classes(fields_of(value))
+        case Opaque(data=data):
+            return msgspec.msgpack.decode(data)[1]
+        case Mapping():
+            return {key: without_classes(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(without_classes(item) for item in value)
+        case set() | frozenset():
+            return [without_classes(item) for item in value]
+    return value
+
+
 def is_within(wanted: Mapping[str, Any], value: Any) -> bool:
-    """Whether the value has these, by path. True and 1 are not the same here, as they are not in JSON."""
+    """Return whether the value has these values, by path. True and 1 differ here, as they do in JSON."""
     return all(is_same(at_path(value, path), each) for path, each in wanted.items())
 
 
 def is_same(one: Any, other: Any) -> bool:
     return (isinstance(one, bool) == isinstance(other, bool)) and bool(one == other)
+
+
+# --- digests
+
+
+def digest_of(encoded: Iterable[bytes]) -> str:
+    """Return the SHA-256 of encoded values, in hexadecimal."""
+    return hashlib.sha256(pack([_canonical(data) for data in encoded])).hexdigest()
+
+
+def _canonical(data: bytes | memoryview) -> bytes:
+    return pack(_ordered(msgspec.msgpack.decode(data, ext_hook=_opened)))
+
+
+def _opened(code: int, data: memoryview) -> Ext:
+    if code in LEAF_READERS:
+        return Ext(code, bytes(data))
+    if code == Code.MAP:
+        flat = msgspec.msgpack.decode(data, ext_hook=_opened)
+        return _map(zip(flat[::2], flat[1::2], strict=True))
+    return Ext(code, _canonical(data))
+
+
+def _ordered(value: Any) -> Any:
+    if type(value) is dict:
+        return _map(value.items())
+    return [_ordered(item) for item in value] if type(value) is list else value
+
+
+def _map(pairs: Iterable[tuple[Any, Any]]) -> Ext:
+    """Return a dict with any keys as a sorted map."""
+    return Ext(Code.MAP, b"".join(sorted(pack(_ordered(key)) + pack(_ordered(value)) for key, value in pairs)))
+
+
+# --- damage
+
+
+def damage_of(data: bytes, *, of_call: bool = False) -> str:
+    """Return why no code can read these stored bytes, or "" if no damage is visible."""
+    try:
+        _, body = split(data)
+        value = msgspec.msgpack.decode(body, ext_hook=_skim)  # the structure, without classes and payloads
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return "they are not the arguments of a call" if of_call and not is_call(value) else ""
+
+
+def is_call(value: Any) -> bool:
+    """Return whether a decoded value has the form of a call's arguments."""
+    if type(value) is not list or [type(part) for part in value] != [list, dict]:
+        return False
+    return {str}.issuperset(map(type, value[1]))
+
+
+def _skim(code: int, data: memoryview) -> None:
+    if code not in LEAF_READERS and len(data) > 0:
+        msgspec.msgpack.decode(data, ext_hook=_skim)

@@ -1,6 +1,7 @@
-"""The extensions' numbers, and those that hold no other values: numbers, dates, zones and paths.
+"""The numbers of the extensions, and the extensions without other values inside: numbers, dates, zones and paths.
 
-Stored forms are exact: a `Decimal` keeps its exponent, a time its fold, a zone its key.
+Stored forms are exact: a `Decimal` keeps its exponent, a time its fold, a zone its key. A value that cannot be stored
+raises `Refused`, which collects the path to it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from uuid import UUID
 
 import msgspec
 
-from holdfast.codec.refusals import Refused
 from holdfast.errors import NotDecodable
 
 
@@ -33,9 +33,7 @@ class Code:
     DECIMAL = 4  # its text, which keeps exponent, sign and NaN payload
     UUID = 5  # 16 bytes
     DATE = 6  # big-endian ordinal
-    TIME = (
-        7  # packed [hour, minute, second, microsecond, fold, zone]; zone: nil, key, or [offset in microseconds, name]
-    )
+    TIME = 7  # packed [hour, minute, second, microsecond, fold, zone]; zone: nil, key, or [microseconds, name]
     DATETIME = 8  # packed [year, month, day] followed by the items of TIME
     TIMEDELTA = 9  # packed [days, seconds, microseconds]
     PATH = 10  # packed [flavour, text]
@@ -129,3 +127,24 @@ LEAF_WRITERS = {kind: (code, payload_of) for kind, code, payload_of, _ in _LEAVE
 LEAF_READERS: dict[int, Callable[[memoryview], object]] = {code: read for _, code, _, read in _LEAVES} | {
     Code.BIGINT: _int_from
 }
+
+
+# --- refusals
+
+
+class Refused(Exception):
+    """Raised for a value that cannot be stored. Each container adds its step on the way out: success builds no path."""
+
+    def __init__(self, why: str, *, too_deep: bool = False) -> None:
+        self.why, self.too_deep = why, too_deep
+        self.steps: list[tuple[object, str]] = []
+
+    def locate(self, root: str) -> tuple[str, str]:
+        """Return the path and the reason. The same container twice on one path is a cycle."""
+        path, seen = root, dict[int, str]()
+        for container, segment in reversed(self.steps):
+            if self.too_deep and id(container) in seen:
+                return path, f"refers back to {seen[id(container)]}; a value that contains itself cannot be stored"
+            seen[id(container)] = path
+            path += segment
+        return (f"{path[:60]}…" if self.too_deep else path), self.why

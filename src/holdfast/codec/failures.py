@@ -1,7 +1,7 @@
 """Exceptions to records and back.
 
-Rebuilt are builtin exceptions, Holdfast's own, and those that were registered. Any other becomes a `TaskFailed`, which
-has the text. Like objects, errors are rebuilt from their state: what their `__init__` takes is seldom what they keep.
+Builtin exceptions, Holdfast's own and registered ones are rebuilt. Any other becomes a `TaskFailed`, which has the
+text. Like objects, errors are rebuilt from their state: what their `__init__` takes is seldom what they keep.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     bases: tuple[str, ...] = ()  # what else it is: an `except` of any of these would have caught it
 
     def __str__(self) -> str:
-        """For people: ``ValueError: no card``. Classes that everybody has need no module."""
+        """Return ``ValueError: no card``: builtin classes and our own need no module."""
         name = self.type_name.removeprefix("builtins:").removeprefix("holdfast.errors:")
         return f"{name}: {self.message}" if self.message else name
 
@@ -106,7 +106,7 @@ def _builtin_base(cls: type) -> Any:
 
 
 def _state_of(error: BaseException) -> list[Any]:
-    """Args and attributes, as the builtin base tells them: OSError's file name, for instance, is not among its args."""
+    """Return args and attributes by the builtin base: the file name of an OSError, for instance, is not in its args."""
     _, args, *rest = _builtin_base(type(error)).__reduce__(error)
     state = dict(rest[0] or {}) if rest else {}
     if "__notes__" in state:  # those of an earlier hop are in the traceback's text; kept here, they would pile up
@@ -132,7 +132,7 @@ def _check_promises(error: HoldfastError) -> None:
 
 
 def _clip(produce: Callable[[], str]) -> str:
-    """The text, valid in UTF-8 and of at most `MAX_ERROR_TEXT_BYTES`: its head and tail are kept."""
+    """Return the text, valid in UTF-8 and of at most `MAX_ERROR_TEXT_BYTES`: its head and tail are kept."""
     try:
         raw = produce().encode("utf-8", "backslashreplace")
     except BaseException as error:  # what an exception says of itself is user code

@@ -1,11 +1,11 @@
-"""Large values: what is too large for a record lies beside it, named by its content.
+"""Large values: a value that is too large for a record is stored apart, named by its content.
 
-A stored value above a limit is put out: its bytes become a *payload*, and the record keeps a reference. A payload is
-named by the SHA-256 of its bytes, so the same bytes are stored once however many calls share them, and a reader can
-tell damage. What has references begins with a byte that MessagePack never uses, then their names and sizes; so a
-store can tell what a record refers to without decoding it.
+The bytes of a value above a limit become a *payload*, and the record keeps a reference. A payload is named by the
+SHA-256 of its bytes: the same bytes are stored once however many calls share them, and a reader can detect damage.
+Bytes with references begin with a byte that MessagePack never uses, then the names and sizes; so a store knows the
+references of a record without decoding it.
 
-Of a call each large argument is put out by itself: a fan-out over a common argument shares that one. A large `bytes`
+Each large argument of a call is stored apart by itself, so a fan-out over a common argument shares it. A large `bytes`
 is its own payload, without a copy.
 """
 
@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec.msgpack import Ext
 
-from holdfast.codec.extensions import Code, pack
-from holdfast.codec.refusals import Refused
+from holdfast.codec.extensions import Code, Refused, pack
 from holdfast.errors import NotDecodable
 
 _MARK = 0xC1
@@ -35,11 +34,11 @@ class Reference(NamedTuple):
     size: int
 
 
-class Limits(NamedTuple):
-    """Above `inline` bytes a value is put out; above `most` it is refused."""
+class SizeLimits(NamedTuple):
+    """Above `inline` bytes a value is put out; above `max_bytes` it is refused."""
 
     inline: int
-    most: int
+    max_bytes: int
 
 
 class Payload(NamedTuple):
@@ -69,14 +68,14 @@ Payloads = Mapping[str, bytes]
 
 
 def references(data: bytes | None) -> tuple[Reference, ...]:
-    """What encoded bytes refer to. Bytes that are damaged refer to nothing: reading them will tell."""
-    if data is None or len(data) < _HEAD.size or data[0] != _MARK:
-        return ()
-    found, _ = _split(data)
-    return found
+    """Return the references of encoded bytes. Damaged bytes have none: decoding them raises."""
+    return () if data is None else split(data)[0]
 
 
-def _split(data: bytes) -> tuple[tuple[Reference, ...], memoryview]:
+def split(data: bytes) -> tuple[tuple[Reference, ...], bytes | memoryview]:
+    """Return the references of encoded bytes, and the bytes proper."""
+    if len(data) < _HEAD.size or data[0] != _MARK:
+        return (), data
     _, count = _HEAD.unpack_from(data)
     end = _HEAD.size + count * _REFERENCE.size
     if not count or len(data) < end:
@@ -85,17 +84,12 @@ def _split(data: bytes) -> tuple[tuple[Reference, ...], memoryview]:
     return tuple(Reference(digest.hex(), size) for digest, size in items), memoryview(data)[end:]
 
 
-def split(data: bytes) -> tuple[tuple[Reference, ...], bytes | memoryview]:
-    """The references of encoded bytes, and the bytes proper."""
-    return _split(data) if len(data) >= _HEAD.size and data[0] == _MARK else ((), data)
-
-
 Seen = dict[int | str, Payload]
 """Payloads by the identity of their bytes (which a payload keeps, so that it stays theirs) and by their digest."""
 
 
 class Large:
-    """Stands for a value that was put out, while what is around it is encoded."""
+    """Stand for a value that is stored apart, while the values around it are encoded."""
 
     __slots__ = ("ext",)
 
@@ -104,22 +98,22 @@ class Large:
 
 
 class Spill:
-    """Collects the payloads of one value or call. `seen` is shared by the calls of one fan-out: the same bytes are
-    hashed once, and equal ones are kept once.
+    """Collect the payloads of one value or call. The calls of one fan-out share `seen`: the same bytes are hashed once,
+    and equal bytes are kept once.
     """
 
-    def __init__(self, limits: Limits, seen: Seen | None = None) -> None:
+    def __init__(self, limits: SizeLimits, seen: Seen | None = None) -> None:
         self.limit, self._most = limits
         self._seen = {} if seen is None else seen
         self._index: dict[str, int] = {}
         self._payloads: list[Payload] = []
 
     def bytes_put_out(self, value: Any) -> Any:
-        """The value, or what stands for it if it is large bytes."""
+        """Return the value, or a `Large` in its place if it is large bytes."""
         return self.put_out(value, is_value=True) if type(value) is bytes and len(value) > self.limit else value
 
     def put_out(self, data: bytes, *, is_value: bool = False) -> Large:
-        """Put out encoded bytes, or bytes that are the value themselves."""
+        """Store encoded bytes apart, or bytes that are the value themselves."""
         if len(data) > self._most:
             text = f"takes {len(data):,} bytes, more than payload_limit allows ({self._most:,})"
             raise Refused(f"{text}; store it elsewhere and pass its name, or raise the setting")
@@ -136,7 +130,7 @@ class Spill:
         return known
 
     def packed(self, body: bytes) -> Packed:
-        """What is stored: the references, then the rest."""
+        """Return the bytes to store: the references, then the rest."""
         if not self._payloads:
             return Packed(body)
         head = _HEAD.pack(_MARK, len(self._payloads))
@@ -145,7 +139,7 @@ class Spill:
 
 
 class Apart(str):
-    """A text that stands for a value which is not at hand; shown without quotes, since it is no value."""
+    """A text in the place of a value that was not fetched; shown without quotes, since it is no value."""
 
     __slots__ = ()
 
@@ -154,7 +148,7 @@ class Apart(str):
 
 
 class Shelf:
-    """The payloads of one decoding: what stands in their place is looked up here."""
+    """The payloads of one decoding, by the numbers of their references."""
 
     __slots__ = ("_payloads", "_references", "describe")
 
@@ -164,7 +158,7 @@ class Shelf:
         self.describe = describe
 
     def find(self, index: int) -> bytes | str:
-        """The payload, or a text that stands for it where that is enough."""
+        """Return the payload; with `describe`, a text in the place of a payload that was not fetched."""
         if not 0 <= index < len(self._references):
             raise NotDecodable(f"stored bytes refer to a payload {index}, and name {len(self._references)}")
         digest, size = self._references[index]

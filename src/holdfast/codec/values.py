@@ -10,9 +10,8 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from holdfast.codec.classes import BUILTIN_BASES, Shape, fields_of, is_model, put_together, take_apart, type_name
-from holdfast.codec.extensions import LEAF_READERS, LEAF_WRITERS, Code, pack
+from holdfast.codec.extensions import LEAF_READERS, LEAF_WRITERS, Code, Refused, pack
 from holdfast.codec.payloads import Large, Shelf
-from holdfast.codec.refusals import Refused
 from holdfast.errors import NotDecodable
 
 MAX_DEPTH = 200
@@ -21,14 +20,14 @@ _SURROGATE = "contains a lone surrogate, which UTF-8 cannot hold; store bytes, o
 
 
 class Opaque(NamedTuple):
-    """A value as it is written, for those who need not know what it is."""
+    """A value as it is written, for code that need not know its class."""
 
     code: int
     data: bytes
 
 
 class Writer:
-    """Turns values into what msgspec writes natively, plus `Ext`."""
+    """Turn values into what msgspec writes natively, plus `Ext`."""
 
     def __init__(self, shapes: dict[type, Shape], *, careful: bool) -> None:
         self.careful = careful
@@ -188,7 +187,7 @@ class Reader:
         return put_together(shape, fields, state)
 
     def payload(self, body: list[Any]) -> Any:
-        """A value that lies apart. It holds no further references."""
+        """Return a value that is stored apart. It holds no further references."""
         index, is_value = body
         if self.shelf is None or type(index) is not int:
             raise NotDecodable("stored bytes refer to a payload where there can be none")

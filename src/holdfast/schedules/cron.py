@@ -41,7 +41,7 @@ ALIASES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_LONGEST = 1000  # characters; nobody means more
+_LONGEST = 1000  # characters; more is a mistake
 
 _MONTH_DAY = re.compile(r"(?:l(?:-([0-9]{1,2}))?|([0-9]{1,2})(?=w))(w?)", re.IGNORECASE)  # L, L-3, LW, 15W
 _WEEKDAY = re.compile(r"([0-9]|[a-z]{3})(?:#([1-5])|l)", re.IGNORECASE)  # 5L, friL, fri#2
@@ -98,7 +98,7 @@ class Expression(NamedTuple):
     names_hours: bool  # no * in the hour field: it speaks of hours on the wall, not of an interval
 
     def after(self, wall: dt.datetime) -> dt.datetime | None:
-        """The first time on the wall later than `wall` that fits; None if that is beyond the year 9999."""
+        """Return the first time on the wall later than `wall` that fits; None if that is beyond the year 9999."""
         date = wall.date()
         fits = date.month in self.months and date.day in self.days[_shape(date.year, date.month)]
         if fits and (time := self._time_after(wall)) is not None:
@@ -108,7 +108,7 @@ class Expression(NamedTuple):
         return None if found is None else dt.datetime.combine(found, first)
 
     def _time_after(self, wall: dt.datetime) -> dt.time | None:
-        """The first time of day later than that of `wall`."""
+        """Return the first time of day later than that of `wall`."""
         if wall.hour in self.hours:
             if wall.minute in self.minutes and (second := _later(self.seconds, wall.second)) is not None:
                 return dt.time(wall.hour, wall.minute, second)
@@ -118,7 +118,7 @@ class Expression(NamedTuple):
         return None if hour is None else dt.time(hour, self.minutes[0], self.seconds[0])
 
     def _date_after(self, date: dt.date) -> dt.date | None:
-        """The first date later than `date` that fits: 40 years on at most, for a weekday on 29 February."""
+        """Return the first date later than `date` that fits: 40 years on at most, for a weekday on 29 February."""
         year, month, day = date.year, date.month, date.day
         while year <= dt.MAXYEAR:
             if month in self.months and (found := _later(self.days[_shape(year, month)], day)) is not None:
@@ -172,7 +172,7 @@ def parse(expression: str) -> Expression:
 
 
 def _read(expression: str, field: _Field, text: str, shape: Shape | None = None) -> list[int]:
-    """The values of a field; those of a day field as days of the month, in a month of that shape."""
+    """Return the values of a field; those of a day field as days of the month, in a month of that shape."""
     values: set[int] = set()
     for part in ("*" if text == "?" and shape else text).split(","):
         try:
@@ -224,7 +224,7 @@ def _values(field: _Field, part: str) -> list[int]:
         low = _value(field, first)
         high = _value(field, last) if dash else field.last if slash else low
     if slash and not (_is_number(step) and 1 <= int(step) < field.size):
-        # */90 would be "once per round of the field", which nobody who writes it means.
+        # */90 would be "once per round of the field", which is never meant.
         raise ValueError(f"the step of {part!r} is not 1 to {field.size - 1} (every() has any length)")
     if high < low:
         high += field.size

@@ -28,10 +28,10 @@ class _Ticking(msgspec.Struct, frozen=True, tag_field="kind"):
     if TYPE_CHECKING:
 
         def next_after(self, at: float) -> float | None:
-            """The first tick strictly later than `at`, or None if there is none."""
+            """Return the first tick strictly later than `at`, or None if there is none."""
 
     def ticks(self, after: float, until: float = math.inf, limit: int | None = None) -> Iterator[float]:
-        """The ticks later than `after` and not later than `until`, in order; at most the first `limit` of them."""
+        """Yield the ticks later than `after` and not later than `until`, in order; at most `limit`."""
         given, tick = 0, self.next_after(after)
         while tick is not None and tick <= until and (limit is None or given < limit):
             yield tick
@@ -64,7 +64,7 @@ class Every(_Ticking, frozen=True, tag="every"):
         instant(self.anchor, "anchor")
 
     def next_after(self, at: float) -> float | None:
-        """By multiplication, not by adding up: the millionth tick is as exact as the first."""
+        """Multiply instead of adding up: the millionth tick is as exact as the first."""
         if instant(at, "at") < self.anchor:
             return self.anchor
         # The division may be off by one rounding; the multiplication decides which ticks exist.
@@ -79,7 +79,7 @@ class Every(_Ticking, frozen=True, tag="every"):
 
 
 class Once(_Ticking, frozen=True, tag="once"):
-    """Due at the one instant `at`. Made by `once`."""
+    """Due once, at the instant `at`. Made by `once`."""
 
     at: float
 
@@ -97,7 +97,7 @@ Schedule = Cron | Every | Once
 
 
 def cron(expression: str, *, timezone: str = "UTC") -> Cron:
-    """A schedule by cron expression, on the clock of `timezone` (an IANA name such as ``Europe/Rome``)."""
+    """Return a schedule by cron expression, on the clock of `timezone` (an IANA name such as ``Europe/Rome``)."""
     if not isinstance(expression, str):
         raise InvalidSchedule(f"Cron {expression!r} is not text.")
     if not isinstance(timezone, str):
@@ -108,7 +108,7 @@ def cron(expression: str, *, timezone: str = "UTC") -> Cron:
 
 
 def every(interval: Duration, *, anchor: float | dt.datetime | None = None) -> Every:
-    """A schedule by interval: ticks at `anchor` plus whole multiples of `interval`, never before `anchor`.
+    """Return a schedule by interval: ticks at `anchor` plus whole multiples of `interval`, never before `anchor`.
 
     The default anchor is the epoch, so that all processes agree on the ticks without having to agree on a beginning,
     and ``every("1h")`` is due on the hour (UTC).
@@ -121,7 +121,7 @@ def every(interval: Duration, *, anchor: float | dt.datetime | None = None) -> E
 
 
 def once(at: float | dt.datetime) -> Once:
-    """A schedule with one tick, at seconds since the epoch or at a datetime with a time zone."""
+    """Return a schedule with one tick, at seconds since the epoch or at a datetime with a time zone."""
     return Once(instant(at, "at"))
 
 

@@ -55,7 +55,7 @@ def find_zone(name: str) -> ZoneInfo:
 
 
 def next_instant(expression: Expression, zone: ZoneInfo, after: int) -> int | None:
-    """The first instant later than `after` at which `expression` is due in `zone`."""
+    """Return the first instant later than `after` at which `expression` is due in `zone`."""
     return (_next_reached if expression.names_hours else _next_shown)(expression, zone, after)
 
 
@@ -76,7 +76,7 @@ def _next_reached(expression: Expression, zone: ZoneInfo, after: int) -> int | N
 
 
 def _next_shown(expression: Expression, zone: ZoneInfo, after: int) -> int | None:
-    """A walk over stretches of unchanged offset."""
+    """Walk over stretches of unchanged offset."""
     start = after + 1  # the first instant that may be the answer
     while True:
         just_before = _naive(_local(start, zone)) - _SECOND
@@ -97,7 +97,7 @@ def _next_shown(expression: Expression, zone: ZoneInfo, after: int) -> int | Non
 
 
 def _offset_change(zone: ZoneInfo, start: int, end: int) -> int | None:
-    """The instant in (start, end] from which another offset holds than at `start`; None if both have the same."""
+    """Return the instant in (start, end] from which another offset holds than at `start`; None if there is none."""
     offset = _local(start, zone).utcoffset()
     if _local(end, zone).utcoffset() == offset:
         return None

@@ -21,7 +21,7 @@ GROUP = "holdfast.stores"
 
 # Holdfast's own stores are named here too, so that it works from a source tree that was never installed.
 _BUILT_IN = {
-    "memory": "holdfast.store.memory:open_memory",
+    "memory": "holdfast.store.memory.store:open_memory",
     "sqlite": "holdfast.store.sqlite:open_sqlite",
     "mongodb": "holdfast.store.mongo:open_mongo",
     "mongodb+srv": "holdfast.store.mongo:open_mongo",
@@ -39,7 +39,7 @@ def schemes() -> dict[str, str]:
 
 
 def open_store(url: str, *, clock: Clock, observe: Observe = ignore, options: Mapping[str, Any] | None = None) -> Store:
-    """The store for `url`. Nothing is connected yet: `Store.open` does that."""
+    """Return the store for `url`. Nothing is connected yet: `Store.open` does that."""
     scheme = url.partition("://")[0] if "://" in url else ""
     known = schemes()
     if scheme not in known:

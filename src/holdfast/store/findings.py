@@ -6,30 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle import events, joins, schedules, triggers
-from holdfast.lifecycle.names import counted
-from holdfast.lifecycle.records import Entry
+from holdfast.model.names import counted
 from holdfast.store.contract import Finding
 
 SHOWN = 5
 
-_BODIES: Mapping[str, Callable[[Entry], object]] = {
-    schedules.KIND: schedules.from_entry,
-    triggers.KIND: triggers.from_entry,
-    joins.KIND: joins.from_entry,
-    events.KIND: events.from_entry,
-    events.KEY_KIND: events.from_entry,
-}
-
-
-def read_body(entry: Entry) -> None:
-    """Raise `CorruptRecord` if what an entry says cannot be read, as far as its kind is known here."""
-    if entry.kind in _BODIES:
-        _BODIES[entry.kind](entry)
-
 
 def set_aside(kinds: Mapping[str, int], whys: Sequence[str], where: str) -> Finding:
-    """Tell how many records were set aside, by kind, and what the latest of them are."""
+    """Report how many records were quarantined, by kind, and why the latest were."""
     total = sum(kinds.values())
     if not total:
         return Finding(subject="quarantine", ok=True, detail="0 records were set aside")
@@ -39,12 +23,13 @@ def set_aside(kinds: Mapping[str, int], whys: Sequence[str], where: str) -> Find
         subject="quarantine",
         ok=False,
         detail=f"{counted(total, 'record')} {verb} set aside ({each}): {'; '.join(whys[:SHOWN])}",
-        advice=f"they are kept whole in {where}; see docs/damaged-records.md for how to look, repair and remove",
+        advice=f"they are kept whole in {where}; "
+        "see docs/operations/damaged-records.md for how to look, repair and remove",
     )
 
 
 class Reading:
-    """Counts what was read, and what of it cannot be."""
+    """Counts readable and corrupt records."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -66,7 +51,7 @@ class Reading:
             subject="records",
             ok=not bad,
             detail=f"{self._seen} read, {len(self._whys)} unreadable{told}",
-            advice="an unreadable record is set aside when a runner meets it; see docs/damaged-records.md"
+            advice="an unreadable record is set aside when a runner meets it; see docs/operations/damaged-records.md"
             if bad
             else "",
         )

@@ -1,11 +1,12 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that a test moves."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """See `holdfast.clock.Clock`. Both of its clocks move only by `advance`, and `set` is somebody setting the host's
-    clock: the wall clock jumps and elapsed time does not.
+    """Implement `holdfast.clock.Clock` with time that moves only by `advance`.
+
+    `set` changes the wall clock, as an operator may, and leaves elapsed time as it is.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -19,7 +20,7 @@ class FakeClock:
         return self._elapsed
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. It cannot run backwards: to set the wall clock back, use `set`."""
+        """Move both clocks forwards. To set the wall clock back, use `set`."""
         if seconds < 0:
             raise ValueError(f"time does not run backwards ({seconds} s); to set the wall clock back, use set()")
         self._now += seconds

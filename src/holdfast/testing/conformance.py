@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.lifecycle import changes, claims
-from holdfast.lifecycle.changes import APPLIED, APPLIED_AGAIN, MISSING, Lost, apply_to
-from holdfast.lifecycle.records import lane_of
-from holdfast.lifecycle.status import Status
+from holdfast.model import changes, claims
+from holdfast.model.changes import APPLIED, APPLIED_AGAIN, MISSING, Lost, apply_to
+from holdfast.model.records import lane_of
+from holdfast.model.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.conformance_archive import ArchiveConformance
@@ -71,9 +71,7 @@ class StoreConformance(
     OutboxConformance,
     OwnershipConformance,
 ):
-    """See the module. Reading, the roster and what outlives a process are in `ReadConformance`, large values in
-    `PayloadConformance`, limits in `LimitConformance`.
-    """
+    """Run the whole suite; see the module. Its parts are in the modules ``conformance_…``."""
 
     @pytest.fixture
     def store_url(self) -> str:

@@ -1,4 +1,4 @@
-"""What every store must do with what has ended: say how long it is kept, list it, remove it."""
+"""The part of the conformance suite about ended invocations: retention, listing, removal."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.limits import Limit
-from holdfast.lifecycle.records import InvocationRecord, Terms
-from holdfast.lifecycle.retention import FOREVER, RETENTION_SECONDS, SHORTEST_SECONDS
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.store.contract import Ended, Filter, Store
+from holdfast.model import changes
+from holdfast.model.limits import Limit
+from holdfast.model.records import InvocationRecord, Terms
+from holdfast.model.retention import FOREVER, RETENTION_SECONDS, SHORTEST_SECONDS
+from holdfast.model.status import FINAL, Status
+from holdfast.store.contract import Filter, Order, Store
 from holdfast.testing.conformance_payloads import digest_of, large, put
 from holdfast.testing.samples import (
     ERROR,
@@ -32,7 +32,7 @@ _BY_OUTCOME = Terms(retention={"success": DAY, "failed": None})
 
 
 async def end(store: Store, id: str, *, at: float = START, fails: bool = False, **fields: Any) -> InvocationRecord:
-    """An invocation that has ended then."""
+    """Insert an invocation that ended at this time."""
     await store.insert([invocation(id, **fields)])
     record = await the(store, id)
     (claimed,) = (await store.claim(wish(f"claim {id}", ids=(id,), lanes=(record.lane,), at=START + DAY))).records
@@ -96,7 +96,7 @@ class ArchiveConformance:
             for number, each in enumerate(terms):
                 more: dict[str, Any] = {"key": "k"} if number == 3 else {}
                 more |= {} if each is None else {"terms": each}
-                await store.insert([invocation(f"r{number}", limit_key="k", twin=f"t{number}", **more)])
+                await store.insert([invocation(f"r{number}", limit_key="k", dedup_key=f"t{number}", **more)])
             await store.claim(wish("refuse", limits=limits))
             ends = await store.get("shop", ids("r0", "r1", "r2", "r3"))
             assert {record.status for record in ends if record} == {Status.CONCURRENCY_CONTROLLED_FINAL}
@@ -117,7 +117,7 @@ class ArchiveConformance:
             await in_status(store, Status.PARKED, "parked")
 
             async def ids(limit: int = 10, **where: Any) -> list[str | None]:
-                return ids_of(await store.ended("shop", Ended(**where), limit))
+                return ids_of(await store.find("shop", Filter(**where), limit, order=Order.LATEST_END))
 
             assert await ids() == ["d", "b", "a", "c"]
             assert await ids(2) == ["d", "b"]
@@ -138,7 +138,7 @@ class ArchiveConformance:
                 await end(store, f"{number}", at=START + number // 4, task=f"shop:{number % 2}")
             seen: list[str] = []
             before = None
-            while page := await store.ended("shop", Ended(before=before), 2):
+            while page := await store.find("shop", Filter(before=before), 2, order=Order.LATEST_END):
                 seen += [record.id for record in page]
                 before = (page[-1].changed_at, page[-1].id)
             assert seen == [*"876543210"]
@@ -200,17 +200,5 @@ class ArchiveConformance:
             assert await store.remove_ended("shop", ids("a", "live")) == 0
             assert ids_of(await store.get("shop", ids("a", "live"))) == [None, "live"]
             assert ids_of(await store.get("another", ids("a"))) == ["a"]
-
-        stage.play(scenario)
-
-    def test_what_says_how_long_it_is_kept_is_left_as_it_is(self, stage: Stage) -> None:
-        async def scenario(store: Store) -> None:
-            before = await end(store, "a", terms=_BY_OUTCOME)
-            await store.insert([invocation("live")])
-            after: str | None = ""
-            while after is not None:
-                after = await store.retain_old("shop", after, 1)
-            assert await the(store, "a") == before
-            assert (await the(store, "live")).retain_until is None
 
         stage.play(scenario)

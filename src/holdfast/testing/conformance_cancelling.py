@@ -1,4 +1,4 @@
-"""What every store must do for cancellations and for limits of time."""
+"""The part of the conformance suite about cancellation and time limits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from holdfast.lifecycle import cancelling, changes
-from holdfast.lifecycle.changes import APPLIED, APPLIED_AGAIN, Applied, Lost
-from holdfast.lifecycle.limits import Limit
-from holdfast.lifecycle.records import Cancellation, InvocationRecord, Terms
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.store.contract import Ability, Filter, Store
+from holdfast.model import cancellation as cancelling
+from holdfast.model import changes
+from holdfast.model.changes import APPLIED, APPLIED_AGAIN, Applied, Lost
+from holdfast.model.limits import Limit
+from holdfast.model.records import Cancellation, InvocationRecord, Terms
+from holdfast.model.status import FINAL, Status
+from holdfast.store.contract import Ability, Filter, Order, Store
 from holdfast.testing.samples import (
     BY_NAME,
     CANCELLATION,
@@ -149,9 +150,9 @@ class CancellingConformance:
 
     def test_a_kind_may_be_stored_again_when_the_one_that_waits_is_cancelled(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
-            await store.insert([record := invocation("a", twin="t")])
+            await store.insert([record := invocation("a", dedup_key="t")])
             await store.apply([cancelled(record)])
-            assert list(await store.insert([invocation("b", twin="t")])) == [True]
+            assert list(await store.insert([invocation("b", dedup_key="t")])) == [True]
 
         stage.play(scenario)
 
@@ -189,21 +190,21 @@ class CancellingConformance:
             await store.insert(
                 [waiting("late", START + 9), waiting("soon"), invocation("never"), waiting("b", START + 9)]
             )
-            assert ids_of(await store.start_limits("shop", 10)) == ["soon", "b", "late"]
-            assert ids_of(await store.start_limits("shop", 1)) == ["soon"]
-            assert ids_of(await store.start_limits("other", 10)) == []
+            assert ids_of(await store.find("shop", Filter(), 10, order=Order.START_BY)) == ["soon", "b", "late"]
+            assert ids_of(await store.find("shop", Filter(), 1, order=Order.START_BY)) == ["soon"]
+            assert ids_of(await store.find("other", Filter(), 10, order=Order.START_BY)) == []
             (reserved,) = (await store.claim(wish("reserve", ids=("soon",), start=False))).records
             assert reserved.start_by == START + 5  # it has an owner, and no start
             await store.apply([changes.started(reserved, operation="start", at=START)])
             (begun,) = (await store.claim(wish("begin", ids=("b",)))).records
             assert begun.start_by is None
             assert begun.terms.start_by == START + 9
-            assert ids_of(await store.start_limits("shop", 10)) == ["late"]
+            assert ids_of(await store.find("shop", Filter(), 10, order=Order.START_BY)) == ["late"]
             back = changes.handed_back(begun, operation="back", at=START, why="it was not begun")
             assert list(await store.apply([back])) == [APPLIED]
             assert (await the(store, "b")).start_by == START + 9
             await store.apply([replace(cancelled(await the(store, "late")), operation="cancel")])
-            assert ids_of(await store.start_limits("shop", 10)) == ["b"]
+            assert ids_of(await store.find("shop", Filter(), 10, order=Order.START_BY)) == ["b"]
 
         stage.play(scenario)
 

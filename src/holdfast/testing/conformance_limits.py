@@ -1,4 +1,4 @@
-"""The part of the conformance suite about limits: slots, those who wait for them, and those who do not.
+"""The part of the conformance suite about limits: slots, waiters, and refused calls.
 
 Use `holdfast.testing.conformance.StoreConformance`, which includes it.
 """
@@ -6,19 +6,19 @@ Use `holdfast.testing.conformance.StoreConformance`, which includes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from holdfast.lifecycle import changes, claims
-from holdfast.lifecycle.changes import APPLIED, Change, apply_to
-from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.limits import MOST_BLOCKED, Limit, Release, slot_of
-from holdfast.lifecycle.records import InvocationRecord, lane_of
-from holdfast.lifecycle.status import FINAL, OWNED, RELEASING, TABLE, Status
-from holdfast.store.contract import Filter, Store
+from holdfast.model import changes, claims
+from holdfast.model.changes import APPLIED, Change, apply_to
+from holdfast.model.claims import Claim
+from holdfast.model.limits import MAX_BLOCKED, Limit, Release, slot_of
+from holdfast.model.records import InvocationRecord, lane_of
+from holdfast.model.status import FINAL, OWNED, RELEASING, TABLE, Status
+from holdfast.store.contract import Filter, Order, Store
 from holdfast.testing.samples import ERROR, LANE, START, TASK, Stage, ids_of, invocation, raw_change, the, wish
 
 KEY = "shop:send"
@@ -33,7 +33,7 @@ def limited(id: str, key: str = KEY, **fields: Any) -> InvocationRecord:
 
 
 def bounded(operation: str, under: Limit = ONE, **fields: Any) -> Claim:
-    """A claim by somebody who knows this limit of the task."""
+    """Make a claim by a worker that knows this limit of the task."""
     return wish(operation, limits={TASK: under}, **fields)
 
 
@@ -46,7 +46,7 @@ async def waiters(store: Store) -> list[str]:
 
 
 async def holding(store: Store, id: str = "a", *, start: bool = True) -> InvocationRecord:
-    """A new invocation that holds the only slot."""
+    """Insert an invocation that holds the only slot."""
     await store.insert([limited(id)])
     (record,) = (await store.claim(bounded(f"claim {id}", ids=(id,), start=start))).records
     return record
@@ -70,6 +70,10 @@ ENDS: dict[str, Callable[[InvocationRecord], Change]] = {
 }
 
 
+async def holders(store: Store, limit_key: str) -> Sequence[InvocationRecord]:
+    return await store.find("shop", Filter(limit_key=limit_key), 100, order=Order.SLOT)
+
+
 class LimitConformance:
     """See the module."""
 
@@ -84,7 +88,7 @@ class LimitConformance:
             (got,) = (await store.claim(claim)).records
             assert got.slot == slot_of(KEY, 0)
             assert got == apply_to(claims.claimed(claim, before, got.slot), before) == await the(store)
-            assert list(await store.slot_holders("shop", KEY)) == [got]
+            assert list(await holders(store, KEY)) == [got]
 
         stage.play(scenario)
 
@@ -99,8 +103,8 @@ class LimitConformance:
             assert taken == ["a", "b"]
             assert (await store.claim(bounded("last", TWO, limit=limit))).next_due_at is None
             assert await waiters(store) == ["c", "d", "e"]
-            assert ids_of(await store.slot_holders("shop", KEY)) == ["a", "b"]
-            assert {record.slot for record in await store.slot_holders("shop", KEY)} == {f"{KEY}#0", f"{KEY}#1"}
+            assert ids_of(await holders(store, KEY)) == ["a", "b"]
+            assert {record.slot for record in await holders(store, KEY)} == {f"{KEY}#0", f"{KEY}#1"}
             assert dict(await store.waiting_keys("shop")) == {KEY: 2}
 
         stage.play(scenario)
@@ -132,7 +136,7 @@ class LimitConformance:
             assert ids_of(got.records) == [f"{n}0" for n in range(8)]
             assert dict(await store.waiting_keys("shop")) == dict.fromkeys(keys + odd, 1)
             for n, key in enumerate(keys + odd):
-                assert ids_of(await store.slot_holders("shop", key)) == [f"{n}0"]
+                assert ids_of(await holders(store, key)) == [f"{n}0"]
             assert ids_of((await store.claim(bounded("2", app="other"))).records) == ["z"]
             assert dict(await store.waiting_keys("other")) == {}
 
@@ -183,7 +187,7 @@ class LimitConformance:
 
     def test_a_claim_that_is_not_through_says_that_there_is_more(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
-            count = MOST_BLOCKED * 2
+            count = MAX_BLOCKED * 2
             await store.insert([limited(f"{n:04}", due_at=START - 9) for n in range(count)])
             await store.insert([invocation("free")])
             taken: list[str | None] = []
@@ -244,7 +248,7 @@ class LimitConformance:
             after = await the(store)
             assert after.slot is None
             assert after == apply_to(change, record)
-            assert list(await store.slot_holders("shop", KEY)) == []
+            assert list(await holders(store, KEY)) == []
             await store.insert([limited("b", due_at=START - 1)])
             (heir,) = (await store.claim(bounded("next", limit=1))).records
             assert (heir.id, heir.slot) == ("b", record.slot)
@@ -293,7 +297,7 @@ class LimitConformance:
             )
             (heir,) = (await store.claim(bounded("next", owner="runner/2"))).records
             await store.apply([changes.completed(zombie, result=b"late", operation="late", at=START)])
-            assert list(await store.slot_holders("shop", KEY)) == [heir]
+            assert list(await holders(store, KEY)) == [heir]
             await store.insert([limited("b")])
             assert (await store.claim(bounded("more"))).records == ()
 
@@ -340,7 +344,7 @@ class LimitConformance:
             assert await waiters(store) == ["high", "old", "young"]
             await store.apply([ENDS["completed"](first)])
             before = await the(store, "high")
-            assert await release(store, at=START + 7, most=1) == ["high"]
+            assert await release(store, at=START + 7, max_running=1) == ["high"]
             after = await the(store, "high")
             assert after == apply_to(claims.released(before, operation="release", at=START + 7), before)
             assert (after.status, after.due_at, after.priority) == (Status.REROUTED, START, 5)
@@ -357,12 +361,12 @@ class LimitConformance:
             await store.insert([limited(f"{n}") for n in range(9)])
             taken = (await store.claim(bounded("op", Limit(4)))).records
             assert ids_of(taken) == ["0", "1", "2", "3"]
-            assert await release(store, count=9, most=4) == []
+            assert await release(store, count=9, max_running=4) == []
             ends = [replace(ENDS["completed"](record), operation=f"end {record.id}") for record in taken[:3]]
             await store.apply(ends)
-            assert await release(store, count=2, most=4) == ["4", "5"]
-            assert await release(store, operation="r2", count=9, most=2) == ["6"]
-            assert await release(store, operation="r3", count=0, most=4) == []
+            assert await release(store, count=2, max_running=4) == ["4", "5"]
+            assert await release(store, operation="r2", count=9, max_running=2) == ["6"]
+            assert await release(store, operation="r3", count=0, max_running=4) == []
             assert await release(store, operation="r4", count=9) == ["7", "8"]
             assert await release(store, "nobody waits for it", count=9) == []
 
@@ -374,7 +378,7 @@ class LimitConformance:
             taken = (await store.claim(bounded("op", limit=99))).records
             assert ids_of(taken) == ["00", "10", "20", "30"]
             await store.apply([replace(ENDS["completed"](r), operation=f"end {r.id}") for r in taken[:3]])
-            wishes = [Release(limit_key=key, most=1, count=5) for key in ("k0", "k2", "k3", "none")]
+            wishes = [Release(limit_key=key, max_running=1, count=5) for key in ("k0", "k2", "k3", "none")]
             released = await store.release_waiters("shop", wishes, operation="r", at=START)
             assert ids_of(released) == ["01", "21"]
             assert list(await store.release_waiters("shop", [], operation="r", at=START)) == []
@@ -422,7 +426,7 @@ class LimitConformance:
                 assert len(slots) == len(set(slots)) <= 4
                 ends = [_end(r, f"end {turn} {r.id}", done=turn % 4 > 0) for r in owned]
                 await store.apply(ends)
-                wishes = [Release(limit_key=f"k{n}", count=2, most=2) for n in range(2)]
+                wishes = [Release(limit_key=f"k{n}", count=2, max_running=2) for n in range(2)]
                 await store.release_waiters("shop", wishes, operation=f"r {turn}", at=START)
                 ended = {id for id, status in (await statuses(store)).items() if Status(status) in FINAL}
                 if len(ended) == 40:

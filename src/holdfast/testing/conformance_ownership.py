@@ -1,14 +1,14 @@
-"""What every store must ask about the owner: the table's rules of ownership hold for every write."""
+"""The part of the conformance suite about ownership: the table's rules hold for every write."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import APPLIED, Change, Lost, apply_to
-from holdfast.lifecycle.records import runner_of
-from holdfast.lifecycle.status import OWNED, SOURCES, Status
+from holdfast.model import changes
+from holdfast.model.changes import APPLIED, Change, Lost, apply_to
+from holdfast.model.records import runner_of
+from holdfast.model.status import OWNED, SOURCES, Status
 from holdfast.store.contract import Store
 from holdfast.testing.samples import BY_NAME, START, Stage, in_status, invocation, owned, raw_change, the, wish
 

@@ -1,4 +1,4 @@
-"""The part of the conformance suite about payloads: large values that lie beside the records.
+"""The part of the conformance suite about payloads: large values beside the records.
 
 Use `holdfast.testing.conformance.StoreConformance`, which includes it.
 """
@@ -10,20 +10,21 @@ from collections.abc import Awaitable, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.codec import Codec, Limits, Packed
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import APPLIED, Lost
-from holdfast.lifecycle.records import Piece, StoredPayload
-from holdfast.lifecycle.status import Status
+from holdfast.codec import Codec, Packed, SizeLimits
+from holdfast.ids import InvocationId
+from holdfast.model import changes
+from holdfast.model.changes import APPLIED, Lost
+from holdfast.model.records import Piece, StoredPayload
+from holdfast.model.status import Status
 from holdfast.store.contract import Ability, Store
 from holdfast.testing.samples import ERROR, ODD_NAMES, START, Stage, invocation, owned, wish
 
 _MANY = 100
-_LIMITS = Limits(inline=8, most=1 << 20)
+_LIMITS = SizeLimits(inline=8, max_bytes=1 << 20)
 
 
 def large(number: int) -> Packed:
-    """Encoded bytes that refer to one payload, and that payload."""
+    """Make encoded bytes that refer to one payload, and that payload."""
     return Codec().pack(f"large value {number}", _LIMITS)
 
 
@@ -37,7 +38,7 @@ def stored(number: int, *, pieces: int = 1) -> StoredPayload:
 
 
 async def put(store: Store, *numbers: int, app: str = "shop", pieces: int = 1) -> None:
-    """Put payloads as the depot does: the further pieces first."""
+    """Put payloads as the payload store does: the further pieces first."""
     for number in numbers:
         for further in range(1, pieces):
             await store.put_piece(app, digest_of(number), further, Piece(b"%d of %d" % (further, number)))
@@ -45,7 +46,7 @@ async def put(store: Store, *numbers: int, app: str = "shop", pieces: int = 1) -
 
 
 async def there(store: Store, numbers: Sequence[int], app: str = "shop") -> list[int]:
-    """Which of these payloads are there. A look, not a wish."""
+    """Return which of these payloads are there, without marking them as wanted."""
     return [number for number in numbers if await store.get_payload(app, digest_of(number)) is not None]
 
 
@@ -143,7 +144,7 @@ class PayloadConformance:
             await store.insert([invocation(id, arguments=large(number).data) for id, number in ids.items()])
             for record in (await store.claim(wish("claim", ids=("a", "c")))).records:
                 await store.apply([changes.completed(record, result=b"r", operation=f"end {record.id}", at=START)])
-            assert await store.remove_final("shop", START + 1, _MANY) == 2
+            assert await store.remove_ended("shop", [InvocationId("a"), InvocationId("c")]) == 2
             stage.clock.advance(10)
             assert await store.collect_payloads("shop", store.now(), _MANY) == (1, False)
             assert await there(store, [1, 2, 3]) == [1, 3]  # another one refers to the first
@@ -183,7 +184,7 @@ class PayloadConformance:
                     await store.put_piece("shop", digest_of(number), piece, Piece(b"p"))
             stage.clock.advance(10)
             before = store.now()
-            await store.put_piece("shop", digest_of(5), 2, Piece(b"p"))  # somebody is at it
+            await store.put_piece("shop", digest_of(5), 2, Piece(b"p"))  # its writer has not finished
             await store.put_piece("shop", digest_of(6), 1, Piece(b"p"))
             for _ in range(12):
                 await store.collect_payloads("shop", before, 2)
@@ -213,7 +214,7 @@ class PayloadConformance:
         stage.play(scenario)
 
     def test_many_may_put_keep_and_collect_the_same_at_once(self, stage: Stage) -> None:
-        """Whoever kept or put a payload finds it whole afterwards, whatever the others do."""
+        """A process that kept or put a payload finds it whole afterwards, whatever others do."""
 
         async def want(store: Store, number: int) -> None:
             (kept,) = await store.keep_payloads("shop", [digest_of(number)])

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.codec import ErrorRecord
-from holdfast.lifecycle import changes, claims
-from holdfast.lifecycle.changes import APPLIED, MISSING, apply_to
-from holdfast.lifecycle.records import InvocationRecord, WorkerRecord, lane_of
-from holdfast.lifecycle.status import Status
+from holdfast.model import changes, claims
+from holdfast.model.changes import APPLIED, MISSING, apply_to
+from holdfast.model.records import InvocationRecord, WorkerRecord, lane_of
+from holdfast.model.status import Status
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.samples import (
     ERROR,
@@ -42,7 +42,7 @@ _FILTERS = [
 
 
 async def _mixture(store: Store) -> list[InvocationRecord]:
-    """24 invocations in three tasks, three queues and five statuses; newest first."""
+    """Insert 24 invocations in three tasks, three queues and five statuses. Return them newest first."""
     records = [invocation(f"{n:02}", task=f"t{n % 3}", queue=f"q{n // 3 % 3}", due_at=START - n) for n in range(24)]
     await store.insert(records)
     lanes = tuple({record.lane for record in records})
@@ -138,8 +138,8 @@ class ReadConformance:
             assert entry == told
             assert abs(entry.heartbeat_at - store.now()) < 1
             assert replace(entry, heartbeat_at=START) == runner("a", workers=workers, can_run_atomic_service=False)
-            await store.leave("shop", "a")
-            await store.leave("shop", "a")
+            await store.remove_runner("shop", "a")
+            await store.remove_runner("shop", "a")
             assert await store.heartbeat("shop", "a") is None
             assert list(await store.roster("shop")) == []
 
@@ -185,10 +185,12 @@ class ReadConformance:
             stage.clock.advance(1)
             fresh = await store.heartbeat("shop", "a")
             assert fresh is not None
-            assert not await store.declare_dead(seen), "it has beaten since"
-            assert not await store.declare_dead(replace(fresh, app="other"))
-            assert await store.declare_dead(fresh)
-            assert not await store.declare_dead(fresh)
+            assert not await store.remove_runner(seen.app, seen.id, heartbeat_at=seen.heartbeat_at), (
+                "it has beaten since"
+            )
+            assert not await store.remove_runner("other", fresh.id, heartbeat_at=fresh.heartbeat_at)
+            assert await store.remove_runner(fresh.app, fresh.id, heartbeat_at=fresh.heartbeat_at)
+            assert not await store.remove_runner(fresh.app, fresh.id, heartbeat_at=fresh.heartbeat_at)
             assert await store.heartbeat("shop", "a") is None
 
         stage.play(scenario)
@@ -244,7 +246,7 @@ class ReadConformance:
             assert list(await store.get("third", ids("a"))) == [None]
             assert list(await store.roster("other")) == []
             assert await store.heartbeat("other", "r") is None
-            await store.leave("other", "r")
+            await store.remove_runner("other", "r")
             assert len(await store.roster("shop")) == 1
             assert list(await store.quarantined("other")) == []
 

@@ -1,15 +1,23 @@
-"""What every store must do for failed attempts, and for what was agreed at submit."""
+"""The part of the conformance suite about failed attempts and terms."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.lifecycle import changes
-from holdfast.lifecycle.changes import APPLIED, MOST_ERRORS, Applied, apply_to
-from holdfast.lifecycle.claims import claimed
-from holdfast.lifecycle.history import CUT_EVERY, CUT_WITHIN, KEPT_LINES, LONGEST, left_out
-from holdfast.lifecycle.records import InvocationRecord, Terms, lane_of
-from holdfast.lifecycle.status import Status
+from holdfast.model import changes
+from holdfast.model.changes import APPLIED, MAX_ERRORS, Applied, apply_to
+from holdfast.model.claims import claimed
+from holdfast.model.records import (
+    CUT_EVERY,
+    CUT_WITHIN,
+    KEPT_LINES,
+    LONGEST,
+    InvocationRecord,
+    Terms,
+    lane_of,
+    left_out,
+)
+from holdfast.model.status import Status
 from holdfast.store.contract import Ability, Store
 from holdfast.testing.conformance_payloads import digest_of, large, put
 from holdfast.testing.samples import ERROR, START, TASK, Stage, again, invocation, owned, the, wish
@@ -63,12 +71,12 @@ class RetryConformance:
     def test_the_errors_of_all_attempts_are_kept_up_to_a_number(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([invocation("a")])
-            for attempt in range(1, MOST_ERRORS + 6):
+            for attempt in range(1, MAX_ERRORS + 6):
                 (record,) = (await store.claim(wish(f"claim {attempt}", at=START + 99))).records
                 error = replace(ERROR, message=f"attempt {attempt}")
                 await store.apply([replace(again(record, error=error), operation=f"again {attempt}")])
             kept = [failed.attempt for failed in (await the(store)).errors]
-            assert kept == [1, 2, 3, 4, 5, *range(11, MOST_ERRORS + 6)]
+            assert kept == [1, 2, 3, 4, 5, *range(11, MAX_ERRORS + 6)]
             (record,) = (await store.claim(wish("last", at=START + 99))).records
             await store.apply([changes.completed(record, result=b"r", operation="end", at=START)])
             ended = await the(store)

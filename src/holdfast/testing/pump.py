@@ -1,8 +1,8 @@
-"""User code of a test runs where the test waits for it.
+"""Run the user code of a test where the test waits for it.
 
 A worker of a test hands its calls to a `Box`. The box belongs to the blocking (or awaited) call of the app that led to
-that worker, and whoever made that call runs what comes into the box until it is answered: on its own thread, or its
-own loop. So a task sees the connections, patches and context variables of the test, and one call runs at a time.
+that worker. The caller runs incoming work until it has its answer, on its own thread or its own loop. So a task sees
+the connections, patches and context variables of the test, and one call runs at a time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast._bridge import Bridge, Errand
-from holdfast.execution.call import INTERRUPTED, Call, Outcome, Raised, run, run_coroutine
-from holdfast.execution.places import Deliver
-from holdfast.lifecycle.retries import exception_name
+from holdfast.executors.call import INTERRUPTED, Call, Outcome, Raised, run, run_coroutine
+from holdfast.executors.local import Deliver, Executor
+from holdfast.model.retries import exception_name
+from holdfast.runtime.app_runtime import Bridge, BridgedCall
 
 T = TypeVar("T")
 
 
 class Job(NamedTuple):
-    """Something to do for an engine, and whom to tell what came of it."""
+    """A piece of work for an engine, and where to report its outcome."""
 
     key: str
     work: Callable[[], Any]  # makes a coroutine if it `is_coroutine`
@@ -35,10 +35,10 @@ class Job(NamedTuple):
 
 
 class Box:
-    """What an engine wants done by somebody who waits for it."""
+    """The work that an engine wants done by a caller that waits."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, coroutine_loop: CoroutineLoop) -> None:
+        self._coroutine_loop = coroutine_loop
         self._jobs: deque[Job] = deque()
         self._answered = False
         self._news = threading.Condition()
@@ -47,7 +47,7 @@ class Box:
         self._asked: set[str] = set()  # to end; what they make of it is their outcome
         self._ended: set[str] = set()  # by the engine
         self.is_interrupted = (
-            False  # somebody has pressed Ctrl-C, or cancelled: what ran goes back, and nothing more is begun
+            False  # by Ctrl-C or a cancellation: the running call goes back, and nothing more is begun
         )
 
     def put(self, job: Job) -> None:
@@ -57,14 +57,14 @@ class Box:
             self._ring()
 
     def answer(self) -> None:
-        """There is nothing more to wait for."""
+        """End the wait."""
         with self._news:
             self._answered = True
             self._news.notify_all()
             self._ring()
 
     def interrupt(self, keys: Iterable[str]) -> None:
-        """End these where that is possible: coroutines. A function on the thread of a test cannot be ended."""
+        """End these calls where that is possible: coroutines. A function on the thread of a test cannot be ended."""
         for key in keys:
             self._ended.add(key)
             if key in self._running:
@@ -72,15 +72,15 @@ class Box:
                 loop.call_soon_threadsafe(task.cancel)
 
     def cancel(self, keys: Iterable[str]) -> None:
-        """Ask these to end."""
+        """Ask these calls to end."""
         asked = list(keys)
         self._asked.update(asked)
         self.interrupt(asked)
 
     def pump(self) -> None:
-        """Do on this thread what comes in, until there is an answer."""
+        """Do incoming work on this thread until there is an answer."""
         while (job := self._next()) is not None:
-            value = self._home.run(self._as_task(job)) if job.is_coroutine else job.work()
+            value = self._coroutine_loop.run(self._as_task(job)) if job.is_coroutine else job.work()
             if _is_ctrl_c(value) or (value is INTERRUPTED and job.key not in self._ended):  # a loop cancels for Ctrl-C
                 self.is_interrupted, value = True, INTERRUPTED
             job.tell(value)
@@ -92,7 +92,7 @@ class Box:
             return self._jobs.popleft() if self._jobs else None
 
     async def apump(self) -> None:
-        """The same on this loop; plain functions on a thread, as they may block."""
+        """Do incoming work on this loop; plain functions run on a thread, since they may block."""
         loop, rung = asyncio.get_running_loop(), asyncio.Event()
 
         def ring() -> None:
@@ -101,7 +101,7 @@ class Box:
 
         with self._news:
             self._ring = ring
-        with self._home.on(loop):
+        with self._coroutine_loop.on(loop):
             try:
                 await self._until_answered(rung)
             except asyncio.CancelledError:
@@ -149,7 +149,7 @@ _CTRL_C = exception_name(KeyboardInterrupt)
 
 
 async def _its_own(task: asyncio.Task[T]) -> T:
-    """What the task comes to. Who is cancelled while it waits for it cancels it, and is cancelled all the same."""
+    """Await the task. A caller that is cancelled meanwhile cancels the task, too."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -159,9 +159,9 @@ async def _its_own(task: asyncio.Task[T]) -> T:
     return task.result()
 
 
-class Home:
-    """The loop for coroutines that are run by a thread which has none: that of the test, if it is an async one and
-    waits; else one of its own, which stays the same for the life of a test.
+class CoroutineLoop:
+    """The loop for coroutines that a thread without a loop runs: the test's, if it is async and waits; otherwise one
+    that lives as long as the test.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Home:
 
     @contextmanager
     def on(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """This loop waits, and what is to run may run on it."""
+        """Allow work to run on this loop while it waits."""
         self._loops.append(loop)
         try:
             yield
@@ -195,40 +195,43 @@ BOX: ContextVar[Box] = ContextVar("BOX")
 
 
 class PumpingBridge(Bridge):
-    """Who waits here does meanwhile what the engine wants done."""
+    """Let a caller that waits do the engine's work meanwhile."""
 
-    def __init__(self, home: Home, before: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, coroutine_loop: CoroutineLoop, before: Callable[[], object] = lambda: None) -> None:
         super().__init__()
-        self._home = home
-        self._before = before  # is called where somebody waits, ahead of what is wanted
+        self._coroutine_loop = coroutine_loop
+        self._before = before  # is called where a caller waits, ahead of the work
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread.thread:
             return super().run(work)
-        box = Box(self._home)
-        errand = self._sent(work, box)
+        box = Box(self._coroutine_loop)
+        bridged = self._sent(work, box)
         try:
             box.pump()
         except BaseException:
-            self._call(errand.cancel)
+            self._call(bridged.cancel)
             raise
         if box.is_interrupted:
             raise KeyboardInterrupt
-        return errand.outcome()
+        return bridged.outcome()
+
+    def may_wait(self) -> bool:
+        return False  # what is wanted meanwhile has to be done
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         if asyncio.get_running_loop() is self._thread.loop:
             return await work
-        box = Box(self._home)
-        errand = self._sent(work, box)
+        box = Box(self._coroutine_loop)
+        bridged = self._sent(work, box)
         try:
             await box.apump()
         except BaseException:
-            self._call(errand.cancel)
+            self._call(bridged.cancel)
             raise
-        return errand.outcome()
+        return bridged.outcome()
 
-    def _sent(self, work: Coroutine[Any, Any, T], box: Box) -> Errand[T]:
+    def _sent(self, work: Coroutine[Any, Any, T], box: Box) -> BridgedCall[T]:
         self._before()
         token = BOX.set(box)  # what is sent takes the context along
         try:
@@ -237,10 +240,9 @@ class PumpingBridge(Bridge):
             BOX.reset(token)
 
 
-class WaitingPlaces:
-    """See `holdfast.execution.places.Execution`: every kind of task runs where somebody waits.
-
-    `around` is put around each function that is called.
+class WaitingExecutor(Executor):
+    """Implement `holdfast.executors.local.Executor`: every kind of task runs where a caller waits. `around` wraps each
+    function.
     """
 
     def __init__(self, box: Box, deliver: Deliver, around: Callable[[Call], Call]) -> None:
@@ -264,13 +266,5 @@ class WaitingPlaces:
     def cancel(self, keys: Iterable[str]) -> None:
         self._box.cancel(keys)
 
-    force = cancel
-
-    def soften(self, keys: Iterable[str]) -> None:
-        """Time stands still while a task runs."""
-
-    def is_blocked(self, key: str) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
+    def raise_soft_timeout(self, keys: Iterable[str]) -> None:
+        """Do nothing: time stands still while a task runs."""

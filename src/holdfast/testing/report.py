@@ -1,4 +1,4 @@
-"""What a drain has done."""
+"""The report of a drain."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any, Self
 
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
-from holdfast.lifecycle.records import InvocationRecord
-from holdfast.lifecycle.status import FINAL, Status
-from holdfast.triggering import EVALUATES
+from holdfast.model.records import InvocationRecord
+from holdfast.model.status import FINAL, Status
+from holdfast.triggers.evaluation import EVALUATES
 
 
 class Ran:
-    """One run of one call. `status` is what it came to (RETRY: it is tried again), `error` what it raised."""
+    """One attempt of one call. `status` is its outcome (RETRY: another attempt follows), `error` the exception that it
+    raised.
+    """
 
     def __init__(self, invocation: Invocation[Any], task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.invocation = invocation
@@ -38,7 +40,7 @@ class Ran:
 
 
 class Report:
-    """What was run, in the order in which it began, and what is left in the store."""
+    """The attempts of a drain in the order of their starts, and the calls that have not ended."""
 
     def __init__(
         self,
@@ -61,16 +63,16 @@ class Report:
 
     @property
     def failed(self) -> list[Ran]:
-        """Those that ended for good, and not well."""
+        """Attempts that ended a call without a result."""
         return [ran for ran in self.ran if ran.status in FINAL and ran.status is not Status.SUCCESS]
 
     @property
     def retried(self) -> list[Ran]:
-        """Those that failed and are tried again, or were."""
+        """Attempts that failed and were followed by another, or will be."""
         return [ran for ran in self.ran if ran.status is Status.RETRY]
 
     def raise_errors(self) -> None:
-        """Raise what the failed one raised, itself; if several failed, an `ExceptionGroup` of what they raised."""
+        """Raise the error of the failed call itself; of several, an `ExceptionGroup`."""
         errors = []
         for ran in self.failed:
             error = ran.error
@@ -98,7 +100,7 @@ class Report:
 
 
 def as_call(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """A call as one writes it: ``charge(1, amount=20)``."""
+    """Write a call as code: ``charge(1, amount=20)``."""
     parts = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
     name = task if task.startswith(EVALUATES) else task.rpartition(":")[2].rpartition(".")[2]
     return f"{name}({', '.join(parts)})"

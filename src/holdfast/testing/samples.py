@@ -1,4 +1,4 @@
-"""The material of the store tests: records as the engine makes them, and a stage to play a scenario on."""
+"""Sample records for the store tests, as the engine makes them, and a stage for scenarios."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import ErrorRecord
 from holdfast.ids import InvocationId
-from holdfast.lifecycle import cancelling, changes, claims
-from holdfast.lifecycle.changes import Change
-from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.records import Cancellation, InvocationRecord, RunnerRecord, Terms, lane_of, registered
-from holdfast.lifecycle.status import Status
+from holdfast.model import cancellation as cancelling
+from holdfast.model import changes, claims
+from holdfast.model.changes import Change, Clearing
+from holdfast.model.claims import Claim
+from holdfast.model.records import Cancellation, InvocationRecord, RunnerRecord, Terms, lane_of, registered
+from holdfast.model.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Observe, Store
 from holdfast.testing.clock import FakeClock
@@ -46,7 +47,7 @@ Scenario = Callable[[Store], Awaitable[None]]
 def invocation(
     id: str, *, app: str = "shop", operation: str = "", at: float = START, **fields: Any
 ) -> InvocationRecord:
-    """A record as `submit` makes it."""
+    """Make a record as `submit` does."""
     given: dict[str, Any] = {"task": TASK, "arguments": b"\x90", "created_at": at, "due_at": at} | fields
     return registered(
         InvocationRecord(id=InvocationId(id), app=app, **given), operation=operation or f"insert {id}", at=at
@@ -54,7 +55,7 @@ def invocation(
 
 
 def wish(operation: str = "claim", **fields: Any) -> Claim:
-    """A claim for the lane of `invocation`."""
+    """Make a claim for the lane of `invocation`."""
     given: dict[str, Any] = {"app": "shop", "lanes": (LANE,), "limit": 10, "owner": "runner/1", "at": START} | fields
     return Claim(operation=operation, **given)
 
@@ -73,7 +74,7 @@ def runner(id: str, *, app: str = "shop", started_at: float = START, **fields: A
 
 
 def ids(*names: str) -> list[InvocationId]:
-    """These names as ids."""
+    """Return these names as ids."""
     return [InvocationId(name) for name in names]
 
 
@@ -82,14 +83,14 @@ def ids_of(records: Iterable[InvocationRecord | None]) -> list[str | None]:
 
 
 async def the(store: Store, id: str = "a", app: str = "shop") -> InvocationRecord:
-    """The record, which has to be there."""
+    """Return the record, which has to be there."""
     (record,) = await store.get(app, ids(id))
     assert record is not None
     return record
 
 
 async def owned(store: Store, id: str = "a", *, start: bool = True, owner: str = "runner/1") -> InvocationRecord:
-    """A new invocation that `owner` has claimed."""
+    """Insert an invocation and claim it for `owner`."""
     await store.insert([invocation(id)])
     (record,) = (await store.claim(wish(f"claim {id}", ids=(id,), start=start, owner=owner))).records
     return record
@@ -98,7 +99,7 @@ async def owned(store: Store, id: str = "a", *, start: bool = True, owner: str =
 def raw_change(
     record: InvocationRecord, *path: Status, operation: str, epoch: int | None = None, **more: Any
 ) -> Change:
-    """A legal change that has no name yet, for the edges that a later feature will walk."""
+    """Make a legal change that has no name yet, for edges of later features."""
     given: dict[str, Any] = {"name": "raw", "at": START + 5, "actor": record.owner, "why": "", **more}
     given["retain_until"] = changes.kept_until(record, path[-1], given["at"])
     where: dict[str, Any] = {"app": record.app, "id": record.id, "sources": frozenset({record.status})}
@@ -106,7 +107,7 @@ def raw_change(
 
 
 def again(record: InvocationRecord, queue: str | None = None, error: ErrorRecord = ERROR) -> Change:
-    """An attempt failed and another one follows."""
+    """Change an invocation after a failed attempt that is followed by another."""
     facts: dict[str, Any] = {"operation": "op", "at": START + 1, "why": "attempt 1 of 3 failed; next in 30s"}
     return changes.retried(record, error=error, due_at=START + 31, queue=queue, **facts)
 
@@ -115,13 +116,13 @@ CANCELLATION = Cancellation(by="a person", reason="no longer wanted", at=START +
 
 
 def cancelled(record: InvocationRecord) -> Change:
-    """Somebody asks for its end; what has ended is asked as if it had not."""
+    """Change an invocation that a user cancels, whatever its status."""
     asked = cancelling.cancel(record, CANCELLATION, operation="op")
     return asked or cancelling.gave_way(record, operation="op", at=START + 1)
 
 
 def expired(record: InvocationRecord) -> Change:
-    """It was not started in time."""
+    """Change an invocation that was not started in time."""
     late = replace(record, terms=Terms(start_by=START))
     change = cancelling.expired(late, error=ERROR, operation="op", at=START + 1)
     return change or cancelled(record)
@@ -209,7 +210,7 @@ async def in_status(store: Store, status: Status, id: str = "a") -> InvocationRe
 
 
 class Stage:
-    """One test's store, clock and what the store reported."""
+    """Hold the store and the clock of one test, and what the store has observed."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self.clock = FakeClock(START)
@@ -226,7 +227,7 @@ class Stage:
             await store.close()
 
     def play(self, *scenarios: Scenario, needs: Ability = Ability.NONE) -> None:
-        """Run each scenario on the store, opened anew for each."""
+        """Run each scenario on the store, opened again for each."""
         if needs not in self._open_store(self.clock, lambda event, facts: None).abilities:
             pytest.skip(f"the store does not offer {needs}")
 
@@ -239,7 +240,7 @@ class Stage:
 
 
 def claim_until_empty(url: str, owner: str) -> list[str]:
-    """In a process of its own: claim one by one until nothing is left."""
+    """Claim one by one until nothing is left, in a process of its own."""
 
     async def work() -> list[str]:
         store = open_by_url(url, clock=SystemClock())
@@ -251,3 +252,13 @@ def claim_until_empty(url: str, owner: str) -> list[str]:
         return got
 
     return asyncio.run(work())
+
+
+def delivery(*names: str, app: str = "shop") -> list[Clearing]:
+    """Make the change that empties the outboxes of these."""
+    return [Clearing(name="delivered", app=app, id=InvocationId(name)) for name in names]
+
+
+def freeing(name: str, key: str, app: str = "shop") -> Clearing:
+    """Make the change that frees a key, if that invocation has it."""
+    return Clearing(name="key_freed", app=app, id=InvocationId(name), key=key)

@@ -1,4 +1,4 @@
-"""A store and a watcher for tests: the memory store, which tells what it saw, and waiting that runs what is due."""
+"""The store and the watcher of a test: a memory store that records what it saw, and waiting that runs what is due."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.clock import Clock
-from holdfast.engine.core import Engine
-from holdfast.engine.events import Events
-from holdfast.engine.watch import Watcher
 from holdfast.ids import InvocationId
-from holdfast.lifecycle.claims import Claim, Claimed
-from holdfast.lifecycle.events import KIND as EVENT
-from holdfast.lifecycle.events import EventRecord
-from holdfast.lifecycle.records import Entry, InvocationRecord
-from holdfast.lifecycle.schedules import KIND as SCHEDULE
-from holdfast.lifecycle.status import AVAILABLE
-from holdfast.lifecycle.triggers import TriggerRecord
-from holdfast.store.contract import Store
-from holdfast.store.memory import MemoryStore
-from holdfast.testing.transactions import Ended, StageTransaction, joined
-from holdfast.wakeup.hub import Hub
+from holdfast.model.claims import Claim, Claimed
+from holdfast.model.records import Entry, InvocationRecord
+from holdfast.model.status import AVAILABLE
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.wait import Watcher
+from holdfast.schedules.records import KIND as SCHEDULE
+from holdfast.store.memory.store import MemoryStore
+from holdfast.testing.transactions import StageTransaction, TransactionEnd, joined
+from holdfast.triggers.events import KIND as EVENT
+from holdfast.triggers.events import EventRecord
+from holdfast.triggers.outbox import Events
+from holdfast.triggers.rules import TriggerRecord
 
 
 class StageStore(MemoryStore):
-    """The memory store, which remembers what was submitted and says when a claim came back empty."""
+    """Extend the memory store: record submitted calls, and report claims that came back empty."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -50,18 +48,18 @@ class StageStore(MemoryStore):
 
     def joined(self, session: object) -> StageTransaction:
         for known, transaction in self._open:
-            if known is session and transaction.ended() is Ended.NOT_YET:
+            if known is session and transaction.ended() is TransactionEnd.NOT_YET:
                 return transaction
         self._open.append((session, transaction := joined(session, self, f"transaction {next(self._numbers)}")))
         return transaction
 
     def take_in(self) -> None:
-        """Store what was submitted and emitted in transactions that have committed. On the thread of their user."""
+        """Store what was submitted and emitted in user transactions that have committed, on the user's thread."""
         for each in list(self._open):
             transaction = each[1]
-            if (end := transaction.ended()) is not Ended.NOT_YET:
+            if (end := transaction.ended()) is not TransactionEnd.NOT_YET:
                 self._open.remove(each)
-            if end is Ended.COMMITTED:
+            if end is TransactionEnd.COMMITTED:
                 with self._lock:
                     self.submitted += [record for record in transaction.records if self._insert(record)]
                     for entry in transaction.entries.values():
@@ -70,7 +68,7 @@ class StageStore(MemoryStore):
 
     def holder_of(self, record: InvocationRecord) -> InvocationRecord | None:
         with self._lock:
-            return self._in_the_way(record)
+            return self._find_conflict(record)
 
     def entry_like(self, entry: Entry) -> Entry | None:
         with self._lock:
@@ -78,7 +76,7 @@ class StageStore(MemoryStore):
             return None if there is None or (there.keep_until or self.now() + 1) <= self.now() else there
 
     def next_due(self, app: str, *, ticks: bool = True) -> float | None:
-        """When the next one falls due that does not yet, or the next tick of a schedule."""
+        """Return when the next call falls due, or the next tick of a schedule."""
         with self._lock:
             times = [record.due_at for record in self._of(app) if record.status in AVAILABLE]
             entries = [entry for entry in self._entries.values() if (entry.app, entry.kind) == (app, SCHEDULE)]
@@ -90,10 +88,10 @@ Perform = Callable[[Sequence[InvocationId], float | None], Awaitable[None]]
 
 
 class EagerWatcher(Watcher):
-    """Nobody else would do the work that somebody waits for: who waits has it done."""
+    """Run the calls that a caller waits for: a test has no runner that would."""
 
-    def __init__(self, store: Store, hub: Hub, app: str, perform: Perform) -> None:
-        super().__init__(store, hub, app, poll_interval_seconds=1.0)
+    def __init__(self, engine: Engine, perform: Perform) -> None:
+        super().__init__(engine)
         self._perform = perform
 
     async def ends(
@@ -105,10 +103,10 @@ class EagerWatcher(Watcher):
 
 
 class EagerEvents(Events):
-    """Nobody has started, and stored what code declares: who emits does so first."""
+    """Store what the code declares before an event is emitted: a test has no runner that did."""
 
     def __init__(self, engine: Engine, declare: Callable[[Engine], Awaitable[None]]) -> None:
-        super().__init__(engine.store, engine.subscriptions, engine.teller, app=engine.app)
+        super().__init__(engine)
         self._engine = engine
         self._declare = declare
 

@@ -21,12 +21,11 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
 from holdfast.ids import InvocationId
-from holdfast.lifecycle.changes import APPLIED, Applied, Change, kept_until
-from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.limits import Limit, Release
-from holdfast.lifecycle.pacing import amended
-from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import (
+from holdfast.model.changes import APPLIED, Applied, Change, kept_until
+from holdfast.model.claims import Claim
+from holdfast.model.limits import Limit, Release
+from holdfast.model.pacing import amended
+from holdfast.model.records import (
     PLAIN,
     Entry,
     FailedAttempt,
@@ -36,12 +35,12 @@ from holdfast.lifecycle.records import (
     Terms,
     lane_of,
 )
-from holdfast.lifecycle.retention import RETENTION_SECONDS
-from holdfast.lifecycle.status import OWNED, TABLE, Status
-from holdfast.store.contract import Ended, Filter, Store
-from holdfast.store.memory import MemoryStore
+from holdfast.model.retention import RETENTION_SECONDS
+from holdfast.model.status import OWNED, TABLE, Status
+from holdfast.store.contract import EntryOrder, Filter, Order, Store
+from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.samples import BY_NAME, CANCELLATION, ERROR, START, invocation, runner
+from holdfast.testing.samples import BY_NAME, CANCELLATION, ERROR, START, delivery, freeing, invocation, runner
 
 T = TypeVar("T")
 
@@ -70,7 +69,7 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
         "priority": draw(st.integers(-2, 2)),
     }
     more |= {"due_at": START + draw(SHIFTS), "arguments": draw(st.binary(max_size=3))}
-    more |= {"key": draw(st.none() | KEYS), "twin": draw(st.none() | KEYS), "parent_id": draw(st.none() | IDS)}
+    more |= {"key": draw(st.none() | KEYS), "dedup_key": draw(st.none() | KEYS), "parent_id": draw(st.none() | IDS)}
     more |= {"start_by": draw(st.none() | SHIFTS.map(lambda shift: START + shift))}
     more |= {"origin": draw(st.none() | st.just(Origin(trigger="t", depth=1)))}
     more |= {"limit_key": draw(st.none() | KEYS), "terms": draw(st.sampled_from([PLAIN, Terms(retries={"kind": "?"})]))}
@@ -79,7 +78,7 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
 
 @st.composite
 def legal_paths(draw: st.DrawFn, source: Status) -> tuple[Status, ...]:
-    """One to three edges of the table, from `source` on."""
+    """Return walks of one to three edges of the table from `source` on."""
     path: list[Status] = []
     here = source
     for _ in range(draw(st.integers(1, 3))):
@@ -99,11 +98,14 @@ FILTERS = st.builds(
     runner=st.none() | st.sampled_from(["r1", "r2", "r"]),
     parent=st.none() | IDS,
     before_id=st.none() | IDS,
+    limit_key=st.none() | KEYS,
+    since=st.none() | SHIFTS.map(lambda shift: START + shift),
+    until=st.none() | SHIFTS.map(lambda shift: START + shift),
 )
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Two stores, one clock, one loop (a store may bind its futures to the loop that it was opened on)."""
+    """Drive two stores with one clock on one loop, since a store may bind its futures to the loop that opened it."""
 
     open_store: ClassVar[Callable[[Clock], Store]]
 
@@ -113,7 +115,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock = FakeClock(START)
         self.memory = MemoryStore(self.clock)
         self.other = type(self).open_store(self.clock)
-        self.seen: list[InvocationRecord] = []  # what somebody once read: most of it is stale by now
+        self.seen: list[InvocationRecord] = []  # records that were read before: most are stale by now
 
     @initialize()
     def open(self) -> None:
@@ -124,7 +126,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.loop.close()
 
     def both(self, ask: Callable[[Store], Awaitable[T]]) -> T:
-        """The answer, which has to be the same from both."""
+        """Return the answer, which has to be the same from both stores."""
 
         async def answers() -> tuple[T, T]:
             return await ask(self.memory), await ask(self.other)
@@ -140,12 +142,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(app=APPS, id=IDS, key=KEYS)
     def free_key(self, app: str, id: InvocationId, key: str) -> None:
-        self.both(lambda store: store.free_key(app, id, key))
+        self.both(lambda store: store.apply([freeing(id, key, app)]))
 
     @rule(records=st.lists(new_invocations(), max_size=3))
-    def in_the_way(self, records: list[InvocationRecord]) -> None:
+    def find_conflicts(self, records: list[InvocationRecord]) -> None:
         mine = [record for record in records if record.app == "shop"]
-        self.both(lambda store: store.in_the_way(mine))
+        self.both(lambda store: store.find_conflicts(mine))
 
     @rule(seconds=st.floats(0, 10))
     def time_passes(self, seconds: float) -> None:
@@ -190,7 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self._unnamed(data, record, epoch, operation)
 
     def _named(self, data: st.DataObject, record: InvocationRecord, operation: str) -> Change | None:
-        """A named change, by the actor that it has or by somebody else; None where nobody may make it."""
+        """Make a named change by its own actor or by another; None where no actor may make it."""
         _, build = BY_NAME[data.draw(st.sampled_from(sorted(BY_NAME)))]
         try:
             change = build(record)
@@ -200,11 +202,11 @@ class StoreMachine(RuleBasedStateMachine):
             return None
 
     def _unnamed(self, data: st.DataObject, record: InvocationRecord, epoch: int, operation: str) -> Change | None:
-        """Any walk that the table allows, so that a store is ready for the changes to come."""
+        """Make any walk that the table allows, so that a store is ready for later changes."""
         path = data.draw(legal_paths(record.status))
         (there,) = self.loop.run_until_complete(self.memory.get(record.app, [record.id]))
         if there is not None and there.limit_key is not None and Status.PENDING in path:
-            return None  # only a claim makes somebody the owner, and it gives a slot
+            return None  # only a claim makes an owner, and gives a slot
         optional: dict[str, Any] = data.draw(
             st.fixed_dictionaries(
                 {},
@@ -244,7 +246,7 @@ class StoreMachine(RuleBasedStateMachine):
                 Release,
                 limit_key=KEYS,
                 count=st.integers(0, 3),
-                most=st.none() | st.integers(1, MOST),
+                max_running=st.none() | st.integers(1, MOST),
                 without=st.frozensets(LANES, max_size=2),
             ),
             max_size=3,
@@ -258,13 +260,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=3))
     def delivered(self, app: str, ids: list[InvocationId]) -> None:
-        self.both(lambda store: store.delivered(app, ids))
+        self.both(lambda store: store.apply(delivery(*ids, app=app)))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=3), seconds=SHIFTS, limit=st.integers(0, 2))
     def remove(self, app: str, ids: list[InvocationId], seconds: float, limit: int) -> None:
         self.both(lambda store: store.remove_ended(app, ids))
         at = self.clock.now() + seconds
-        self.both(lambda store: store.remove_final(app, at, limit))
         self.both(lambda store: store.remove_expired(app, at + RETENTION_SECONDS, limit))
 
     @rule(
@@ -284,15 +285,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(app=APPS, limit=st.integers(0, 2), before=st.none() | st.sampled_from(["a", "b", "z"]))
     def latest_entries(self, app: str, limit: int, before: str | None) -> None:
-        self.both(lambda store: store.latest_entries(app, "event", limit, before))
+        self.both(lambda store: store.entries(app, "event", order=EntryOrder.LATEST, limit=limit, before=before))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=4))
     def get(self, app: str, ids: list[InvocationId]) -> None:
         self.both(lambda store: store.get(app, ids))
 
-    @rule(app=APPS, where=FILTERS, limit=st.integers(0, 5))
-    def find(self, app: str, where: Filter, limit: int) -> None:
-        self.both(lambda store: store.find(app, where, limit))
+    @rule(app=APPS, where=FILTERS, limit=st.integers(0, 5), order=st.sampled_from(sorted(Order, key=str)))
+    def find(self, app: str, where: Filter, limit: int, order: Order) -> None:
+        if order is not Order.SLOT or where.limit_key is not None:
+            self.both(lambda store: store.find(app, where, limit, order=order))
 
     @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]), age=SHIFTS)
     def enrol(self, app: str, id: str, age: float) -> None:
@@ -308,20 +310,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(app=APPS, id=st.sampled_from(["r1", "r2", "r3"]))
     def leave(self, app: str, id: str) -> None:
-        self.both(lambda store: store.leave(app, id))
-
-    @rule(app=APPS, name=QUEUES, operation=OPERATIONS)
-    def pause_queue(self, app: str, name: str, operation: str) -> None:
-        pause = QueuePause(app=app, name=name, at=self.clock.now(), by="ann", reason=operation, operation=operation)
-        self.both(lambda store: store.pause_queue(pause))
-
-    @rule(app=APPS, name=QUEUES, operation=OPERATIONS)
-    def resume_queue(self, app: str, name: str, operation: str) -> None:
-        self.both(lambda store: store.resume_queue(app, name, operation))
+        self.both(lambda store: store.remove_runner(app, id))
 
     @rule(app=APPS, shift=SHIFTS)
     def look_at_queues(self, app: str, shift: float) -> None:
-        self.both(lambda store: store.pauses(app))
         self.both(lambda store: store.queue_depths(app, self.clock.now() + shift))
 
     @invariant()
@@ -329,13 +321,13 @@ class StoreMachine(RuleBasedStateMachine):
         for app in ("shop", "other"):
             self.both(lambda store, app=app: store.find(app, Filter(), 1000))  # type: ignore[misc]
             self.both(lambda store, app=app: store.counts(app))  # type: ignore[misc]
-            self.both(lambda store, app=app: store.ended(app, Ended(), 1000))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.find(app, Filter(), 1000, order=Order.LATEST_END))  # type: ignore[misc]
             self.both(lambda store, app=app: store.lanes(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.roster(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.owners(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.waiting_keys(app))  # type: ignore[misc]
-            self.both(lambda store, app=app: store.start_limits(app, 3))  # type: ignore[misc]
-            self.both(lambda store, app=app: store.outboxes(app, self.clock.now(), 3))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.START_BY))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.OUTBOX))  # type: ignore[misc]
             self.both(lambda store, app=app: store.entries(app, "event"))  # type: ignore[misc]
 
     @invariant()
@@ -348,14 +340,15 @@ class StoreMachine(RuleBasedStateMachine):
                 owned = [r for r in everything if r.limit_key == key and r.status in OWNED]
                 assert len(owned) <= MOST
                 assert {r.slot for r in everything if r.limit_key == key} - {None} == {r.slot for r in owned}
-                self.both(lambda store, app=app, key=key: store.slot_holders(app, key))  # type: ignore[misc]
+                where = Filter(limit_key=key)
+                self.both(lambda store, app=app, where=where: store.find(app, where, 1000, order=Order.SLOT))  # type: ignore[misc]
 
 
 def plain(answer: object) -> object:
-    """What has to be equal: sequences and mappings may be of any class, and two things are a store's own business.
+    """Return what has to be equal. Sequences and mappings may be of any class.
 
-    In a batch it may not be able to tell which of the applied changes were there before; and if it has a clock of its
-    own, that one says when a heartbeat came.
+    Two things may differ: in a batch a store may not know which changes were applied before, and a store with its own
+    clock stamps heartbeats by it.
     """
     if isinstance(answer, list | tuple):
         many = len(answer) > 1
@@ -370,7 +363,7 @@ def _plain_item(item: object, many: bool) -> object:
 
 
 def oracle_test(open_store: Callable[[Clock], Store]) -> type[unittest.TestCase]:
-    """A test case that drives the stores of `open_store`, each new and empty, side by side with memory."""
+    """Return a test case that drives the stores of `open_store`, each new and empty, side by side with memory."""
     machine: Any = type("Machine", (StoreMachine,), {"open_store": staticmethod(open_store)})
     case: type[unittest.TestCase] = machine.TestCase
     return case

@@ -1,4 +1,4 @@
-"""What a test has submitted, and how far that is from what the test expects."""
+"""Submitted calls, and how they differ from the expectation of a test."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import format_duration
-from holdfast.engine.definition import TaskDefinition
-from holdfast.execution.call import bind
+from holdfast.executors.call import bind
 from holdfast.invocation import Invocation
-from holdfast.lifecycle.status import Status
+from holdfast.model.status import Status
+from holdfast.runtime.definition import TaskDefinition
 from holdfast.testing.report import as_call
 
 _SHOWN = 10
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that was stored, and where it stands now."""
+    """A stored call, and its status now."""
 
     invocation: Invocation[Any]
     task: str
@@ -41,7 +41,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
 def matching(
     definition: TaskDefinition, found: Sequence[Submitted], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Submitted]:
-    """Those with these arguments; all of them if none are given. Raises `ArgumentsDoNotBind`."""
+    """Return the calls with these arguments; all of them if none are given. Raises `ArgumentsDoNotBind`."""
     if not args and not kwargs:
         return list(found)
     wanted = _bound(definition, args, kwargs)
@@ -57,7 +57,7 @@ def complaint(
     times: int | None,
     everything: Sequence[Submitted],
 ) -> str:
-    """What was expected, how often it was there, and what comes near to it."""
+    """Say what was expected, how often it was found, and which calls come near to it."""
     any_call = not args and not kwargs
     what = f"{definition.name} (whatever its arguments)" if any_call else as_call(definition.name, args, kwargs)
     expected = "at least once" if times is None else _times(times)

@@ -1,11 +1,11 @@
-"""``session=`` in a test: what is submitted or emitted joins the user's own transaction, on the store in memory.
+"""Let ``session=`` in a test join the user's own transaction, on the store in memory.
 
-The store of a test has no transactions, and the user's code under test has: a connection to a SQLite file of the test,
-a session of a MongoDB. What is handed over with one waits outside the store until that transaction has committed, and
-is dropped if it was rolled back. Any other object, such as a stand-in of the test, counts as committed at once.
+The store of a test has no transactions, but the user's code has: a connection to a SQLite file, or a session of
+MongoDB. Calls and events of such a session wait outside of the store until its transaction has committed, and are
+dropped if it was rolled back. Any other object, such as a stand-in of the test, counts as committed at once.
 
-How a transaction ended is learnt from what the user's code does: of a MongoDB session the methods that end one are
-listened to; on a SQLite connection a row in a temporary table is there afterwards or not.
+How a transaction ended is learnt from the user's code: the methods of a MongoDB session that end one are wrapped; on a
+SQLite connection a row in a temporary table is there afterwards or not.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from holdfast.errors import UsageError
-from holdfast.lifecycle.identity import in_the_way
-from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
+from holdfast.model.identity import find_conflict
+from holdfast.model.records import Entry, InvocationRecord, StoredPayload
 
 
-class Ended(Enum):
-    """What has become of a transaction."""
+class TransactionEnd(Enum):
+    """How a transaction has ended."""
 
     NOT_YET = auto()
     COMMITTED = auto()
@@ -38,12 +38,12 @@ class There(Protocol):
 
 
 class StageTransaction:
-    """See `holdfast.store.contract.Transaction`. `ended` tells what has become of the user's own."""
+    """Implement `holdfast.store.contract.Transaction`. `ended` returns how the user's own has ended."""
 
     carries_payloads = False
-    is_over = True  # nobody has to be told by somebody who waits for its end: the test kit sees to that
+    is_over = True  # no watcher is needed: the test kit looks itself
 
-    def __init__(self, there: There, ended: Callable[[], Ended], *, is_async: bool) -> None:
+    def __init__(self, there: There, ended: Callable[[], TransactionEnd], *, is_async: bool) -> None:
         self.is_async = is_async
         self.ended = ended
         self.records: list[InvocationRecord] = []
@@ -55,7 +55,7 @@ class StageTransaction:
     ) -> Sequence[InvocationRecord | None]:
         answers: list[InvocationRecord | None] = []
         for record in records:
-            answers.append(holder := self._there.holder_of(record) or in_the_way(record, self.records))
+            answers.append(holder := self._there.holder_of(record) or find_conflict(record, self.records))
             if holder is None:
                 self.records.append(record)
         return answers
@@ -79,17 +79,17 @@ class StageTransaction:
 
 
 class StandIn(StageTransaction):
-    """Of something that is no transaction of a database: it has committed as soon as there is anything in it."""
+    """Stand in for an object that is no transaction of a database: it has committed at once."""
 
     def __init__(self, there: There) -> None:
         super().__init__(there, self._end, is_async=False)
 
-    def _end(self) -> Ended:
-        return Ended.COMMITTED if self.records or self.entries else Ended.NOT_YET
+    def _end(self) -> TransactionEnd:
+        return TransactionEnd.COMMITTED if self.records or self.entries else TransactionEnd.NOT_YET
 
 
 def joined(session: object, there: There, mark: str) -> StageTransaction:
-    """The transaction that `session` is in. Raises `UsageError` as the real stores do."""
+    """Return the transaction that `session` is in. Raises `UsageError` as the real stores do."""
     if isinstance(session, sqlite3.Connection):
         return StageTransaction(there, _watched_connection(session, mark), is_async=False)
     commit = getattr(session, "commit_transaction", None)
@@ -103,11 +103,11 @@ def joined(session: object, there: There, mark: str) -> StageTransaction:
 # --- MongoDB
 
 
-def _watched_session(session: Any) -> Callable[[], Ended]:
-    """Its own methods are covered, for this instance and this transaction, by ones that note what they came to."""
-    state = [Ended.NOT_YET]
+def _watched_session(session: Any) -> Callable[[], TransactionEnd]:
+    """Wrap the session's methods, for this instance and this transaction, to note how it ends."""
+    state = [TransactionEnd.NOT_YET]
 
-    def note(end: Ended) -> None:
+    def note(end: TransactionEnd) -> None:
         state[0] = end
         for name in _ENDS:
             if session.__dict__.get(name) in covers:
@@ -116,7 +116,7 @@ def _watched_session(session: Any) -> Callable[[], Ended]:
     covers = [_cover(session, name, lambda end=end: note(end)) for name, end in _ENDS.items()]  # type: ignore[misc]
     for name, cover in zip(_ENDS, covers, strict=True):
         setattr(session, name, cover)
-    return lambda: Ended.ROLLED_BACK if state[0] is Ended.NOT_YET and session.has_ended else state[0]
+    return lambda: TransactionEnd.ROLLED_BACK if state[0] is TransactionEnd.NOT_YET and session.has_ended else state[0]
 
 
 def _cover(session: Any, name: str, note: Callable[[], None]) -> Callable[[], Any]:
@@ -136,15 +136,15 @@ def _cover(session: Any, name: str, note: Callable[[], None]) -> Callable[[], An
     return called
 
 
-_ENDS = {"commit_transaction": Ended.COMMITTED, "abort_transaction": Ended.ROLLED_BACK}
+_ENDS = {"commit_transaction": TransactionEnd.COMMITTED, "abort_transaction": TransactionEnd.ROLLED_BACK}
 
 
 # --- SQLite
 
 
-def _watched_connection(connection: sqlite3.Connection, mark: str) -> Callable[[], Ended]:
-    """A row in a temporary table goes the way of the transaction. Once the connection is closed nobody can look, and
-    the last word that was heard on it counts.
+def _watched_connection(connection: sqlite3.Connection, mark: str) -> Callable[[], TransactionEnd]:
+    """Insert a row into a temporary table, which shares the fate of the transaction. Once the connection is closed, its
+    last statement decides.
     """
     begins = connection.isolation_level is not None or getattr(connection, "autocommit", None) is False
     if not connection.in_transaction and not begins:
@@ -154,8 +154,8 @@ def _watched_connection(connection: sqlite3.Connection, mark: str) -> Callable[[
         cursor.execute("BEGIN IMMEDIATE")
     cursor.execute("CREATE TEMP TABLE IF NOT EXISTS holdfast_testing (mark TEXT)")
     cursor.execute("INSERT INTO temp.holdfast_testing VALUES (?)", (mark,))
-    said: list[Ended] = []  # how the transaction ended, if that was heard
-    state = [Ended.NOT_YET]
+    said: list[TransactionEnd] = []  # how the transaction ended, if that was heard
+    state = [TransactionEnd.NOT_YET]
 
     def heard(statement: str) -> None:
         words = statement.upper().split()[:3]
@@ -164,20 +164,20 @@ def _watched_connection(connection: sqlite3.Connection, mark: str) -> Callable[[
 
     connection.set_trace_callback(heard)
 
-    def ended() -> Ended:
-        if state[0] is Ended.NOT_YET:
+    def ended() -> TransactionEnd:
+        if state[0] is TransactionEnd.NOT_YET:
             try:
                 if not connection.in_transaction:
                     connection.set_trace_callback(None)
-                    state[0] = Ended.COMMITTED if _is_marked(connection, mark) else Ended.ROLLED_BACK
+                    state[0] = TransactionEnd.COMMITTED if _is_marked(connection, mark) else TransactionEnd.ROLLED_BACK
             except sqlite3.ProgrammingError:  # it was closed, or belongs to another thread
-                state[0] = said[0] if said else Ended.ROLLED_BACK
+                state[0] = said[0] if said else TransactionEnd.ROLLED_BACK
         return state[0]
 
     return ended
 
 
-_WORDS = {"COMMIT": Ended.COMMITTED, "END": Ended.COMMITTED, "ROLLBACK": Ended.ROLLED_BACK}
+_WORDS = {"COMMIT": TransactionEnd.COMMITTED, "END": TransactionEnd.COMMITTED, "ROLLBACK": TransactionEnd.ROLLED_BACK}
 
 
 def _is_marked(connection: sqlite3.Connection, mark: str) -> bool:

@@ -1,8 +1,8 @@
-"""An event loop on which time passes only when everybody sleeps.
+"""An event loop on virtual time.
 
-When nothing is ready to run, the loop jumps to the next timer instead of waiting for it. An hour of timeouts takes as
-long as its callbacks, and the same program gives the same order every time. It knows no threads: whatever runs on it
-must do without them.
+When no callback is ready, the loop jumps to the next timer instead of waiting for it. An hour of timeouts takes as long
+as its callbacks, and the same program gives the same order every time. It has no threads: code that runs on it must do
+without them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ START = 1_700_000_000.0
 
 
 class Stuck(RuntimeError):
-    """Everybody waits, and no timer is set: nothing would ever happen again."""
+    """Raised when every task waits and no timer is set: nothing would ever happen again."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -1,8 +1,8 @@
-"""What lies behind the low-water marks, where claims do not look: found now and then, off the path of any claim.
+"""Looks at what lies behind the low-water marks, off the path of any claim.
 
 After a claim that began at the marks, one look at the whole lanes follows within `FRESH_SECONDS` of the one before. It
-finds what arrived behind a mark without a hint, and tells this process, which then claims it. The sentinels of new
-lanes and ranks are made here too: both may take a moment, and nobody waits for them.
+finds invocations that arrived behind a mark without a hint, and delivers a hint to this process, which then claims
+them. The sentinels of new lanes and ranks are made here too, since claims should not wait for either.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from msgspec import UnsetType
 from pymongo.errors import OperationFailure, PyMongoError
 
 from holdfast.errors import StoreError
-from holdfast.lifecycle.changes import Change
-from holdfast.lifecycle.records import READY, Hint
-from holdfast.lifecycle.status import AVAILABLE
+from holdfast.model.changes import Change
+from holdfast.model.records import READY, Hint
+from holdfast.model.status import AVAILABLE
 from holdfast.store.mongo import queries, schema, sentinels
 from holdfast.store.mongo.documents import Document
 from holdfast.store.mongo.marks import Marks, Seen
@@ -30,7 +30,7 @@ _REMAKE_SECONDS = 600.0  # somebody may remove sentinels
 
 
 def seen_in(documents: Sequence[Document]) -> list[Seen] | None:
-    """Return where these lie; None if that cannot be told of one of them."""
+    """Return where documents lie; None if one of them has no proper place."""
     seen = []
     for one in documents:
         lane, rank, due_at = one.get("lane"), one.get("rank"), one.get("due_at")
@@ -41,7 +41,7 @@ def seen_in(documents: Sequence[Document]) -> list[Seen] | None:
 
 
 class Behind:
-    """`tell` tells this process that there is work."""
+    """Looks at whole lanes and makes sentinels, off the path of any claim. `tell` delivers a hint to this process."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Behind:
                         self.marks.forget(change.app, [change.lane])
 
     def look_soon(self, app: str, lanes: Iterable[str], began: float) -> None:
-        """A claim of these lanes began at that time (monotonic): see to what is behind their marks."""
+        """Schedule a look at these lanes, from which a claim began at that time (monotonic)."""
         claimed = self._claimed.setdefault(app, {})
         for lane in lanes:
             claimed[lane] = began
@@ -86,8 +86,8 @@ class Behind:
             await asyncio.wait({task})
 
     async def _see_to_it(self) -> None:
-        """Look at whole lanes, when it is time, until no claim has come since. An error ends it: the next claim begins
-        it again, and looks at what is stale itself.
+        """Look at whole lanes, when it is time, until no further claim came. An error ends it: the next claim schedules
+        it again, and looks at stale lanes itself.
         """
         await asyncio.sleep(_SOON_SECONDS)
         with contextlib.suppress(PyMongoError, StoreError):

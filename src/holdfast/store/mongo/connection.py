@@ -1,12 +1,12 @@
-"""Clients: one per connection settings, event loop and process; all apps of a process share a loop (see `_bridge`).
+"""Clients: one per connection settings, event loop and process; apps of a process share a loop (`runtime.app_runtime`).
 
 A client belongs to the loop and to the process that made it: a forked child finds another pid and makes its own.
 Clients are counted; the last `release` closes. Nothing is connected before the first operation, and a failed first
-connection leaves nothing behind that would be remembered.
+connection leaves nothing behind.
 
-The URL is looked over before the driver gets it: of an option that it does not know, or whose value it cannot use, the
-driver only warns and goes on without it, so a misspelt ``tls`` would be found in production. No message quotes what
-may be a password or a part of one.
+The URL is checked before the driver gets it: the driver only warns of an unknown option or an unusable value and goes
+on without it, so that a misspelt ``tls`` would be found in production. No message quotes a possible password or a part
+of one.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ _DEFAULTS: Mapping[str, Any] = {
 # A text that is not UTF-8, or a date beyond all calendars, would make the driver refuse a whole answer: one damaged
 # document would hide all others. So it is read as far as it goes, and the decoder of records judges it.
 LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
-    tz_aware=True,
-    unicode_decode_error_handler="backslashreplace",
-    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    tz_aware=True, unicode_decode_error_handler="backslashreplace", datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
 
 
@@ -70,7 +68,7 @@ def _key(url: str) -> tuple[str, int, int]:
 
 
 def acquire(url: str) -> AsyncMongoClient[dict[str, Any]]:
-    """The client for this URL on this loop in this process."""
+    """Return the client for this URL on this loop in this process."""
     key = _key(url)
     if key not in _clients:
         _clients[key] = Shared(_make(url))
@@ -92,7 +90,7 @@ async def release(url: str) -> None:
 
 @asynccontextmanager
 async def borrowed(url: str) -> AsyncIterator[AsyncMongoClient[dict[str, Any]]]:
-    """The client for as long as it is needed."""
+    """Yield the client, and release it afterwards."""
     client = acquire(url)
     try:
         yield client
@@ -111,9 +109,9 @@ def _make(url: str) -> AsyncMongoClient[dict[str, Any]]:
 
 
 def database_name(url: str) -> str:
-    """The database that the URL names, else `holdfast`.
+    """Return the database that the URL names, else `holdfast`.
 
-    Not read with the driver's parser, which asks the name server about a ``mongodb+srv://`` URL.
+    The driver's parser is not used: it asks the name server about a ``mongodb+srv://`` URL.
     """
     path = _rest(url).partition("?")[0].partition("/")[2]
     if "@" in path:
@@ -126,13 +124,13 @@ def database_name(url: str) -> str:
 
 
 def user_name(url: str) -> str:
-    """Whom the URL names; empty if nobody, or if it is not plainly a name."""
+    """Return the user that the URL names; empty if it names none, or not plainly."""
     user = re.fullmatch(r"([\w.%+-]+)(?::[^:@/?]*)?@[^@]*", _rest(url))
     return unquote_plus(user[1]) if user else ""
 
 
 async def wrong_set_name(url: str) -> str:
-    """What to say if the server of a URL is of another replica set than the URL says, else an empty text.
+    """Return advice if the server belongs to another replica set than the URL says, else an empty text.
 
     The driver drops such a server and goes on looking, so the server is asked here, without a password.
     """
@@ -167,7 +165,7 @@ def _rest(url: str) -> str:
 
 
 def hosts_of(url: str) -> str:
-    """The hosts of a URL, for messages: no user, no password, no options."""
+    """Return the hosts of a URL, for messages: no user, no password, no options."""
     return re.split(r"[/?]", _rest(url))[0].rpartition("@")[2]
 
 
@@ -176,13 +174,13 @@ def _unusable(why: str) -> ConfigurationError:
 
 
 def _refuse_oddhosts_of(url: str) -> None:
-    """What the driver would quote as a host may be a user and a password without their "@"."""
+    """Refuse hosts that may be a user and a password without their "@": the driver would quote them."""
     if any("%" in host for host in hosts_of(url).split(",") if not host.startswith("[") and not host.endswith(".sock")):
         raise _unusable("a host's name has no '%'; after a user name and password there is an '@' before the hosts")
 
 
 def _quotable(message: str, url: str) -> str:
-    """The driver's message, unless it has any part of what may be secret in it."""
+    """Return the driver's message, unless it contains a part of a possible secret."""
     userinfo = _rest(url).rpartition("@")[0]
     options = [value for name, value in _pairs(url) if name.lower() in _SECRET or "@" in value]
     secrets = {userinfo, *userinfo.split(":")[1:], *options} - {""}
@@ -201,14 +199,14 @@ _UNNAMED = (
 
 
 def _pairs(url: str) -> list[tuple[str, str]]:
-    """The options as they are written."""
+    """Return the options as they are written."""
     query = _rest(url).partition("?")[2]
     pieces = [piece.partition("=") for piece in query.split("&" if "&" in query else ";")] if query else []
     return [(name, value) for name, _, value in pieces]
 
 
 def _checked_options(url: str) -> set[str]:
-    """The names of the URL's options, in small letters. Raises for the first that the driver would leave out."""
+    """Return the names of the URL's options, in small letters. Raises for the first that the driver would leave out."""
     pairs = _pairs(url)
     # Before an "@", and behind a secret, what looks like an option may be a piece of a secret.
     doubtful = any("@" in name or ("@" in value and name.lower() != "appname") for name, value in pairs)
@@ -223,7 +221,7 @@ def _checked_options(url: str) -> set[str]:
 
 
 def _complaint(name: str, value: str, seen: set[str]) -> str:
-    """What is wrong with an option, and what is allowed, or an empty text."""
+    """Return the fault of an option and the allowed values, or an empty text."""
     option = name.lower()
     if not name or "=" in value:
         return "options are written name=value, with '&' between them"
@@ -240,7 +238,7 @@ def _complaint(name: str, value: str, seen: set[str]) -> str:
 
 
 def _refusal(option: str, value: str) -> str:
-    """Why the driver does not take this value, or an empty text."""
+    """Return why the driver does not take this value, or an empty text."""
     try:
         if option.lower() != "compressors":
             validate_options({option: value})

@@ -1,17 +1,17 @@
-"""How claimers that want the same keep out of each other's way, without knowing of one another.
+"""Keeps claimers apart that want the same invocations, without communication between them.
 
-Alone, a claimer takes the head of the queue, in exact order. Several that do so all want the same, and all but one of
-them has looked, and written, in vain. A claimer that finds others faster than itself therefore divides the queue in
-thought, by the last character of the ids, and takes the first of one share only: two shares, four, up to sixteen, and
-another share each time that somebody is there already. So sixteen of them settle down within a few claims, each with
-a share of its own, and nothing is written anywhere for it. The server tells the share while it reads the index.
+A lone claimer takes the head of the queue, in exact order. Of several claimers that do so, all but one have looked and
+written in vain. So a claimer that finds others faster divides the queue by the last character of the ids, and takes the
+first of one share only: two shares, four, up to sixteen, and another share after each collision. Sixteen claimers thus
+settle within a few claims, each with a share of its own, and nothing is written for it. The server selects the share
+while it reads the index.
 
-Nothing waits for a share's claimer: a share that has nothing left is followed by a look at the head of all, and so is
-every sixteenth claim anyway; what nobody has taken for his share is the oldest there, or the most urgent. After each
-second without a collision the shares are doubled in size, until there is one again.
+A share without work is followed by a look at the head of all, and so is every sixteenth claim: invocations of a share
+without a claimer are the oldest there, or the most urgent. After each second without a collision the shares are doubled
+in size, until there is one again.
 
-What is taken one by one, in one command, meets nobody: the server repeats what collides, and does not tell. There,
-after a row of 64 claims one looks first, to learn.
+Claims of one, in one command, notice no collision: the server repeats them silently. So after 64 claims in a row one
+looks first, to learn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import random
 
 from holdfast.ids import ALPHABET
 
-_MOST_SHARES = 16
+_MAX_SHARES = 16
 _TO_THE_HEAD = 1 / 16
 _CALM_SECONDS = 1.0
 _ENOUGH = 0.9  # of what was chosen: less is a collision
@@ -37,7 +37,7 @@ class Crowd:
         self._row = 0
 
     def share(self, at: float) -> str | None:
-        """What ids to look for, as a regular expression; None: all."""
+        """Return the ids to look for, as a regular expression; None: all."""
         if self.shares > 1 and not 0 <= at - self._learned_at < _CALM_SECONDS:
             self._divide(self.shares // 2, at)
         self._at_head = self.shares == 1 or self._rng.random() < _TO_THE_HEAD
@@ -47,18 +47,18 @@ class Crowd:
         return f"[{ALPHABET[self._mine * size : (self._mine + 1) * size]}]$"
 
     def learn(self, chosen: int, got: int, at: float) -> None:
-        """Of so many, so many could be taken."""
+        """Learn how many of the chosen records could be taken."""
         self._row = 0
         if got < chosen * _ENOUGH and (self.shares == 1 or not self._at_head):
-            self._divide(min(self.shares * 2, _MOST_SHARES), at)
+            self._divide(min(self.shares * 2, _MAX_SHARES), at)
 
     def took_head(self, found: bool) -> None:
-        """A claim of one has taken the head, or there was none."""
+        """Learn whether a claim of one found a head to take."""
         self._row = self._row + 1 if found else 0
 
     @property
     def looks_first(self) -> bool:
-        """Whether a claim of one looks before it takes."""
+        """Return whether a claim of one looks before it takes."""
         return self.shares > 1 or self._row >= _ROW
 
     def _divide(self, shares: int, at: float) -> None:

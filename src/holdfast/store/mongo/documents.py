@@ -1,42 +1,46 @@
-"""Records as documents, changes as update pipelines.
+"""Records as documents, changes as updates.
 
-A document is an invocation, field by field. Two fields exist only to keep indexes small: `ready` is there while the
-invocation is available for a run, `owned` while somebody owns it; partial indexes hold those documents and no others.
+A document is an invocation, field by field. `ready` exists only to keep indexes small: it is there while the invocation
+is available for a run, and partial indexes hold those documents and no others.
 
-A change is an aggregation pipeline, so that the server computes versions, epochs and the history's new lines from
-what is in the document at that very moment. Strings from outside are wrapped in ``$literal``: in a pipeline, a plain
+A change of a record whose version is known is written with plain operators, guarded by that version, and many of a kind
+in one update. Any other change is an aggregation pipeline, so that the server computes versions, epochs and the
+history's new lines from the document of that moment. Values are wrapped in ``$literal``: in a pipeline, a plain
 ``"$epoch"`` would be read as the field of that name.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from bson import Binary
 from msgspec import UNSET
+from pymongo import UpdateMany, UpdateOne
 
-from holdfast.codec import ErrorRecord
-from holdfast.lifecycle.changes import OPTIONAL, Change, entries
-from holdfast.lifecycle.decoding import INVOCATION, RUNNER, check_plain, corrupt, shown
-from holdfast.lifecycle.history import CUT_EVERY, CUT_WITHIN, KEPT_LINES, LONGEST, is_cut_at, is_whole
-from holdfast.lifecycle.records import (
+from holdfast.model.changes import OPTIONAL, Change, Clearing, entries
+from holdfast.model.decoding import INVOCATION, RUNNER, check_plain, corrupt, shown
+from holdfast.model.records import (
+    CUT_EVERY,
+    CUT_WITHIN,
+    KEPT_LINES,
+    LONGEST,
     PLAIN,
-    FailedAttempt,
-    HistoryEntry,
     InvocationRecord,
     RunnerRecord,
+    is_cut_at,
+    is_whole,
 )
-from holdfast.lifecycle.retention import FOREVER
-from holdfast.lifecycle.status import AVAILABLE, OWNED, TABLE, Status
+from holdfast.model.retention import FOREVER
+from holdfast.model.status import AVAILABLE, OWNED, TABLE, Status
 
 Document = dict[str, Any]
 
 
 def key_of(app: str, id: str) -> str:
-    """The `_id`: one app's invocations lie beside each other, in the order of their ids."""
+    """Return the `_id`: an app's invocations lie next to each other, in the order of their ids."""
     return f"{app}|{id}"
 
 
@@ -66,28 +70,18 @@ def to_document(record: InvocationRecord) -> Document:
         "parent_id": record.parent_id,
         "reason": record.reason,
         "arguments": Binary(record.arguments),
-        "result": None if record.result is None else Binary(record.result),
-        "error": None if record.error is None else error_document(record.error),
-        "history": [entry_document(entry) for entry in record.history],
+        "result": _stored(record.result),
+        "error": _stored(record.error),
+        "history": _stored(record.history),
     }
     if record.status in AVAILABLE:
         document["ready"] = True
-    if record.status in OWNED:
-        document["owned"] = True
-    for name in _SELDOM:
+    for name, field in _SELDOM.items():
         if value := getattr(record, name):
-            document[name] = value
-    if record.cancellation is not None:
-        document["cancellation"] = msgspec.to_builtins(record.cancellation)
+            document[field] = _stored(value)
     if record.terms is not PLAIN:
-        document["terms"] = msgspec.to_builtins(record.terms)
-    if record.errors:
-        document["errors"] = _errors_document(record.errors)
-    if record.origin is not None:
-        document["origin"] = msgspec.to_builtins(record.origin)
-    if record.outbox:
-        document["outbox"] = list(record.outbox)
-    elif record.retain_until is not None:
+        document["terms"] = _stored(record.terms)
+    if record.retain_until is not None and not record.outbox:
         document |= expiry(record.retain_until)
     if payloads := record.payloads:
         document["payloads"] = list(payloads)
@@ -135,14 +129,12 @@ def _check_sense(record: InvocationRecord, document: Mapping[str, Any]) -> None:
         raise ValueError(f"its lane {shown(document['lane'])} is not that of its task, queue and tags")
     if (status in AVAILABLE) is not (document.get("ready") is True):
         raise ValueError(f"it is {status}, and ready is {shown(document.get('ready'))}")
-    if (status in OWNED) is not (document.get("owned") is True):
-        raise ValueError(f"it is {status}, and owned is {shown(document.get('owned'))}")
     if status in OWNED and record.owner is None:
         raise ValueError(f"it is {status}, and nobody owns it")
 
 
 def _whole(value: Any, name: str) -> int:
-    """Return a whole number, which may be a double if somebody has edited it."""
+    """Return a whole number. It may be a double after a manual edit."""
     if type(value) is float and value.is_integer():
         return int(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -156,30 +148,28 @@ _REQUIRED = (
     *("result", "error", "history"),
 )
 # A document has these only if there is something to say.
-_SELDOM = ("at_most_once", "limit_key", "slot", "key", "twin", "retain_until", "rerun_of", "start_by")
+_SELDOM = {"dedup_key": "twin"} | {
+    name: name
+    for name in (
+        *("at_most_once", "limit_key", "slot", "key", "retain_until", "rerun_of", "start_by", "cancellation"),
+        *("errors", "origin", "outbox"),
+    )
+}
 
 
-def entry_document(entry: HistoryEntry) -> Document:
-    return msgspec.to_builtins(entry)  # type: ignore[no-any-return]
-
-
-def error_document(error: ErrorRecord) -> Document:
-    document: Document = msgspec.to_builtins(error, builtin_types=(bytes,))
-    return document
-
-
-def _errors_document(errors: Sequence[FailedAttempt]) -> list[Document]:
-    return msgspec.to_builtins(errors, builtin_types=(bytes,))  # type: ignore[no-any-return]
+def _stored(value: Any) -> Any:
+    """Return a value as it is stored."""
+    if isinstance(value, bytes):
+        return Binary(value)
+    return msgspec.to_builtins(list(value) if isinstance(value, tuple) else value, builtin_types=(bytes,))
 
 
 # --- changes
 
 
 def guard(change: Change) -> Document:
-    """What the invocation must still be for the change to apply:
-
-    id, legal source status, epoch, and the owner where the table asks for it. Nothing else is asked, and nothing else
-    is trusted.
+    """Return what must still hold for a change to apply: id, source status, epoch, and the owner where the table asks
+    for it. Nothing else is trusted.
     """
     sources = sorted(change.sources)
     wanted: Document = {
@@ -193,57 +183,96 @@ def guard(change: Change) -> Document:
 
 
 def _owned_by(actor: str) -> Document:
-    """Whose invocations `actor` may change as their owner, as `holdfast.lifecycle.status.acts_for` says it."""
+    """Return a filter for the invocations that `actor` may change as their owner, as `holdfast.model.status.acts_for`
+    says.
+    """
     if "/" in actor:
         return {"owner": actor}
     return {"$or": [{"owner": actor}, {"owner": {"$gte": f"{actor}/", "$lt": f"{actor}0"}}]}  # "0" follows "/"
 
 
 def pipeline(change: Change) -> list[Document]:
-    """The whole change as one stage: every edge's line in the history, and every field that changes with it."""
+    """Return a change as one stage that computes version, epoch, attempt and history from the document itself."""
     lines, owner, acquired = _lines(change)
-    target = change.target
-    fields: Document = {
-        "status": target.value,
+    fields: Document = {name: {"$literal": value} for name, value in _facts(change).items()}
+    fields |= dict.fromkeys(_gone(change), "$$REMOVE")
+    fields |= {
         "owner": owner,
         "epoch": {"$add": ["$epoch", acquired]},
         "version": {"$add": ["$version", len(lines)]},
         "attempt": {"$add": ["$attempt", change.attempts]},
-        "changed_at": change.at,
-        "reason": {"$literal": change.why},
         "history": _history(lines),
-        "ready": True if target in AVAILABLE else "$$REMOVE",
-        "owned": True if target in OWNED else "$$REMOVE",
     }
-    if Status.PENDING in change.path:
-        fields["claim_token"] = {"$literal": change.operation}
-    if change.slot is not None:
-        fields["slot"] = {"$literal": change.slot}
-    elif change.frees:
-        fields["slot"] = "$$REMOVE"
-    if change.frees_twin:
-        fields["twin"] = "$$REMOVE"
-    if change.has_started:
-        fields["start_by"] = "$$REMOVE"
-    for name in OPTIONAL:
-        value = getattr(change, name)
-        if value is not UNSET:
-            fields[name] = {"$literal": _stored(name, value)}
-    if change.retain_until is not UNSET and change.outbox is UNSET:
-        fields |= expiry(change.retain_until)
     if change.arguments is not UNSET:
-        fields["arguments"] = Binary(change.arguments)
         fields["payloads"] = list(change.payloads) or "$$REMOVE"  # until its first start it has no others
     elif payloads := change.payloads:
         fields["payloads"] = {"$setUnion": [{"$ifNull": ["$payloads", []]}, list(payloads)]}
     return [{"$set": fields}]
 
 
-def quick(change: Change) -> tuple[Document, Document] | None:
-    """Guard and update of a change by somebody who knows the record's version, if it can be done without a pipeline.
+def _facts(change: Change) -> Document:
+    """Return the fields that a change sets to values of its own."""
+    facts: Document = {"status": change.target.value, "changed_at": change.at, "reason": change.why}
+    if change.target in AVAILABLE:
+        facts["ready"] = True
+    if Status.PENDING in change.path:
+        facts["claim_token"] = change.operation
+    if change.slot is not None:
+        facts["slot"] = change.slot
+    for name in (*OPTIONAL, "arguments"):
+        if (value := getattr(change, name)) is not UNSET:
+            facts[name] = _stored(value)
+    if change.retain_until is not UNSET and change.outbox is UNSET:
+        facts |= expiry(change.retain_until)
+    return facts
 
-    While the version is the same, so is everything that the server would have to compute. Plain operators cost it less
-    than half. If the version has moved on, nothing matches, and the pipeline decides.
+
+def _gone(change: Change) -> tuple[str, ...]:
+    """Return the fields that a change removes."""
+    gone = {
+        "ready": change.target not in AVAILABLE and not change.sources.isdisjoint(AVAILABLE),
+        "slot": change.frees and change.slot is None,
+        "twin": change.frees_dedup_key,
+        "start_by": change.has_started,
+    }
+    return tuple(name for name, is_so in gone.items() if is_so)
+
+
+class Plain(NamedTuple):
+    """A change of a record whose version is known: while that is the same, so is all that a pipeline would compute."""
+
+    change: Change
+    guard: Document
+    facts: Document
+    lines: list[Document]
+
+    @property
+    def update(self) -> Document:
+        """Return the change as plain operators, which cost the server less than half of a pipeline."""
+        change = self.change
+        update: Document = {"$set": self.facts, "$push": {"history": {"$each": self.lines}}}
+        if change.attempts:
+            update["$inc"] = {"attempt": change.attempts}
+        if gone := _gone(change):
+            update["$unset"] = dict.fromkeys(gone, "")
+        if payloads := change.payloads:
+            update["$addToSet"] = {"payloads": {"$each": list(payloads)}}
+        return update
+
+    @property
+    def kind(self) -> Hashable:
+        """Return what changes have in common that one update can make together; None: this one goes by itself."""
+        change = self.change
+        large = isinstance(change.result, bytes) and len(change.result) > _LARGE
+        if large or change.slot or change.error is not UNSET or change.errors is not UNSET or change.payloads:
+            return None
+        actor = change.actor if change.needs_owner else None
+        return change.path, change.sources, change.epoch, change.version, change.attempts, actor, tuple(self.facts)
+
+
+def plain(change: Change) -> Plain | None:
+    """Return a change as plain values; None if only the server can compute it. If the version has moved on, nothing
+    matches the guard, and a pipeline decides.
     """
     if change.version is None or change.epoch is None:
         return None
@@ -252,52 +281,56 @@ def quick(change: Change) -> tuple[Document, Document] | None:
         return None  # the owner stays, and only the server knows who that is
     lines = entries(change, version=change.version, epoch=change.epoch, owner=change.actor)
     last = lines[-1]
-    if last.version > LONGEST and is_cut_at(last.version):
+    if is_cut_at(last.version):
         return None
     wanted = guard(change) | {"version": change.version}
     del wanted["history.op"]  # the operation cannot be there: it would have moved the version
-    fields: Document = {
-        "status": last.status.value,
-        "owner": last.owner,
-        "epoch": last.epoch,
-        "version": last.version,
-        "changed_at": change.at,
-        "reason": change.why,
-    }
-    if Status.PENDING in change.path:
-        fields["claim_token"] = change.operation
-    if change.slot is not None:
-        fields["slot"] = change.slot
-    for name in OPTIONAL:
-        value = getattr(change, name)
-        if value is not UNSET:
-            fields[name] = _stored(name, value)
-    if change.retain_until is not UNSET and change.outbox is UNSET:
-        fields |= expiry(change.retain_until)
-    gone = {}
-    for name, holders in (("ready", AVAILABLE), ("owned", OWNED)):
-        if last.status in holders:
-            fields[name] = True
+    facts = _facts(change) | {"owner": last.owner, "epoch": last.epoch, "version": last.version}
+    return Plain(change, wanted, facts, _stored(lines))
+
+
+def updates_of(changes: Iterable[Change | Clearing], *, together: bool) -> list[UpdateOne | UpdateMany]:
+    """Return the updates that make these changes. Those of a kind go `together`: a statement for each would cost the
+    server more than the change itself.
+    """
+    updates: list[UpdateOne | UpdateMany] = []
+    kinds: dict[Hashable, list[Plain]] = {}
+    for change in changes:
+        found = plain(change) if together and isinstance(change, Change) else None
+        if found is None or (kind := found.kind) is None:
+            updates.append(UpdateOne(*update_of(change)))
         else:
-            gone[name] = ""
-    if change.frees and change.slot is None:
-        gone["slot"] = ""
-    if change.frees_twin:
-        gone["twin"] = ""
-    if change.has_started:
-        gone["start_by"] = ""
-    update: Document = {"$set": fields, "$push": {"history": {"$each": [entry_document(line) for line in lines]}}}
-    if change.attempts:
-        update["$inc"] = {"attempt": change.attempts}
-    if gone:
-        update["$unset"] = gone
-    if payloads := change.payloads:
-        update["$addToSet"] = {"payloads": {"$each": list(payloads)}}
-    return wanted, update
+            kinds.setdefault(kind, []).append(found)
+    for alike in kinds.values():
+        for first in range(0, len(alike), _TOGETHER):
+            some = alike[first : first + _TOGETHER]
+            updates.append(_joint_update(some) if len(some) > 1 else UpdateOne(some[0].guard, some[0].update))
+    return updates
+
+
+_TOGETHER, _LARGE = 50, 2**16  # changes, and bytes of a result: one statement has at most 16 MB
+
+
+def _joint_update(alike: Sequence[Plain]) -> UpdateMany:
+    """Return one update of many documents, in which each picks its own values from lists by its `_id`."""
+    keys = [one.guard["_id"] for one in alike]
+    place = {"$indexOfArray": [{"$literal": keys}, "$_id"]}
+
+    def own(values: list[Any]) -> Document:
+        first = values[0]
+        same = all(value == first for value in values)
+        return {"$literal": first} if same else {"$arrayElemAt": [{"$literal": values}, place]}
+
+    fields: Document = {name: own([one.facts[name] for one in alike]) for name in alike[0].facts}
+    fields["history"] = {"$concatArrays": ["$history", own([one.lines for one in alike])]}
+    if attempts := alike[0].change.attempts:
+        fields["attempt"] = {"$add": ["$attempt", attempts]}
+    fields |= dict.fromkeys(_gone(alike[0].change), "$$REMOVE")
+    return UpdateMany(alike[0].guard | {"_id": {"$in": keys}}, [{"$set": fields}])
 
 
 def _history(lines: list[Document]) -> Document:
-    """The history with these lines, cut where `holdfast.lifecycle.history.is_cut_at` says so."""
+    """Return the history with these lines, cut where `holdfast.model.records.is_cut_at` says so."""
     version, longer = {"$add": ["$version", len(lines)]}, {"$concatArrays": ["$history", lines]}
     is_cut = {"$and": [{"$gt": [version, LONGEST]}, {"$lt": [{"$mod": [version, CUT_EVERY]}, CUT_WITHIN]}]}
     shorter = {"$concatArrays": [{"$slice": ["$history", 1]}, {"$slice": [longer, -KEPT_LINES]}]}
@@ -305,7 +338,7 @@ def _history(lines: list[Document]) -> Document:
 
 
 def _lines(change: Change) -> tuple[list[Document], Any, int]:
-    """The history's new lines as expressions, the owner after the last of them, and how often the epoch grew."""
+    """Return the history's new lines as expressions, the owner after the last of them, and how often the epoch grew."""
     owner: Any = "$owner"
     acquired, lines, by = 0, [], change.by
     for step, status in enumerate(change.path, 1):
@@ -332,31 +365,30 @@ def _lines(change: Change) -> tuple[list[Document], Any, int]:
 
 
 def expiry(retain_until: float) -> Document:
-    """When the TTL index may remove it: a date, which is all that such an index reads. Nothing is kept beside an
-    invocation that would have to be removed before it, so it is the same moment. What has an outbox gets the date once
-    that was `delivered`.
+    """Return the fields that say how long an invocation is kept. `expires_at` is a date, since a TTL index reads
+    nothing else. An invocation with an outbox gets the date once that was `delivered`.
     """
     if retain_until >= FOREVER:
         return {"retain_until": retain_until}
     return {"retain_until": retain_until, "expires_at": dt.datetime.fromtimestamp(retain_until, dt.UTC)}
 
 
-def _stored(name: str, value: Any) -> Any:
-    if name == "error" and value is not None:
-        return error_document(value)
-    if name == "cancellation":
-        return msgspec.to_builtins(value)
-    if name == "errors":
-        return _errors_document(value)
-    if name == "result" and value is not None:
-        return Binary(value)
-    return list(value) if name == "outbox" else value
-
-
-def delivered() -> list[Document]:
-    """The update that empties an outbox, and lets the time run that the record is kept: see `expiry`."""
+def update_of(change: Change | Clearing) -> tuple[Document, Document | list[Document]]:
+    """Return filter and update of a change."""
+    if isinstance(change, Change):
+        found = plain(change)
+        return (guard(change), pipeline(change)) if found is None else (found.guard, found.update)
+    key = key_of(change.app, change.id)
+    if change.key is not None:
+        return {"_id": key, "key": change.key}, {"$unset": {"key": ""}}
+    # With an empty outbox, the time runs that the record is kept: see `expiry`.
     date = {"$toDate": {"$multiply": ["$retain_until", 1000]}}
-    return [{"$set": {"outbox": "$$REMOVE", "expires_at": {"$cond": [_ENDS, date, "$$REMOVE"]}}}]
+    gone: Document = {"outbox": "$$REMOVE", "expires_at": {"$cond": [_ENDS, date, "$$REMOVE"]}}
+    return {"_id": key, "outbox": {"$exists": True}}, [{"$set": gone}]
+
+
+def is_cleared(change: Clearing, record: InvocationRecord) -> bool:
+    return not record.outbox if change.key is None else record.key != change.key
 
 
 _ENDS: Document = {"$and": [{"$isNumber": "$retain_until"}, {"$lt": ["$retain_until", FOREVER]}]}
@@ -384,11 +416,11 @@ def runner_of(document: Mapping[str, Any]) -> RunnerRecord:
 
 
 def check_key(document: Mapping[str, Any], key: str) -> None:
-    """Raise ValueError unless a document is stored under the key that it says: nobody could change or remove it."""
+    """Raise ValueError unless a document is stored under its own key: else it could be neither changed nor removed."""
     if document["_id"] != key:
         raise ValueError(f"it is stored as {shown(document['_id'])}, and says that it is {shown(key)}")
 
 
 def name_of(document: Mapping[str, Any]) -> str:
-    """Return what its key says behind the app's name."""
+    """Return the part of a document's key behind the app's name."""
     return str(document.get("_id")).partition("|")[2]

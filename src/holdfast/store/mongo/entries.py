@@ -10,10 +10,12 @@ from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
-from holdfast.lifecycle.decoding import check_body, corrupt
-from holdfast.lifecycle.records import Entry
-from holdfast.lifecycle.retention import FOREVER
+from holdfast.model.decoding import check_body, corrupt
+from holdfast.model.records import Entry
+from holdfast.model.retention import FOREVER
+from holdfast.store.contract import EntryOrder
 from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
+from holdfast.store.mongo.listing import Query
 
 Entries = AsyncCollection[Document]
 
@@ -36,49 +38,45 @@ async def put(entries: Entries, entry: Entry, over: Entry | None = None) -> bool
 
 
 def document_of(entry: Entry) -> Document:
-    """A new entry as it is stored."""
+    """Return a new entry as it is stored."""
     return {"_id": _key(entry), "app": entry.app, "kind": entry.kind, "name": entry.name} | _facts(entry)
 
 
-def in_the_way(entry: Entry, found: Document | None, now: float) -> Entry | None:
-    """What has the name of a new entry, unless it need not be kept any longer."""
+def conflict_of(entry: Entry, found: Document | None, now: float) -> Entry | None:
+    """Return the entry that has the name of a new one, unless its time to be kept is over."""
     there = None if found is None else entry_of(found)
     return there if there is None or there.keep_until is None or there.keep_until > now else None
 
 
 async def get(entries: Entries, entry: Entry) -> Document | None:
-    """What has its name."""
+    """Return the document with the name of an entry."""
     return await entries.find_one({"_id": _key(entry)})
 
 
-async def listing(entries: Entries, app: str, kind: str, names: Sequence[str] | None) -> list[Document]:
-    """Index: named, or _id."""
+def look(app: str, kind: str, names: Sequence[str] | None, order: EntryOrder, before: str | None) -> Query:
+    """Return the query of a listing. Index: _id, named or due. An entry without a proper due time comes first, so that
+    it is read and quarantined.
+    """
     if names is not None:
-        keys = [key_of(app, f"{kind}|{name}") for name in names]
-        return await entries.find({"_id": {"$in": keys}}).sort([("_id", ASCENDING)]).to_list()
-    cursor = entries.find({"app": app, "kind": kind}, hint="named").sort([("name", ASCENDING)])
-    return await cursor.to_list()
+        return Query({"_id": {"$in": [key_of(app, f"{kind}|{name}") for name in names]}}, None, [("_id", ASCENDING)])
+    wanted: Document = {"app": app, "kind": kind}
+    if order is EntryOrder.DUE:
+        return Query(wanted | {"due_at": {"$exists": True}}, "due", [("due_at", ASCENDING), ("name", ASCENDING)])
+    if before is not None:
+        wanted["name"] = {"$lt": before}
+    return Query(wanted, "named", [("name", DESCENDING if order is EntryOrder.LATEST else ASCENDING)])
 
 
-async def due(entries: Entries, app: str, kind: str, limit: int) -> list[Document]:
-    """Index: due. What is due at no time at all comes first, so somebody looks at it, and sets it aside."""
-    if limit <= 0:
-        return []
-    wanted: Document = {"app": app, "kind": kind, "due_at": {"$exists": True}}
-    order = [("due_at", ASCENDING), ("name", ASCENDING)]
-    return await entries.find(wanted, hint="due").sort(order).limit(limit).to_list()
-
-
-async def latest(entries: Entries, app: str, kind: str, limit: int, before: str | None) -> list[Document]:
-    """Index: named."""
-    if limit <= 0:
-        return []
-    wanted: Document = {"app": app, "kind": kind} | ({} if before is None else {"name": {"$lt": before}})
-    return await entries.find(wanted, hint="named").sort([("name", DESCENDING)]).limit(limit).to_list()
+async def listing(entries: Entries, look: Query, limit: int | None) -> list[Document]:
+    if limit is not None and limit <= 0:
+        return []  # to MongoDB, a limit of 0 is none
+    return await entries.find(look.wanted, hint=look.hint).sort(look.order).limit(limit or 0).to_list()
 
 
 async def remove_expired(entries: Entries, app: str, at: float, limit: int) -> int:
-    """Index: expires. One that was changed meanwhile, and is kept longer, stays."""
+    """Remove entries whose time is over. An entry that was changed meanwhile, and is kept longer, stays. Index:
+    expires.
+    """
     if limit <= 0:
         return 0
     over: Document = {"expires_at": {"$lte": dt.datetime.fromtimestamp(at, dt.UTC)}}

@@ -1,7 +1,6 @@
 """What `holdfast store check` looks at in a MongoDB database. It changes nothing.
 
-Whoever may not look at a thing is told so, in the line of that thing; the others are looked at. Who may not even read
-the version has no business here, and gets an error.
+A thing that the user may not read gets a line that says so. Only the version must be readable: else an error is raised.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from pymongo.errors import OperationFailure
 
 from holdfast.clock import Clock, format_duration
 from holdfast.errors import SchemaMismatch
-from holdfast.lifecycle.decoding import INVOCATION, shown
+from holdfast.model.decoding import INVOCATION, shown
+from holdfast.model.records import read_body
 from holdfast.store import findings
 from holdfast.store.contract import Finding
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, runner_of
 from holdfast.store.mongo.entries import entry_of
-from holdfast.store.mongo.executions import execution_of
 from holdfast.store.mongo.payloads import payload_of, piece_of
 from holdfast.store.mongo.quarantine import PART
-from holdfast.store.mongo.queues import pause_of
 from holdfast.store.mongo.retry import is_forbidden
 from holdfast.store.mongo.sentinels import NO_SENTINEL
 
@@ -45,42 +43,40 @@ async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool
         _clock(hello, hello_before, seen),
         await _write_concern(database),
         await _history_window(database),
-        *await _allowed("quarantine", _quarantine(database)),
-        *(await _allowed("records", _deep(database)) if deep else []),
+        await _allowed("quarantine", _quarantine(database)),
+        *([await _allowed("records", _deep(database))] if deep else []),
     ]
 
 
-async def _allowed(subject: str, looking: Awaitable[Finding]) -> list[Finding]:
+async def _allowed(subject: str, looking: Awaitable[Finding]) -> Finding:
     try:
-        return [await looking]
+        return await looking
     except OperationFailure as error:
         if not is_forbidden(error):
             raise
-        return [_forbidden(subject)]
+        return _forbidden(subject)
+
+
+def _finding(subject: str, ok: bool, detail: str, advice: str = "") -> Finding:
+    return Finding(subject=subject, ok=ok, detail=detail, advice=advice)
 
 
 def _forbidden(subject: str) -> Finding:
-    detail = "not allowed to look"
-    return Finding(subject=subject, ok=False, detail=detail, advice="ask as another user, or see: holdfast store roles")
+    return _finding(subject, False, "not allowed to look", "ask as another user, or see: holdfast store roles")
 
 
 async def _version(database: AsyncDatabase[Document]) -> Finding:
     found = await database[schema.META].find_one({"_id": "schema"})
     if found is None:
-        advice = "holdfast store prepare"
-        return Finding(subject="schema", ok=False, detail="Holdfast's collections are not there", advice=advice)
+        return _finding("schema", False, "Holdfast's collections are not there", "holdfast store prepare")
     try:
         schema.refuse_or_accept(found)
     except SchemaMismatch as error:
-        return Finding(subject="schema", ok=False, detail=str(error))
-    detail = (
-        f"version {found['schema_version']}, readable from version {found['min_reader']}; "
-        f"this Holdfast knows {schema.SCHEMA_VERSION}"
-    )
-    if found["schema_version"] < schema.SCHEMA_VERSION:
-        advice = "holdfast store prepare; else the first use brings it up to date"
-        return Finding(subject="schema", ok=False, detail=detail, advice=advice)
-    return Finding(subject="schema", ok=True, detail=detail)
+        return _finding("schema", False, str(error))
+    version, known = found["schema_version"], schema.SCHEMA_VERSION
+    detail = f"version {version}, readable from version {found['min_reader']}; this Holdfast knows {known}"
+    advice = "holdfast store prepare; else the first use brings it up to date" if version < known else ""
+    return _finding("schema", not advice, detail, advice)
 
 
 async def _indexes(database: AsyncDatabase[Document], signal_seconds: int) -> list[Finding]:
@@ -101,64 +97,50 @@ async def _indexes(database: AsyncDatabase[Document], signal_seconds: int) -> li
 
 def _compared(there: dict[tuple[str, str], Any], ours: Sequence[schema.Index]) -> Iterator[Finding]:
     expected = {(index.collection, index.name): index for index in ours}
-    wrong = 0
+    well = bool(expected)
     for (collection, name), index in expected.items():
-        facts = there.get((collection, name))
-        subject = f"index {collection}.{name}"
+        facts, advice = there.get((collection, name)), "holdfast store prepare"
         if facts is None:
-            wrong += 1
-            yield Finding(
-                subject=subject, ok=False, detail=f"missing; it serves: {index.serves}", advice="holdfast store prepare"
-            )
-        elif _differing(index, facts) == ["expireAfterSeconds"]:
-            wrong += 1
+            detail = f"missing; it serves: {index.serves}"
+        elif not (differing := _differing(index, facts)):
+            continue
+        elif differing == ["expireAfterSeconds"]:
             kept, said = facts.get("expireAfterSeconds"), index.options["expireAfterSeconds"]
             now = "removes nothing" if kept is None else f"keeps what it serves for {kept} s"
             detail = f"{now}; signal_retention_seconds is {said} here"
-            yield Finding(subject=subject, ok=False, detail=detail, advice="holdfast store prepare")
-        elif _differing(index, facts):
-            wrong += 1
-            yield Finding(
-                subject=subject, ok=False, detail="differs from ours", advice="drop it, then: holdfast store prepare"
-            )
+        else:
+            detail, advice = "differs from ours", "drop it, then: holdfast store prepare"
+        well = False
+        yield _finding(f"index {collection}.{name}", False, detail, advice)
     for collection, name in sorted(there.keys() - expected.keys()):
-        yield Finding(subject=f"index {collection}.{name}", ok=True, detail="not ours; every write pays for it")
-    if not wrong and expected:
-        yield Finding(subject="indexes", ok=True, detail=f"{len(expected)} of {len(expected)} are there")
+        yield _finding(f"index {collection}.{name}", True, "not ours; every write pays for it")
+    if well:
+        yield _finding("indexes", True, f"{len(expected)} of {len(expected)} are there")
 
 
 def _differing(index: schema.Index, facts: dict[str, Any]) -> list[str]:
-    """In what an index differs from ours."""
+    """Return in what an index differs from ours."""
     keys = [] if list(facts["key"]) == list(index.keys) else ["keys"]
     return keys + [option for option, value in index.options.items() if facts.get(option) != value]
 
 
 def _replica_set(hello: dict[str, Any]) -> Finding:
     if "setName" not in hello:
-        return Finding(
-            subject="replica set",
-            ok=True,
-            detail="a standalone: no change streams (hints by polling), no transactions, no failover",
-            advice="for production run a replica set; one node is enough for change streams",
-        )
+        detail = "a standalone: no change streams (hints by polling), no transactions, no failover"
+        advice = "for production run a replica set; one node is enough for change streams"
+        return _finding("replica set", True, detail, advice)
     members = len(hello.get("hosts", []))
-    return Finding(
-        subject="replica set",
-        ok=bool(hello.get("isWritablePrimary")),
-        detail=f"{hello['setName']} with {members} members, primary {hello.get('primary', 'unknown')}",
-        advice="" if members != 2 else "with two members, the loss of either stops all writes; add a third",
-    )
+    detail = f"{hello['setName']} with {members} members, primary {hello.get('primary', 'unknown')}"
+    advice = "with two members, the loss of either stops all writes; add a third" if members == 2 else ""
+    return _finding("replica set", bool(hello.get("isWritablePrimary")), detail, advice)
 
 
 def _clock(hello: dict[str, Any], before: float, after: float) -> Finding:
     difference = abs(hello["localTime"].timestamp() - (before + after) / 2)
     ok = difference < _SKEW_SECONDS
-    return Finding(
-        subject="clock",
-        ok=ok,
-        detail=f"this host and the server differ by {format_duration(round(difference, 3))}",
-        advice="" if ok else "nothing breaks, since the server's time counts, but logs will confuse; run NTP",
-    )
+    detail = f"this host and the server differ by {format_duration(round(difference, 3))}"
+    advice = "" if ok else "nothing breaks, since the server's time counts, but logs will confuse; run NTP"
+    return _finding("clock", ok, detail, advice)
 
 
 async def _write_concern(database: AsyncDatabase[Document]) -> Finding:
@@ -169,34 +151,27 @@ async def _write_concern(database: AsyncDatabase[Document]) -> Finding:
         detail += f"; the cluster's default for others is w: {default}"
     except OperationFailure:
         pass  # a standalone, or a user that may not ask
-    return Finding(subject="write concern", ok=True, detail=detail)
+    return _finding("write concern", True, detail)
 
 
 async def _history_window(database: AsyncDatabase[Document]) -> Finding:
-    """Tell for how long the server keeps removed index entries, which its cursors step over. Nothing breaks by it."""
+    """Report for how long the server keeps removed index entries, which its cursors step over. Nothing breaks by it."""
     subject = "index history"
     try:
         found = await database.client.admin.command({"getParameter": 1, _HISTORY_WINDOW: 1})
     except OperationFailure as error:
         why = "this user may not read it" if is_forbidden(error) else "this server does not tell it"
-        return Finding(subject=subject, ok=True, detail=f"{_HISTORY_WINDOW}: {why}; 300 by default")
+        return _finding(subject, True, f"{_HISTORY_WINDOW}: {why}; 300 by default")
     seconds = found.get(_HISTORY_WINDOW)
-    return Finding(
-        subject=subject,
-        ok=True,
-        detail=f"removed index entries are kept for {seconds} s ({_HISTORY_WINDOW})",
-        advice="see 'Index history' in docs/operating-mongodb.md" if isinstance(seconds, int) and seconds > 300 else "",
-    )
+    advice = "see 'Index history' in docs/operations/mongodb.md" if isinstance(seconds, int) and seconds > 300 else ""
+    return _finding(subject, True, f"removed index entries are kept for {seconds} s ({_HISTORY_WINDOW})", advice)
 
 
 _NO_PART: Document = {"kind": {"$ne": PART}}
 
 
 async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
-    stages: list[dict[str, Any]] = [
-        {"$match": _NO_PART},
-        {"$group": {"_id": "$kind", "n": {"$sum": 1}}},
-    ]
+    stages: list[dict[str, Any]] = [{"$match": _NO_PART}, {"$group": {"_id": "$kind", "n": {"$sum": 1}}}]
     quarantine = database[schema.QUARANTINE]
     kinds: Counter[str] = Counter()
     for found in await (await quarantine.aggregate(stages, hint="kind")).to_list():
@@ -216,15 +191,13 @@ async def _deep(database: AsyncDatabase[Document]) -> Finding:
 
 
 def _entry(document: Document) -> None:
-    findings.read_body(entry_of(document))
+    read_body(entry_of(document))
 
 
 _DECODERS: Sequence[tuple[str, Callable[[Document], object]]] = (
     (schema.INVOCATIONS, from_document),
     (schema.RUNNERS, runner_of),
     (schema.ENTRIES, _entry),
-    (schema.EXECUTIONS, execution_of),
-    (schema.QUEUES, pause_of),
     (schema.PAYLOADS, payload_of),
     (schema.PIECES, piece_of),
 )

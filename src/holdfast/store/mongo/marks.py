@@ -1,16 +1,16 @@
 """Low-water marks: where a look into the queue begins.
 
-MongoDB keeps removed index entries for minutes, and a cursor steps over every one of them. A look that began at the
-head of a lane would step over all that was claimed there. So a process remembers, by lane and rank, up to which due
-time it has seen nothing, and begins there.
+MongoDB keeps removed index entries for minutes, and a cursor steps over each of them. A look from the head of a lane
+would step over all entries that were claimed there. So a process remembers, by lane and rank, up to which due time it
+has seen nothing, and begins there.
 
-A mark never hides work for long. What this process writes lowers the marks at once, and so does a hint, which tells the
-oldest due time of what it is about. What arrives behind a mark without either (a submitter died before its hint, an
-insert took long, a clock was wrong) is found by a look at the whole lane: one every `FRESH_SECONDS` while claims go on,
-and one after the last of them.
+A mark never hides work for long. A write of this process lowers the marks at once, and so does a hint, which names the
+oldest due time of its invocations. Work that arrives behind a mark without either (a submitter died before its hint, an
+insert took long, a clock was wrong) is found by a look at the whole lane: every `FRESH_SECONDS` while claims go on, and
+once after the last of them.
 
-Marks stay `SLACK_SECONDS` behind the time of a claim, so that the usual differences between submitters do not matter.
-A look that is under way when something is written keeps the mark below it: see `Look`.
+Marks stay `SLACK_SECONDS` behind the time of a claim, so that the usual differences between submitters do not matter. A
+look that is under way during a write keeps the mark below it: see `Look`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from holdfast.lifecycle.records import READY, Hint, InvocationRecord
+from holdfast.model.records import READY, Hint, InvocationRecord
 
 SLACK_SECONDS = 0.5
 FRESH_SECONDS = 1.5  # how long a look at the whole lane serves
-_MOST_RANKS = 4  # of one lane; with more of them the whole lane is looked at
+_MAX_RANKS = 4  # of one lane; with more of them the whole lane is looked at
 _FIRST = float("-inf")
 _PLAIN_RANK = 0.0  # that of the default priority
 
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
 
 class Look:
-    """A look that is under way, and what was written meanwhile: it may not have seen that."""
+    """A look under way, and the writes of the meantime, which it may not have seen."""
 
     def __init__(self, app: str, ranges: Sequence[Range], began: float) -> None:
         self.app = app
@@ -60,7 +60,7 @@ class Look:
 
 
 class _Result:
-    """What a look tells about the marks."""
+    """The marks that follow from a look."""
 
     def __init__(self, look: Look, seen: Sequence[Seen], limit: int, at: float) -> None:
         self._look = look
@@ -72,11 +72,11 @@ class _Result:
             self._first.setdefault((each.lane, each.rank), each.due_at)
 
     def of_lane(self, lane: str, before: Mapping[float, float], heard_of: set[float]) -> dict[float, float]:
-        """Return the marks of a lane after a look at all of it. Ranks in which nothing was seen are forgotten only when
-        there are many: what is not due yet was not seen.
+        """Return the marks of a lane after a look at all of it. Ranks without a due invocation are forgotten only when
+        there are many: a look sees nothing that is not due yet.
         """
         ranks = {rank for where, rank in (*self._first, *self._look.lowered) if where == lane} | {_PLAIN_RANK}
-        if len(ranks | before.keys() | heard_of) <= _MOST_RANKS:
+        if len(ranks | before.keys() | heard_of) <= _MAX_RANKS:
             ranks |= before.keys() | heard_of
         return {rank: self.mark(lane, rank, before.get(rank, _FIRST)) for rank in ranks}
 
@@ -94,7 +94,7 @@ class _Result:
         return min(mark, self._at - SLACK_SECONDS, self._look.lowered.get(key, self._at))
 
     def tell(self, lane: str, other: Look) -> None:
-        """Let a look that is still under way keep its marks below what this one saw."""
+        """Keep the marks of a look under way below what this one saw."""
         for (where, rank), due_at in self._first.items():
             if where == lane and other.app == self._look.app:
                 other.lower(lane, rank, due_at)
@@ -110,6 +110,9 @@ class _Lane:
         self.has_all_ranks = False  # the last look at the whole lane was not cut short
 
 
+_UNKNOWN = _Lane()
+
+
 class Marks:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.now = monotonic
@@ -117,28 +120,29 @@ class Marks:
         self._looks: set[Look] = set()
         self._news: dict[str, set[str]] = {}  # by app, since its lanes were asked for: those that something came to
 
+    def _of(self, app: str, lane: str) -> _Lane:
+        """Return what is known of a lane, to be read only."""
+        return self._lanes.get((app, lane), _UNKNOWN)
+
     # --- looking
 
     def begin(self, app: str, lanes: Iterable[str], *, whole: bool = False) -> Look:
         """Return a look at these lanes from their marks on, or at all of them. It is over with `end`."""
         ranges: list[Range] = []
         for lane in lanes:
-            found = self._lanes.get((app, lane))
-            if whole or found is None or not found.marks:
-                ranges.append(Range(lane, None, _FIRST))
-            else:
-                ranges += [Range(lane, rank, since) for rank, since in found.marks.items()]
+            marks = {} if whole else self._of(app, lane).marks
+            ranges += [Range(lane, rank, since) for rank, since in marks.items()] or [Range(lane, None, _FIRST)]
         look = Look(app, ranges, self.now())
         self._looks.add(look)
         return look
 
     def ranges(self, app: str, lanes: Iterable[str]) -> int:
         """Return how many ranges a look at these lanes has."""
-        return sum(max(1, len(known.marks)) if (known := self._lanes.get((app, lane))) else 1 for lane in lanes)
+        return sum(max(1, len(self._of(app, lane).marks)) for lane in lanes)
 
     def known(self, app: str, lanes: Iterable[str]) -> list[tuple[str, float]]:
         """Return the lanes and ranks that have a mark."""
-        return [(lane, rank) for lane in lanes if (known := self._lanes.get((app, lane))) for rank in known.marks]
+        return [(lane, rank) for lane in lanes for rank in self._of(app, lane).marks]
 
     def end(self, look: Look, seen: Sequence[Seen] | None, limit: int, at: float) -> None:
         """Learn from what a look has seen, in queue order, up to `limit` documents that were due at `at`. None: the
@@ -160,23 +164,23 @@ class Marks:
                     result.tell(lane, other)
             elif rank in known.marks:
                 known.marks[rank] = result.mark(lane, rank, since)
-            if len(known.marks) > _MOST_RANKS:
+            if len(known.marks) > _MAX_RANKS:
                 known.marks = {}
 
     def may_hide_ranks(self, app: str, lanes: Iterable[str]) -> bool:
-        """Tell whether some lane may have ranks that no look got to: whoever finds too little looks at all of it."""
-        return not all((known := self._lanes.get((app, lane))) and known.has_all_ranks for lane in lanes)
+        """Return whether some lane may have ranks that no look got to."""
+        return not all(self._of(app, lane).has_all_ranks for lane in lanes)
 
     def ask_for_lanes(self, app: str) -> None:
-        """From now on remember which lanes of the app something comes to."""
+        """Remember from now on which lanes of the app get work."""
         self._news[app] = set()
 
     def news(self, app: str) -> set[str] | None:
-        """Return the lanes that something came to since they were asked for; None: nobody knows."""
+        """Return the lanes that got work since they were asked for; None: unknown."""
         return self._news.get(app)
 
     def is_stale(self, app: str, lanes: Iterable[str]) -> bool:
-        """Tell whether all of some lane was not looked at for long."""
+        """Return whether some lane was not looked at as a whole for long."""
         return self.fresh_for(app, lanes) <= 0
 
     def fresh_for(self, app: str, lanes: Iterable[str]) -> float:
@@ -186,26 +190,21 @@ class Marks:
 
     def whole_at(self, app: str, lane: str) -> float:
         """Return when the last look at the whole lane began."""
-        known = self._lanes.get((app, lane))
-        return _FIRST if known is None else known.whole_at
+        return self._of(app, lane).whole_at
 
     def is_behind(self, app: str, seen: Seen) -> bool:
-        """Tell whether a look from the marks on would not have seen this."""
-        known = self._lanes.get((app, seen.lane))
-        return known is not None and bool(known.marks) and seen.due_at < known.marks.get(seen.rank, float("inf"))
+        """Return whether a look from the marks on would not have seen this."""
+        marks = self._of(app, seen.lane).marks
+        return bool(marks) and seen.due_at < marks.get(seen.rank, float("inf"))
 
     def lowest(self, app: str, lanes: Iterable[str]) -> float:
         """Return the due time before which nothing was seen in any of these lanes."""
-        return min((self._lowest(app, lane) for lane in lanes), default=_FIRST)
-
-    def _lowest(self, app: str, lane: str) -> float:
-        known = self._lanes.get((app, lane))
-        return _FIRST if known is None else min(known.marks.values(), default=_FIRST)
+        return min((min(self._of(app, lane).marks.values(), default=_FIRST) for lane in lanes), default=_FIRST)
 
     # --- news
 
     def lower(self, app: str, lane: str, rank: float, due_at: float) -> None:
-        """Something is there that is due at that time."""
+        """Lower the mark of a lane and rank: an invocation is due there at that time."""
         if app in self._news:
             self._news[app].add(lane)
         for look in self._looks:
@@ -216,23 +215,23 @@ class Marks:
             # Of a rank that no look got to, nobody knows what is there already.
             unknown = due_at if known.has_all_ranks else _FIRST
             known.marks[rank] = min(due_at, known.marks.get(rank, unknown))
-        elif len(known.ranks) < _MOST_RANKS:
+        elif len(known.ranks) < _MAX_RANKS:
             known.ranks.add(rank)
 
     def lower_for(self, records: Iterable[InvocationRecord]) -> None:
-        """These are there."""
+        """Lower the marks for these invocations."""
         for record in records:
             self.lower(record.app, record.lane, -record.priority, record.due_at)
 
     def lower_all(self, app: str, due_at: float) -> None:
-        """Something is there in some lane of this app, at a rank that this process has met."""
+        """Lower the marks of all known lanes and ranks: an invocation of an unknown lane is due at that time."""
         for (each, lane), known in self._lanes.items():
             if each == app:
                 for rank in tuple(known.marks):
                     self.lower(app, lane, rank, due_at)
 
     def forget(self, app: str | None = None, lanes: Iterable[str] | None = None) -> None:
-        """Something is there, nobody knows how old: look at these lanes from their heads (None: at all of them)."""
+        """Look at these lanes (None: at all) from their heads: an invocation of unknown age is there."""
         names = None if lanes is None else set(lanes)
         for each in tuple(self._news):
             if app in (None, each):

@@ -1,13 +1,13 @@
 """Payloads in MongoDB.
 
 A payload is a document named by its content, with its first piece inside; further pieces are documents of their own,
-and are put before it. What a piece holds follows from the payload's content alone, so writers that meet write the same.
+and are put before it. The content alone decides what a piece holds, so that concurrent writers write the same.
 
-How a payload can be removed while somebody finds it: whoever wants it renews `wanted_at` in one update, and the
-collector deletes only where `wanted_at` is still old. So either the renewal comes first, and the deletion matches
-nothing; or the deletion does, the renewal matches nothing, and the payload is put again. Pieces carry the time at which
-they were put, and are deleted by that, after their payload; whoever puts a payload again puts all of its pieces again
-first, so those of a new life are never old.
+A payload that is wanted again is never removed: `keep` renews `wanted_at` in one update, and the collector deletes only
+where `wanted_at` is still old. Either the renewal comes first, and the deletion matches nothing; or the deletion does,
+the renewal matches nothing, and the payload is put again. Pieces carry the time at which they were put, and are deleted
+by that, after their payload; a payload that is put again puts all of its pieces again first, so that they are never
+old.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import msgspec
 from pymongo import ASCENDING, ReplaceOne
 from pymongo.asynchronous.collection import AsyncCollection
 
-from holdfast.lifecycle.decoding import PAYLOAD, PIECE, corrupt, shown
-from holdfast.lifecycle.records import Piece, StoredPayload
+from holdfast.model.decoding import PAYLOAD, PIECE, corrupt, shown
+from holdfast.model.records import Collected, Piece, StoredPayload
+from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, key_of, name_of
+from holdfast.store.mongo.quarantine import Collections
 
 Collection = AsyncCollection[Document]
 
 
-def _piece_key(app: str, digest: str, number: int) -> str:
+def piece_key(app: str, digest: str, number: int) -> str:
     return f"{key_of(app, digest)}|{number:06d}"
 
 
@@ -41,7 +43,7 @@ async def keep(payloads: Collection, app: str, digests: Sequence[str], now: floa
 
 async def put_piece(pieces: Collection, app: str, digest: str, number: int, piece: Piece, now: float) -> None:
     document = {"app": app, "put_at": now, "packed": piece.packed, "data": piece.data}
-    await pieces.replace_one({"_id": _piece_key(app, digest, number)}, document, upsert=True)
+    await pieces.replace_one({"_id": piece_key(app, digest, number)}, document, upsert=True)
 
 
 async def put(payloads: Collection, app: str, stored: Sequence[StoredPayload], now: float) -> None:
@@ -63,14 +65,6 @@ async def put(payloads: Collection, app: str, stored: Sequence[StoredPayload], n
     await payloads.bulk_write(writes, ordered=False)
 
 
-async def get(payloads: Collection, app: str, digest: str) -> Document | None:
-    return await payloads.find_one({"_id": key_of(app, digest)})
-
-
-async def get_piece(pieces: Collection, app: str, digest: str, number: int) -> Document | None:
-    return await pieces.find_one({"_id": _piece_key(app, digest, number)})
-
-
 def payload_of(found: Document) -> StoredPayload:
     """Return the payload of a document. Raises `CorruptRecord`."""
     digest, first = name_of(found), piece_of(found, PAYLOAD)
@@ -90,15 +84,28 @@ def piece_of(found: Document, kind: str = PIECE) -> Piece:
     return Piece(bytes(data), packed)
 
 
-async def unwanted(payloads: Collection, app: str, before: float, limit: int) -> list[str]:
-    """Digests, longest unwanted first. Index: wanted."""
+async def collect(collections: Collections, app: str, before: float, limit: int, now: float) -> Collected:
+    """See `holdfast.store.contract.Store.collect_payloads`."""
+    payloads, pieces = collections(schema.PAYLOADS), collections(schema.PIECES)
+    found, removed = await _unwanted(payloads, app, before, limit), 0
+    for digest in found:
+        if await is_referred_to(collections(schema.INVOCATIONS), collections(schema.QUARANTINE), app, digest):
+            await keep(payloads, app, [digest], now)
+        else:
+            removed += await remove(payloads, pieces, app, digest, before)
+    orphans = await _remove_orphans(payloads, pieces, app, before, limit, now)
+    return Collected(removed, more=max(len(found), orphans) >= limit)
+
+
+async def _unwanted(payloads: Collection, app: str, before: float, limit: int) -> list[str]:
+    """Return digests, longest unwanted first. Index: wanted."""
     wanted = {"app": app, "wanted_at": {"$lt": before}}
     cursor = payloads.find(wanted, {"_id": True}, hint="wanted").sort([("wanted_at", ASCENDING)]).limit(limit)
     return [found["_id"].rpartition("|")[2] for found in await cursor.to_list()]
 
 
 async def is_referred_to(invocations: Collection, quarantine: Collection, app: str, digest: str) -> bool:
-    """Index: payloads, of each of the two."""
+    """Return whether an invocation or a quarantined one refers to a payload. Index: payloads, of both collections."""
     wanted = {"app": app, "payloads": digest}
     if await invocations.find_one(wanted, {"_id": True}, hint="payloads") is not None:
         return True
@@ -107,7 +114,7 @@ async def is_referred_to(invocations: Collection, quarantine: Collection, app: s
 
 
 async def remove(payloads: Collection, pieces: Collection, app: str, digest: str, before: float) -> bool:
-    """Remove a payload unless somebody has wanted it by now, then its pieces."""
+    """Remove a payload that was not wanted again meanwhile, then its pieces."""
     key = key_of(app, digest)
     gone = await payloads.delete_one({"_id": key, "wanted_at": {"$lt": before}})
     if gone.deleted_count:
@@ -116,15 +123,15 @@ async def remove(payloads: Collection, pieces: Collection, app: str, digest: str
 
 
 async def _remove_pieces(pieces: Collection, key: str, before: float) -> None:
-    """'}' is the character after '|', so the range is all of a payload's pieces."""
+    """Remove old pieces of a payload. '}' is the character after '|', so the range covers all of them."""
     await pieces.delete_many({"_id": {"$gt": f"{key}|", "$lt": f"{key}" + "}"}, "put_at": {"$lt": before}})
 
 
-async def remove_orphans(
+async def _remove_orphans(
     payloads: Collection, pieces: Collection, app: str, before: float, limit: int, now: float
 ) -> int:
-    """Pieces whose payload was never finished, or whose removal was. Those of a living payload count as put now, so
-    that the next look is at others. How many pieces it looked at. Index: put.
+    """Remove pieces whose payload was never finished, or whose removal was interrupted. Pieces of a living payload
+    count as put now, so that the next look is at others. Return how many pieces were looked at. Index: put.
     """
     wanted = {"app": app, "put_at": {"$lt": before}}
     cursor = pieces.find(wanted, {"_id": True}, hint="put").sort([("put_at", ASCENDING)]).limit(limit)

@@ -10,8 +10,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.decoding import INVOCATION, shown
-from holdfast.lifecycle.records import InvocationRecord
+from holdfast.model.decoding import INVOCATION, shown
+from holdfast.model.records import InvocationRecord
 from holdfast.store.contract import Observe
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, name_of
@@ -19,14 +19,14 @@ from holdfast.store.mongo.retry import is_forbidden, is_transient, text_of
 
 T = TypeVar("T")
 
-_MOST_TOLD = 1000
-_MOST_ENTRY_BYTES = 16 * 2**20 - 4096
+_MAX_TOLD = 1000
+_MAX_ENTRY_BYTES = 16 * 2**20 - 4096
 _PART_BYTES = 8 * 2**20
 PART = "part"
 
 
 class Collections(Protocol):
-    """The collections of an open store by name; what is read with `majority` is durable."""
+    """The collections of an open store by name; a read with `majority` shows durable data only."""
 
     def __call__(self, name: str, *, majority: bool = False) -> AsyncCollection[Document]: ...
 
@@ -42,14 +42,14 @@ class Quarantine:
         self._told: set[str] = set()
 
     async def readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
-        """The records of documents, in queue order. Those that cannot be read are set aside."""
+        """Return the records of documents, in queue order. Corrupt ones are quarantined."""
         records, _ = await self.sorted_out(schema.INVOCATIONS, documents, from_document)
         return sorted(records, key=lambda record: (-record.priority, record.due_at, record.id))
 
     async def sorted_out(
         self, name: str, documents: Sequence[Document], decode: Callable[[Document], T]
     ) -> tuple[list[T], int]:
-        """What documents of a collection say, and how many of them could not be read and were set aside."""
+        """Return decoded documents of a collection, and how many corrupt ones were quarantined."""
         found: list[T] = []
         moved = 0
         for document in documents:
@@ -60,17 +60,15 @@ class Quarantine:
         return found, moved
 
     def leave(self, key: str, error: OperationFailure) -> None:
-        """The server refuses to change a document, and nothing says that the document is to blame: it stays where it
-        is, and that is said once.
-        """
-        if key not in self._told and len(self._told) < _MOST_TOLD:
+        """Report once that the server refuses to change a document which is not known to be at fault. It stays."""
+        if key not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add(key)
             self._observe("refused", {"id": str(key).rpartition("|")[2], "why": text_of(error)})
 
     async def set_aside(self, document: Document, error: CorruptRecord, name: str = schema.INVOCATIONS) -> bool:
-        """Move a document of a collection to quarantine. False: this user may not, and that was observed.
+        """Quarantine a document of a collection. Return False if this user may not, which is observed.
 
-        First the copy, then the deletion, so that a crash in between loses nothing.
+        The copy comes before the deletion, so that a crash in between loses nothing.
         """
         facts = facts_of(document, error)
         try:
@@ -99,7 +97,7 @@ class Quarantine:
 
 
 def facts_of(document: Document, error: CorruptRecord) -> Document:
-    """What is told of a document that is set aside."""
+    """Return what is reported of a document that is quarantined."""
     return {"kind": error.kind or INVOCATION, "id": error.id or name_of(document), "why": shown(str(error))}
 
 
@@ -113,7 +111,7 @@ def copies(document: Document, facts: Document, name: str, at: float) -> list[Do
     aside = key if name == schema.INVOCATIONS else f"{name}|{key}"
     entry = {"_id": aside, "app": app, "at": at, **facts, "document": document}
     whole = bson.encode(document)
-    if len(whole) < _MOST_ENTRY_BYTES:
+    if len(whole) < _MAX_ENTRY_BYTES:
         return [entry]
     pieces = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
     told = f"its BSON is in {len(pieces)} documents, of: {aside}"
@@ -126,15 +124,20 @@ def copies(document: Document, facts: Document, name: str, at: float) -> list[Do
 
 
 def as_read(document: Document) -> Document:
-    """A filter for a document only as it was read: it may have been repaired meanwhile."""
-    same = {name: {"$eq": document[name]} for name in _CHANGING if name in document}
+    """Return a filter for a document as it was read: it may have been repaired meanwhile."""
+    same = {name: _like(document[name]) for name in _CHANGING if name in document}
     if len(bson.encode(same)) > _PART_BYTES:  # a query may have no room for that
         same = {}
     return {"_id": document["_id"]} | same
 
 
+def _like(value: object) -> Document:
+    """Match a value as it was read. Bytes that are no UTF-8 are read as escapes, which no stored text equals."""
+    return {"$type": "string"} if isinstance(value, str) and "\\x" in value else {"$eq": value}
+
+
 def _payloads(document: Document) -> Document:
-    """What a document refers to, so that it is kept."""
+    """Return the payloads of a document, so that they are kept."""
     payloads = document.get("payloads")
     is_list = isinstance(payloads, list) and len(bson.encode({"payloads": payloads})) < _PART_BYTES
     return {"payloads": payloads} if is_list else {}

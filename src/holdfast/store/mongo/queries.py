@@ -11,38 +11,36 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
-from msgspec.structs import replace
-from pymongo import ASCENDING, DESCENDING
+from pymongo import ASCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
-from holdfast.lifecycle.claims import Claim
-from holdfast.lifecycle.decoding import EARLIEST, LATEST
-from holdfast.lifecycle.records import InvocationRecord, lane_of
-from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Filter
+from holdfast.model.claims import Claim
+from holdfast.model.decoding import EARLIEST, LATEST
+from holdfast.model.records import InvocationRecord, lane_of
+from holdfast.model.status import OWNED, Status
 from holdfast.store.mongo.documents import Document, key_of
 from holdfast.store.mongo.marks import Range
-from holdfast.store.mongo.sentinels import BESIDE, NO_SENTINEL, REAL_DUE, REAL_RANK
+from holdfast.store.mongo.sentinels import HALF_RANK, NO_SENTINEL, REAL_DUE, REAL_RANK
 
 T = TypeVar("T")
 
 Invocations = AsyncCollection[Document]
 
-BESIDE_CLAIMS = "holdfast: behind the low-water marks"  # told to the server's log: no operation waits for it
+WHOLE_LOOK = "holdfast: behind the low-water marks"  # told to the server's log: no operation waits for it
 QUEUE_ORDER = [("rank", ASCENDING), ("due_at", ASCENDING), ("id", ASCENDING)]
 
 
-MOST_RANGES = 100
+MAX_RANGES = 100
 
 
-def _portions(values: Sequence[T]) -> Iterator[list[T]]:
-    for first in range(0, len(values), MOST_RANGES):
-        yield list(values[first : first + MOST_RANGES])
+def portions(values: Sequence[T]) -> Iterator[list[T]]:
+    for first in range(0, len(values), MAX_RANGES):
+        yield list(values[first : first + MAX_RANGES])
 
 
 def ready(app: str, ranges: Sequence[Range], at: float, more: Document | None = None) -> Document:
-    """What is due at `at` in these ranges, on the index `ready`. Each branch names every field of the index, so that
-    MongoDB merges them in order; lanes that are looked at from the same place on share one.
+    """Return a filter for the invocations in these ranges that are due at `at`, on the index `ready`. Each branch names
+    every field of the index, so that MongoDB merges them in order; lanes with the same start share one.
     """
     together: dict[tuple[float | None, float], list[str]] = {}
     for lane, rank, since in ranges:
@@ -51,7 +49,7 @@ def ready(app: str, ranges: Sequence[Range], at: float, more: Document | None = 
     for (rank, since), names in together.items():
         due: Document = {"$lte": at} if rank is None else {"$gte": since, "$lte": at}
         # Ranks are whole numbers. A single point would keep MongoDB from merging the lanes in order.
-        ranks = REAL_RANK if rank is None else {"$gte": rank, "$lt": rank + BESIDE}
+        ranks = REAL_RANK if rank is None else {"$gte": rank, "$lt": rank + HALF_RANK}
         where: Document = {"app": app, "lane": {"$in": names}, "rank": ranks}
         branches.append(where | {"due_at": due, "ready": True} | (more or {}))
     return branches[0] if len(branches) == 1 else {"$or": branches}
@@ -60,45 +58,40 @@ def ready(app: str, ranges: Sequence[Range], at: float, more: Document | None = 
 async def candidates(
     invocations: Invocations, claim: Claim, ranges: Sequence[Range], limit: int, share: str | None = None
 ) -> list[Document]:
-    """The first `limit` of what a claim may take, in queue order. Index: ready.
+    """Return the first `limit` invocations that a claim may take, in queue order. Index: ready.
 
-    Of a share, only those whose id matches it; that is looked up in the index too.
+    Of a share, only ids that match it; the index has them too.
     """
     only: Document = {} if share is None else {"id": {"$regex": share}}
     found: list[Document] = []
-    for some in _portions(ranges):
+    for some in portions(ranges):
         wanted = ready(claim.app, some, claim.at, only)
-        found += await invocations.find(wanted, _fields(claim), hint="ready").sort(QUEUE_ORDER).limit(limit).to_list()
-    return found if len(ranges) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
+        found += await invocations.find(wanted, hint="ready").sort(QUEUE_ORDER).limit(limit).to_list()
+    return found if len(ranges) <= MAX_RANGES else sorted(found, key=_place_in_queue)[:limit]
 
 
 async def candidates_by_id(invocations: Invocations, claim: Claim, limit: int) -> list[Document]:
-    """Of the invocations that a claim names, those that it may take, in queue order. Index: _id."""
+    """Return the named invocations that a claim may take, in queue order. Index: _id."""
     wanted: Document = {
         "_id": {"$in": [key_of(claim.app, id) for id in claim.ids]},
         "lane": {"$in": list(claim.lanes)},
         "due_at": {"$lte": claim.at},
         "ready": True,
     }
-    return sorted(await invocations.find(wanted, _fields(claim)).to_list(), key=_place_in_queue)[:limit]
-
-
-def _fields(claim: Claim) -> Document:
-    names = ("_id", "lane", "rank", "due_at", "id", "status")
-    return dict.fromkeys((*names, "task", "limit_key", "terms", "key") if claim.limits else names, True)
+    return sorted(await invocations.find(wanted).to_list(), key=_place_in_queue)[:limit]
 
 
 async def places(invocations: Invocations, app: str, lanes: Sequence[str], at: float, limit: int) -> list[Document]:
-    """Where the first `limit` that are due lie, in queue order, from the heads of these lanes on. Index: ready."""
+    """Return where the first `limit` due invocations of whole lanes lie, in queue order. Index: ready."""
     found: list[Document] = []
-    for some in _portions([Range(lane, None, float("-inf")) for lane in lanes]):
+    for some in portions([Range(lane, None, float("-inf")) for lane in lanes]):
         cursor = invocations.find(ready(app, some, at), {"lane": True, "rank": True, "due_at": True}, hint="ready")
-        found += await cursor.sort(QUEUE_ORDER).limit(limit).comment(BESIDE_CLAIMS).to_list()
-    return found if len(lanes) <= MOST_RANGES else sorted(found, key=_place_in_queue)[:limit]
+        found += await cursor.sort(QUEUE_ORDER).limit(limit).comment(WHOLE_LOOK).to_list()
+    return found if len(lanes) <= MAX_RANGES else sorted(found, key=_place_in_queue)[:limit]
 
 
 def _place_in_queue(found: Document) -> tuple[float, float, str]:
-    """What has no proper place comes first: somebody will look at it, and set it aside."""
+    """Return the place of a document in the queue. A document without one comes first, so that it is quarantined."""
     rank, due_at = found.get("rank"), found.get("due_at")
     first = float("-inf")
     return (
@@ -109,27 +102,21 @@ def _place_in_queue(found: Document) -> tuple[float, float, str]:
 
 
 async def taken(invocations: Invocations, claim: Claim, keys: list[str]) -> list[Document]:
-    """What this claim got of these. Index: _id."""
+    """Return the documents that this claim took. Index: _id."""
     return await invocations.find({"_id": {"$in": keys}, "claim_token": claim.operation}).to_list()
 
 
 async def claimed_before(invocations: Invocations, claim: Claim) -> list[Document]:
-    """What an earlier try of this claim got. Index: owned."""
-    wanted = {
-        "app": claim.app,
-        "owner": claim.owner,
-        "claim_token": claim.operation,
-        "owned": True,
-        "status": claim.path[-1].value,
-    }
-    return await invocations.find(wanted, hint="owned").to_list()
+    """Return what an earlier try of this claim got. Index: status."""
+    wanted = {"app": claim.app, "status": claim.path[-1].value, "owner": claim.owner, "claim_token": claim.operation}
+    return await invocations.find(wanted, hint="status").to_list()
 
 
 async def next_due(invocations: Invocations, claim: Claim, since: float) -> Document | None:
-    """Where the first of the claim's lanes lies that falls due; nothing does before `since`. Index: due."""
+    """Return where the claim's next invocation lies that falls due, from `since` on. Index: due."""
     first: list[Document] = []
     due = REAL_DUE if since == float("-inf") else REAL_DUE | {"$gte": since}
-    for lanes in _portions(claim.lanes):
+    for lanes in portions(claim.lanes):
         wanted = {"ready": True, "app": claim.app, "lane": {"$in": lanes}, "due_at": due}
         fields = {"lane": True, "rank": True, "due_at": True}
         cursor = invocations.find(wanted, fields, hint="due").sort([("due_at", ASCENDING)])
@@ -138,21 +125,14 @@ async def next_due(invocations: Invocations, claim: Claim, since: float) -> Docu
 
 
 def is_moment(value: object) -> TypeGuard[float]:
-    """Whether a field is a number that can be a time. The server's ranges of numbers have decimals in them, too."""
+    """Return whether a field is a number that can be a time. The server's ranges of numbers contain decimals, too."""
     return isinstance(value, int | float) and EARLIEST <= value <= LATEST
 
 
 async def lanes(invocations: Invocations, app: str) -> list[str]:
-    """The distinct lanes of what is ready. Index: due, jumping from lane to lane (no hint before 7.1)."""
+    """Return the distinct lanes with ready invocations. Index: due, jumping from lane to lane (no hint before 7.1)."""
     found = await invocations.distinct("lane", {"app": app, "ready": True, "due_at": REAL_DUE})
     return sorted(lane for lane in found if isinstance(lane, str))
-
-
-async def start_limits(invocations: Invocations, app: str, limit: int) -> list[Document]:
-    """Those that have to be started by some time. Index: start_by."""
-    wanted = {"app": app, "start_by": {"$gte": float("-inf")}}
-    order = [("start_by", ASCENDING), ("id", ASCENDING)]
-    return await invocations.find(wanted, hint="start_by").sort(order).limit(limit).to_list()
 
 
 def task_in(lane: str) -> str:
@@ -160,19 +140,19 @@ def task_in(lane: str) -> str:
 
 
 def waiting(app: str, limit_key: str, without: Collection[str] = ()) -> Document:
-    """Who waits for a slot of this key, on the index `waiting`."""
+    """Return a filter for the waiters of a limit key, on the index `waiting`."""
     wanted: Document = {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app, "limit_key": limit_key}
     return wanted | {"lane": {"$nin": sorted(without)}} if without else wanted
 
 
-async def does_anybody_wait(invocations: Invocations, app: str, limit_key: str) -> bool:
-    """Whether somebody waits for a slot of this key. Index: waiting."""
+async def has_waiters(invocations: Invocations, app: str, limit_key: str) -> bool:
+    """Return whether an invocation waits for a slot of this key. Index: waiting."""
     found = invocations.find(waiting(app, limit_key), {"_id": True}, hint="waiting")
     return bool(await found.limit(1).to_list())
 
 
 async def waiting_keys(invocations: Invocations, app: str, among: Sequence[str] | None = None) -> list[str]:
-    """The distinct keys that somebody waits for. Index: waiting, jumping from key to key (no hint before 7.1)."""
+    """Return the distinct limit keys with waiters. Index: waiting, jumping from key to key (no hint before 7.1)."""
     wanted: Document = {"status": Status.CONCURRENCY_CONTROLLED.value, "app": app}
     if among is not None:
         wanted["limit_key"] = {"$in": list(among)}
@@ -180,25 +160,19 @@ async def waiting_keys(invocations: Invocations, app: str, among: Sequence[str] 
 
 
 async def held(invocations: Invocations, app: str, keys: Sequence[str]) -> list[Document]:
-    """The slots of these keys that are held. Index: slot."""
+    """Return the held slots of these keys. Index: slot."""
     wanted = {"app": app, "limit_key": {"$in": list(keys)}, "slot": {"$gte": ""}}
     fields = {"_id": False, "limit_key": True, "slot": True, "id": True, "owner": True}
     return await invocations.find(wanted, fields, hint="slot").to_list()
 
 
-async def slot_holders(invocations: Invocations, app: str, limit_key: str) -> list[Document]:
-    """Who holds slots of this key. Index: slot."""
-    wanted = {"app": app, "limit_key": limit_key, "slot": {"$gte": ""}}
-    return await invocations.find(wanted, hint="slot").sort([("slot", ASCENDING)]).to_list()
-
-
 async def by_key(invocations: Invocations, keys: Sequence[str]) -> list[Document]:
-    """Index: _id."""
+    """Return the documents with these keys. Index: _id."""
     return await invocations.find({"_id": {"$in": list(keys)}}).to_list()
 
 
-async def in_the_way(invocations: Invocations, app: str, keys: Sequence[str], names: Names) -> list[Document]:
-    """Who has these ids, keys of tasks, or twins. Index: _id, key, twin."""
+async def find_conflicts(invocations: Invocations, app: str, keys: Sequence[str], names: Names) -> list[Document]:
+    """Return the documents that have these ids, keys or dedup keys. Index: _id, key, twin."""
     found = await by_key(invocations, keys)
     for wanted, hint in holders(app, names):
         found += await invocations.find(wanted, hint=hint).to_list()
@@ -206,133 +180,79 @@ async def in_the_way(invocations: Invocations, app: str, keys: Sequence[str], na
 
 
 class Names(NamedTuple):
-    """What no two invocations may have in common."""
+    """The keys that no two invocations may have in common."""
 
     keys: Sequence[tuple[str, str]]  # of a task
-    twins: Sequence[str]
+    dedup_keys: Sequence[str]
 
 
 def names_of(records: Sequence[InvocationRecord]) -> Names:
     keys = [(record.task, record.key) for record in records if record.key is not None]
-    return Names(keys, [record.twin for record in records if record.twin is not None])
+    return Names(keys, [record.dedup_key for record in records if record.dedup_key is not None])
 
 
 def holders(app: str, names: Names) -> Iterator[tuple[Document, str]]:
-    """Filter and index of each look for who has them."""
+    """Yield filter and index of each query for the holders of these names."""
     for task, key in names.keys:
         yield {"app": app, "task": task, "key": key}, "key"
-    if names.twins:
-        yield {"app": app, "twin": {"$in": list(names.twins)}}, "twin"
+    if names.dedup_keys:
+        yield {"app": app, "twin": {"$in": list(names.dedup_keys)}}, "twin"
 
 
 async def first_operations(invocations: Invocations, keys: Sequence[str]) -> dict[str, str]:
-    """The operation that stored each of these. Index: _id."""
+    """Return the operation that stored each of these. Index: _id."""
     cursor = invocations.find({"_id": {"$in": list(keys)}}, {"history": {"$slice": 1}})
     return {found["_id"]: _first_operation(found.get("history")) for found in await cursor.to_list()}
 
 
 def _first_operation(history: Any) -> str:
-    """An empty text for a history that cannot be read."""
+    """Return the first operation of a history, or an empty text if it cannot be read."""
     first = history[0] if isinstance(history, list) and history else None
     operation = first.get("op") if isinstance(first, dict) else None
     return operation if isinstance(operation, str) else ""
 
 
-def listing_filter(app: str, where: Filter) -> tuple[Document, str | None, list[tuple[str, int]]]:
-    """Filter, index and order of a listing. No index: there are several, and MongoDB tries which of them leads to a
-    page soonest. Failures are few, and so are the calls of a rare task; which of them is not known here.
-    """
-    wanted: Document = {"app": app}
-    indexes: list[str] = []
-    if where.parent is not None:  # one has few children
-        wanted["parent_id"] = where.parent
-        indexes.append("parent")
-    for name, values in (("status", where.statuses), ("task", where.tasks), ("queue", where.queues)):
-        if values:
-            wanted[name] = {"$in": sorted(str(value) for value in values)}
-            indexes += [name] * (len(values) <= MOST_RANGES and where.parent is None)
-    if where.rerun_of is not None:
-        wanted["rerun_of"] = where.rerun_of
-        indexes = ["rerun"]
-    if where.runner is not None:
-        wanted["owner"] = {"$gte": f"{where.runner}/", "$lt": f"{where.runner}0"}  # 0 is the character after /
-    if indexes:
-        if where.before_id is not None:
-            wanted["id"] = {"$lt": where.before_id}
-        return wanted, indexes[0] if len(indexes) == 1 else None, [("id", DESCENDING)]
-    # '}' is the character after '|', so this range is all of the app's keys.
-    wanted["_id"] = {"$gt": f"{app}|", "$lt": f"{app}" + "}" if where.before_id is None else f"{app}|{where.before_id}"}
-    return wanted, "_id_", [("_id", DESCENDING)]
-
-
-async def listing(invocations: Invocations, app: str, where: Filter, limit: int) -> list[Document]:
-    """Newest first. Index: status, task or queue, else _id."""
-    if limit <= 0:
-        return []  # to MongoDB, a limit of 0 is none
-    found: list[Document] = []
-    parts = _listing_parts(where)
-    for part in parts:
-        wanted, index, order = listing_filter(app, part)
-        found += await invocations.find(wanted, hint=index).sort(order).limit(limit).to_list()
-    return found if len(parts) == 1 else sorted(found, key=lambda one: str(one.get("id")), reverse=True)[:limit]
-
-
-def _listing_parts(where: Filter) -> list[Filter]:
-    """The same question in portions. There are few statuses; and if one is given, its index is used."""
-    if not where.statuses and len(where.tasks) > MOST_RANGES:
-        return [replace(where, tasks=frozenset(some)) for some in _portions(sorted(where.tasks))]
-    if not where.statuses and not where.tasks and len(where.queues) > MOST_RANGES:
-        return [replace(where, queues=frozenset(some)) for some in _portions(sorted(where.queues))]
-    return [where]
-
-
 async def counts(invocations: Invocations, app: str) -> dict[str, int]:
-    """How many of each status. Index: status, without reading a document."""
+    """Count invocations by status. Index: status, without reading a document."""
     stages: list[dict[str, Any]] = [{"$match": {"app": app}}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]
     cursor = await invocations.aggregate(stages, hint="status")
     return {found["_id"]: found["n"] for found in await cursor.to_list() if isinstance(found["_id"], str)}
 
 
-async def roster(runners: Invocations, app: str) -> list[Document]:
-    """Index: roster."""
-    order = [("started_at", ASCENDING), ("id", ASCENDING)]
-    return await runners.find({"app": app}, hint="roster").sort(order).to_list()
-
-
 async def owners(invocations: Invocations, app: str) -> list[str]:
-    """The distinct owners. Index: owned, jumping from owner to owner (no hint before 7.1)."""
-    found = await invocations.distinct("owner", {"owned": True, "app": app})
+    """Return the distinct owners. Index: status, jumping from owner to owner (no hint before 7.1)."""
+    found = await invocations.distinct("owner", {"app": app, "status": {"$in": OWNED_STATUSES}})
     return sorted(owner for owner in found if isinstance(owner, str))
 
 
 async def of_unknown_status(invocations: Invocations, app: str) -> list[Document]:
-    """Those whose status is none. Index: status, by the gaps between the statuses."""
+    """Return documents with an unknown status. Index: status, by the gaps between the statuses."""
     wanted: Document = {"app": app, "status": {"$nin": _STATUSES}} | NO_SENTINEL
-    return await invocations.find(wanted, hint="status").limit(MOST_STRANGE).to_list()
+    return await invocations.find(wanted, hint="status").limit(MAX_STRANGE).to_list()
 
 
 async def without_owner(invocations: Invocations, app: str) -> list[Document]:
-    """Those that are owned by nobody whose work recovery could ask for. Index: owned, all of it."""
-    wanted: Document = {"owned": True, "app": app, "owner": {"$not": _OWNER}}
-    return await invocations.find(wanted, hint="owned").limit(MOST_STRANGE).to_list()
+    """Return owned invocations whose owner is no worker that recovery could ask for. Index: status."""
+    wanted: Document = {"app": app, "status": {"$in": OWNED_STATUSES}, "owner": {"$not": _OWNER}}
+    return await invocations.find(wanted, hint="status").limit(MAX_STRANGE).to_list()
 
 
 async def all_slot_holders(invocations: Invocations, app: str) -> list[Document]:
-    """Who holds a slot of whatever key. Index: slot."""
+    """Return the holders of all slots. Index: slot."""
     return await invocations.find({"app": app, "slot": {"$exists": True}}, hint="slot").to_list()
 
 
 async def waiting_after(invocations: Invocations, app: str, status: str, after: str) -> tuple[list[Document], str]:
-    """Of the next ones of a status that is available for a run, those that no claim would find; and where to go on.
+    """Return the next invocations of an available status that no claim would find, and where to go on.
 
-    Index: status. A look reads so many and no more, and goes on where the last one ended.
+    Each call reads a bounded number of documents. Index: status.
     """
-    wanted: Document = {"app": app, "status": status, "id": {"$gt": after}}
+    wanted: Document = {"app": app, "status": status, "owner": None, "id": {"$gt": after}}
     fields = dict.fromkeys(("id", "queue", "task", "tags", "lane", "due_at", "ready"), True)
-    cursor = invocations.find(wanted, fields, hint="status").sort([("id", ASCENDING)]).limit(MOST_WALKED)
+    cursor = invocations.find(wanted, fields, hint="status").sort([("id", ASCENDING)]).limit(MAX_WALKED)
     found = await cursor.to_list()
-    hidden = [one["_id"] for one in found if _is_hidden(one)][:MOST_STRANGE]
-    following = found[-1]["id"] if len(found) == MOST_WALKED else ""
+    hidden = [one["_id"] for one in found if _is_hidden(one)][:MAX_STRANGE]
+    following = found[-1]["id"] if len(found) == MAX_WALKED else ""
     return await by_key(invocations, hidden) if hidden else [], following
 
 
@@ -344,12 +264,14 @@ def _is_hidden(found: Document) -> bool:
     return found.get("lane") != lane or found.get("ready") is not True or not is_moment(found.get("due_at"))
 
 
-MOST_WALKED = 5000
+MAX_WALKED = 5000
 _STATUSES = sorted(status.value for status in Status)
+OWNED_STATUSES = sorted(status.value for status in OWNED)
 _OWNER = re.compile("^.+/")
-MOST_STRANGE = 1000
+MAX_STRANGE = 1000
 
 
-async def quarantined(quarantine: Invocations, app: str) -> list[Document]:
-    """Index: app."""
-    return await quarantine.find({"app": app}, hint="app").sort([("at", ASCENDING)]).to_list()
+async def quarantined(quarantine: Invocations, app: str, id: str | None) -> list[Document]:
+    """Return quarantined records. Index: app."""
+    where = {"app": app} if id is None else {"app": app, "id": id}
+    return await quarantine.find(where, hint="app").sort([("at", ASCENDING)]).to_list()

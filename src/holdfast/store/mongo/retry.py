@@ -1,10 +1,9 @@
-"""Every operation is asked again when MongoDB was away for a moment.
+"""Retries of operations while MongoDB is away for a moment.
 
-An error is *transient* (a network failure, an election, a node that shuts down, a write whose majority did not answer
-in time: the outcome is unknown, and asking again with the same operation id finds out; an index that somebody dropped,
-which is made again or waited for) or *final*. Between attempts
-the pauses double, spread by chance. `Retry.ask` is the only way from the store to the driver, and it takes whole
-units of work, cursors included, so nothing can bypass it but hints and their stream, for which nobody waits
+An error is *transient* or *final*. Transient are a network failure, an election, a node that shuts down, a dropped
+index that is made again, and a write whose majority did not answer in time: its outcome is unknown, and asking again
+with the same operation id finds out. The pauses between attempts double, with jitter. `Retrier.ask` is the only way
+from the store to the driver, and it takes whole units of work, cursors included. Only hints and their stream bypass it
 (`holdfast.store.mongo.hints`); a test enumerates the calls.
 """
 
@@ -32,40 +31,19 @@ from pymongo.errors import (
 from holdfast.clock import Clock
 from holdfast.errors import StoreError, StoreFull, StoreReadOnly, StoreUnauthorised, StoreUnavailable
 from holdfast.store.contract import Observe
+from holdfast.store.mongo import connection
 
 T = TypeVar("T")
 
 # Server errors that pass by themselves, or after which the outcome is unknown.
 TRANSIENT_CODES = frozenset(
     {
-        6,  # HostUnreachable
-        7,  # HostNotFound
-        24,  # LockTimeout
-        43,  # CursorNotFound
-        50,  # MaxTimeMSExpired
-        64,  # WriteConcernFailed: the majority did not answer in time
-        89,  # NetworkTimeout
-        91,  # ShutdownInProgress
-        112,  # WriteConflict
-        133,  # FailedToSatisfyReadPreference
-        134,  # ReadConcernMajorityNotAvailableYet
-        150,  # StaleEpoch
-        175,  # QueryPlanKilled
-        189,  # PrimarySteppedDown
-        202,  # NetworkInterfaceExceededTimeLimit
-        234,  # RetryChangeStream
-        237,  # CursorKilled
-        246,  # SnapshotUnavailable
-        262,  # ExceededTimeLimit
-        365,  # TemporarilyUnavailable: its cache is full
-        9001,  # SocketException
-        10107,  # NotWritablePrimary
-        11600,  # InterruptedAtShutdown
-        11601,  # Interrupted: an operator ended it
-        11602,  # InterruptedDueToReplStateChange
-        13435,  # NotPrimaryNoSecondaryOk
-        13436,  # NotPrimaryOrSecondary
-        16500,  # too many requests, on services that speak MongoDB's protocol
+        *(6, 7, 89, 202, 9001),  # the network: host unreachable or not found, timeouts, sockets
+        *(24, 50, 112, 262, 365),  # load: lock and time limits, write conflicts, a full cache
+        *(43, 134, 175, 234, 237, 246),  # cursors, plans, streams and snapshots that are gone or not there yet
+        *(91, 11600, 11601, 11602),  # the server shuts down, or an operator ended the operation
+        *(133, 150, 189, 10107, 13435, 13436),  # elections: no primary, or not this node
+        *(64, 16500),  # the majority did not answer in time; too many requests, on services that speak the protocol
     }
 )
 BAD_VALUE = 2
@@ -77,13 +55,8 @@ _HOSTED = 8000  # AtlasError: what a hosted MongoDB says in place of any of thes
 # What is wrong with a document itself: another would fare better.
 ABOUT_THE_DOCUMENT = frozenset(
     {
-        14,  # TypeMismatch
-        10334,  # BSONObjectTooLarge
-        16554,  # $add: no number
-        17043,  # $setUnion: no array
-        17419,  # too large after an update
-        17420,  # too large
-        28664,  # $concatArrays: no array
+        *(14, 16554, 17043, 28664),  # a field of the wrong type for an update, $add, $setUnion, $concatArrays
+        *(10334, 17419, 17420),  # too large, or too large after an update
     }
 )
 # Rights and space: every document would fare the same.
@@ -92,9 +65,9 @@ DUPLICATE = 11000
 
 READS = frozenset(
     {
-        *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners", "executions"),
-        *("quarantined", "check", "exists", "waiting keys", "slot holders", "in the way", "ended"),
-        *("queue depths", "pauses", "start limits", "entries", "due entries", "latest entries", "outboxes"),
+        *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners"),
+        *("quarantined", "check", "exists", "waiting keys", "find conflicts"),
+        *("queue depths", "entries"),
     }
 )
 """The operations that write nothing."""
@@ -125,9 +98,8 @@ def is_transient(error: PyMongoError) -> bool:
 
 
 def _names_unanswered() -> tuple[type[Exception], ...]:
-    """How a ``mongodb+srv://`` name is not resolved for the moment; the driver calls each of them bad configuration.
-
-    A name that does not exist is none of them.
+    """Return the errors of a ``mongodb+srv://`` name that is not resolved for the moment. The driver calls each of them
+    bad configuration. An unknown name is none of them.
     """
     from dns.exception import Timeout
     from dns.resolver import NoNameservers
@@ -142,25 +114,25 @@ def _is_unknown_name(error: PyMongoError) -> bool:
 
 
 def is_missing_index(error: PyMongoError) -> bool:
-    """A statement names an index that somebody has dropped. It passes when the index is made again."""
+    """Return whether a statement names an index that was dropped. It passes when the index is made again."""
     return isinstance(error, OperationFailure) and error.code == BAD_VALUE and NO_SUCH_INDEX in str(error)
 
 
 def is_about_the_document(error: PyMongoError) -> bool:
-    """Whether it is known that the document is at fault. A rule of the server's (a validator), or a code that nobody
-    here has heard of, is no reason to move anything.
+    """Return whether the document is known to be at fault. A validator of the server, or an unknown code, is no reason
+    to move it.
     """
     codes = _codes(error) - {DUPLICATE}
     return bool(codes) and codes <= ABOUT_THE_DOCUMENT
 
 
 def is_about_everything(error: PyMongoError) -> bool:
-    """Whether there is no point in trying another document."""
+    """Return whether every other document would be refused too."""
     return is_transient(error) or bool(_codes(error) & _ABOUT_EVERYTHING)
 
 
 def is_forbidden(error: PyMongoError) -> bool:
-    """This user may not do that."""
+    """Return whether this user lacks the right."""
     codes = _codes(error)
     return _FORBIDDEN in codes or (_HOSTED in codes and "not allowed" in str(error).lower())
 
@@ -176,31 +148,23 @@ def _codes(error: PyMongoError) -> set[int | None]:
     return {error.code} if isinstance(error, OperationFailure) else set()
 
 
-class Retry:
-    """`explain` may know more about a server that is not to be found, once everything was tried."""
+class Retrier:
+    """Asks MongoDB until it answers, or the policy says to give up."""
 
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        clock: Clock,
-        rng: random.Random,
-        observe: Observe,
-        where: str,
-        user: str = "",
-        explain: Callable[[], Awaitable[str]] | None = None,
-    ) -> None:
+    def __init__(self, policy: RetryPolicy, clock: Clock, rng: random.Random, observe: Observe, url: str) -> None:
         self._policy = policy
         self._clock = clock
         self._rng = rng
         self._observe = observe
-        self._where = where
+        self._url = url
+        self._where = f"{connection.hosts_of(url)}/{connection.database_name(url)}"
+        user = connection.user_name(url)
         self._user = f"the user '{user}'" if user else "this user"
-        self._explain = explain
 
     async def ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
-        """The answer of `attempt`.
+        """Return the answer of `attempt`.
 
-        It is told whether it was asked before: then an earlier try may have been carried out.
+        Its argument says whether it was asked before: then an earlier try may have been carried out.
         """
         policy, began = self._policy, self._clock.monotonic()
         delay, tries = policy.retry_base_delay, 0
@@ -231,8 +195,8 @@ class Retry:
     async def _unavailable(self, what: str, tries: int, elapsed: float, error: PyMongoError) -> StoreUnavailable:
         advice = "" if is_missing_index(error) else " Is it running, and does this host reach it?"
         times = "once" if tries == 1 else f"{tries} times"
-        if self._explain is not None and isinstance(error, ServerSelectionTimeoutError):
-            advice = await self._explain() or advice
+        if isinstance(error, ServerSelectionTimeoutError):
+            advice = await connection.wrong_set_name(self._url) or advice
         return StoreUnavailable(
             f"MongoDB at {self._where} did not answer: {what} was tried {times} in {elapsed:.1f} s. "
             f"The last error: {text_of(error)}.{advice}"
@@ -262,7 +226,7 @@ _ROLES = "holdfast store roles prints what each role needs."
 
 
 def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
-    """The class of a refusal, and what to do about it."""
+    """Return the class of a refusal, and advice."""
     codes, said = _codes(error), str(error).lower()
     if _is_authentication(error):
         return StoreUnauthorised, "Check the user and its password in the URL, authSource and authMechanism."
@@ -280,7 +244,7 @@ def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
 
 
 def text_of(error: Exception) -> str:
-    """The error in one line, without the driver's description of the whole topology."""
+    """Return the error in one line, without the driver's description of the whole topology."""
     text = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
     if isinstance(error, BulkWriteError) and (details := (error.details or {}).get("writeErrors")):
         text = f"{text}: {details[0].get('errmsg')}"

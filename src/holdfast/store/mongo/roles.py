@@ -1,8 +1,8 @@
-"""Least privilege: the roles that each kind of process needs, and not more.
+"""The least privileges of each kind of process, as roles.
 
-A *submitter* may store work and events, and look at them. A *runner* may also change and remove what Holdfast keeps,
-and nothing else. A *monitor* may only look. An *admin* may make and repair collections and indexes too: whoever runs
-``holdfast store prepare`` once, before the others come. No role reaches outside Holdfast's own collections.
+A *submitter* may store work and events, and read them. A *runner* may also change and remove Holdfast's records. A
+*monitor* may only read. An *admin* may also make and repair collections and indexes: the role for ``holdfast store
+prepare``, before other processes start. No role reaches outside Holdfast's own collections.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEAR = ("find", "insert", "update", "changeStream")
 
 
 def _granted(role: str) -> dict[str, Sequence[str]]:
-    """The actions of a role on each collection."""
+    """Return the actions of a role on each collection."""
     looks: dict[str, Sequence[str]] = dict.fromkeys(schema.COLLECTIONS, LOOK)
     if role == "monitor":
         return looks | {schema.SIGNALS: (*LOOK, "changeStream")}
@@ -32,20 +32,18 @@ def _granted(role: str) -> dict[str, Sequence[str]]:
             schema.PIECES: (*LOOK, *_ADD),
             schema.SIGNALS: (*LOOK, *_HEAR),
         }
-    every = dict.fromkeys(schema.COLLECTIONS, _ALL) | {
-        schema.SIGNALS: _HEAR,
-        schema.META: ("find", "update"),
-    }
+    every = dict.fromkeys(schema.COLLECTIONS, _ALL) | {schema.SIGNALS: _HEAR, schema.META: ("find", "update")}
     if role == "runner":
         return {name: (*actions, "listIndexes") for name, actions in every.items()}
-    return dict.fromkeys(schema.COLLECTIONS, (*_ALL, *_MAKE, "changeStream"))
+    old: dict[str, Sequence[str]] = dict.fromkeys(schema.OLD_COLLECTIONS, ("find", "dropCollection"))
+    return old | dict.fromkeys(schema.COLLECTIONS, (*_ALL, *_MAKE, "changeStream"))
 
 
 ROLES = ("submitter", "runner", "monitor", "admin")
 
 
 def role_command(role: str, database: str) -> dict[str, Any]:
-    """The command that creates a role, for the database itself. An empty `database` in a resource means: any."""
+    """Return the command that creates a role, for the database itself. An empty `database` in a resource means: any."""
     privileges = [
         {"resource": {"db": database, "collection": name}, "actions": sorted(set(actions))}
         for name, actions in _granted(role).items()

@@ -1,8 +1,8 @@
 """Collections, indexes and their version.
 
-Every index names the query it serves; a test explains each query and fails on a scan of a collection or a sort in
-memory. Creating them is idempotent and happens on first use and by `holdfast store prepare`, which also makes good
-what is missing and adjusts times to live; a process whose user may not do that goes on with what is there.
+Every index names the queries that it serves; a test explains each query and fails on a scan of a collection or a sort
+in memory. Indexes are created on first use and by `holdfast store prepare`, which also repairs missing ones and adjusts
+times to live; a process without that right goes on with the existing ones.
 """
 
 from __future__ import annotations
@@ -12,36 +12,44 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, IndexModel, UpdateOne
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import DuplicateKeyError, OperationFailure
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from holdfast.errors import SchemaMismatch
-from holdfast.lifecycle.decoding import shown
-from holdfast.lifecycle.status import Status
-from holdfast.store.mongo.retry import is_forbidden
+from holdfast.model.decoding import shown
+from holdfast.model.retention import OUTCOMES
+from holdfast.model.status import Status
+from holdfast.store.migration import entries_of_executions, entry_of_pause, kept_until
+from holdfast.store.mongo.documents import Document, expiry
+from holdfast.store.mongo.entries import document_of
+from holdfast.store.mongo.retry import DUPLICATE, is_forbidden
 
-SCHEMA_VERSION = 3
-MIN_READER = 1
+Collection = AsyncCollection[Document]
+
+SCHEMA_VERSION = 5
+MIN_READER = 5  # what it keeps as entries, older versions look for elsewhere
 _HIGHEST = 1_000_000
 
 INVOCATIONS = "holdfast_invocations"
 RUNNERS = "holdfast_runners"
 SIGNALS = "holdfast_signals"
 QUARANTINE = "holdfast_quarantine"
-EXECUTIONS = "holdfast_executions"
 PAYLOADS = "holdfast_payloads"
 PIECES = "holdfast_payload_pieces"
-QUEUES = "holdfast_queues"
 ENTRIES = "holdfast_entries"
 META = "holdfast_meta"
-COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, EXECUTIONS, QUEUES, ENTRIES, META)
+COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, ENTRIES, META)
 
 SIGNAL_SECONDS = 3600  # the default of `signal_retention_seconds`
 
 
 _IN_THE_WAY = frozenset({85, 86})  # the same keys under another name, the same name with other keys
+_NO_INDEX = 27  # IndexNotFound
+_AT_ONCE = 500
+OLD_COLLECTIONS = ("holdfast_queues", "holdfast_executions")
+OLD_INDEXES = ("owned", "status")  # that were there before version 5, or had other keys
 
 
 class Index(NamedTuple):
@@ -56,178 +64,60 @@ class Index(NamedTuple):
         return IndexModel(list(self.keys), name=self.name, **self.options)
 
 
-def _up(*names: str) -> tuple[tuple[str, int], ...]:
-    return tuple((name, ASCENDING) for name in names)
+def _index(collection: str, name: str, keys: str, serves: str, where: dict[str, Any] | str = "", **more: Any) -> Index:
+    """Return an ascending index of these fields. `where`: only documents that match, or that have this field."""
+    partial = {where: {"$exists": True}} if isinstance(where, str) else where
+    options = ({"partialFilterExpression": partial} if where else {}) | more
+    return Index(collection, name, tuple((key, ASCENDING) for key in keys.split()), serves, options)
 
 
 INDEXES = (
-    Index(
-        INVOCATIONS,
-        "ready",
-        _up("app", "lane", "rank", "due_at", "id"),
-        "claim: only what is ready, so it stays as small as the backlog",
-        {"partialFilterExpression": {"ready": True}},
+    _index(INVOCATIONS, "ready", "app lane rank due_at id", "claim: as small as the backlog", {"ready": True}),
+    # With `ready` among the keys, a distinct scan jumps from lane to lane, without a document.
+    _index(INVOCATIONS, "due", "ready app lane due_at", "lanes; what falls due next, of any priority", {"ready": True}),
+    # Only owned invocations have an owner, so all others of a status lie by their ids.
+    _index(INVOCATIONS, "status", "app status owner id", "find by status; counts; owners; a claim's lost answer"),
+    _index(INVOCATIONS, "task", "app task id", "find by task"),
+    _index(INVOCATIONS, "queue", "app queue id", "find by queue"),
+    _index(INVOCATIONS, "payloads", "app payloads", "whether an invocation refers to a payload", "payloads"),
+    _index(INVOCATIONS, "expires", "expires_at", "removes expired invocations", "expires_at", expireAfterSeconds=0),
+    _index(INVOCATIONS, "ended", "app status changed_at id", "the archive, latest end first", "retain_until"),
+    _index(INVOCATIONS, "rerun", "app rerun_of id", "reruns of an ended invocation", "rerun_of"),
+    _index(INVOCATIONS, "outbox", "app changed_at id", "ends that triggers are yet to be told of", "outbox"),
+    _index(PAYLOADS, "wanted", "app wanted_at", "payloads that were not wanted for long"),
+    _index(PIECES, "put", "app put_at", "pieces without a payload"),
+    _index(QUARANTINE, "payloads", "app document.payloads", "payloads of quarantined records", "document.payloads"),
+    _index(INVOCATIONS, "slot", "app limit_key slot", "one holder per slot; the holders of a key", "slot", unique=True),
+    _index(INVOCATIONS, "key", "app task key", "one invocation per key", "key", unique=True),
+    _index(INVOCATIONS, "twin", "app twin", "one waiting invocation per dedup key", "twin", unique=True),
+    _index(INVOCATIONS, "start_by", "app start_by id", "invocations not started in time", "start_by"),
+    _index(INVOCATIONS, "parent", "app parent_id id", "find by parent", {"parent_id": {"$gt": ""}}),
+    _index(
+        *(INVOCATIONS, "waiting"),
+        # With `status` among the keys, a distinct scan jumps from limit key to limit key, without a document.
+        "status app limit_key rank due_at id",
+        "the longest waiter for a limit key; limit keys with waiters",
+        {"status": Status.CONCURRENCY_CONTROLLED.value},
     ),
-    Index(
-        INVOCATIONS,
-        "due",
-        # With `ready` among the keys, the lanes can be told by jumping from one to the next, without a document.
-        _up("ready", "app", "lane", "due_at"),
-        "lanes; when the next invocation of a lane falls due, whatever its priority",
-        {"partialFilterExpression": {"ready": True}},
-    ),
-    Index(
-        INVOCATIONS,
-        "owned",
-        # With `owned` among the keys, the owners can be told by jumping from one to the next, without a document.
-        _up("owned", "app", "owner", "claim_token"),
-        "a claim repeated after a lost answer; what an owner holds; who owns anything",
-        {"partialFilterExpression": {"owned": True}},
-    ),
-    Index(INVOCATIONS, "status", _up("app", "status", "id"), "find by status; counts", {}),
-    Index(INVOCATIONS, "task", _up("app", "task", "id"), "find by task", {}),
-    Index(INVOCATIONS, "queue", _up("app", "queue", "id"), "find by queue", {}),
-    Index(
-        INVOCATIONS,
-        "payloads",
-        _up("app", "payloads"),
-        "whether a payload is referred to",
-        {"partialFilterExpression": {"payloads": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "expires",
-        _up("expires_at"),
-        "removes what need not be kept longer",
-        {"expireAfterSeconds": 0, "partialFilterExpression": {"expires_at": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "ended",
-        _up("app", "status", "changed_at", "id"),
-        "the archive by outcome, latest end first",
-        {"partialFilterExpression": {"retain_until": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "rerun",
-        _up("app", "rerun_of", "id"),
-        "what repeats an ended one",
-        {"partialFilterExpression": {"rerun_of": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "outbox",
-        _up("app", "changed_at", "id"),
-        "ends that somebody is yet to be told of",
-        {"partialFilterExpression": {"outbox": {"$exists": True}}},
-    ),
-    Index(PAYLOADS, "wanted", _up("app", "wanted_at"), "payloads that nobody has wanted for long", {}),
-    Index(PIECES, "put", _up("app", "put_at"), "pieces that lost their payload", {}),
-    Index(
-        QUARANTINE,
-        "payloads",
-        _up("app", "document.payloads"),
-        "whether what was set aside refers to a payload",
-        {"partialFilterExpression": {"document.payloads": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "slot",
-        _up("app", "limit_key", "slot"),
-        "a slot has one holder; who holds those of a key",
-        {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "key",
-        _up("app", "task", "key"),
-        "one key, one invocation; who has a key",
-        {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "twin",
-        _up("app", "twin"),
-        "of a kind one waits for its first start; who that is",
-        {"unique": True, "partialFilterExpression": {"twin": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "start_by",
-        _up("app", "start_by", "id"),
-        "what was not started in time",
-        {"partialFilterExpression": {"start_by": {"$exists": True}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "parent",
-        _up("app", "parent_id", "id"),
-        "find by parent",
-        {"partialFilterExpression": {"parent_id": {"$gt": ""}}},
-    ),
-    Index(
-        INVOCATIONS,
-        "waiting",
-        # With `status` among the keys, the limit keys can be told by jumping from one to the next, without a document.
-        _up("status", "app", "limit_key", "rank", "due_at", "id"),
-        "who waits longest for a slot of a limit key; which keys somebody waits for",
-        {"partialFilterExpression": {"status": Status.CONCURRENCY_CONTROLLED.value}},
-    ),
-    Index(
-        EXECUTIONS,
-        "executing",
-        _up("app", "service"),
-        "one execution of a service runs at a time",
-        {"unique": True, "partialFilterExpression": {"status": "running"}},
-    ),
-    Index(EXECUTIONS, "executed", _up("app", "service", "started_at", "id"), "the audit trail of a service", {}),
-    Index(QUEUES, "paused", _up("app", "name"), "the queues that are paused", {}),
-    Index(ENTRIES, "named", _up("app", "kind", "name"), "the entries of a kind", {}),
-    Index(
-        ENTRIES,
-        "due",
-        _up("app", "kind", "due_at", "name"),
-        "the entries of a kind that are due next",
-        {"partialFilterExpression": {"due_at": {"$exists": True}}},
-    ),
-    Index(
-        ENTRIES,
-        "expires",
-        _up("expires_at"),
-        "removes entries that need not be kept longer",
-        {"expireAfterSeconds": 0, "partialFilterExpression": {"expires_at": {"$exists": True}}},
-    ),
-    Index(RUNNERS, "heartbeats", _up("app", "heartbeat_at"), "the runner that was silent longest", {}),
-    Index(RUNNERS, "roster", _up("app", "started_at", "id"), "roster", {}),
-    Index(QUARANTINE, "app", _up("app", "at"), "quarantined", {}),
-    Index(QUARANTINE, "kind", _up("kind", "at"), "how many of each kind were set aside", {}),
-    Index(
-        SIGNALS,
-        "at",
-        _up("at"),
-        "removes the signals of processes that are gone",
-        {"expireAfterSeconds": SIGNAL_SECONDS},
-    ),
+    _index(ENTRIES, "named", "app kind name", "the entries of a kind"),
+    _index(ENTRIES, "due", "app kind due_at name", "the entries of a kind that are due next", "due_at"),
+    _index(ENTRIES, "expires", "expires_at", "removes expired entries", "expires_at", expireAfterSeconds=0),
+    _index(RUNNERS, "heartbeats", "app heartbeat_at", "the runner that was silent longest"),
+    _index(RUNNERS, "roster", "app started_at id", "roster"),
+    _index(QUARANTINE, "app", "app at", "quarantined"),
+    _index(QUARANTINE, "kind", "kind at", "how many of each kind were quarantined"),
+    _index(SIGNALS, "at", "at", "removes the signals of ended processes", expireAfterSeconds=SIGNAL_SECONDS),
 )
 
 
 def indexes(signal_seconds: int) -> tuple[Index, ...]:
-    """All of them, with the times to live that the settings say."""
-    times = {SIGNALS: {"expireAfterSeconds": signal_seconds}}
-    return tuple(
-        index._replace(options=times.get(index.collection, index.options))
-        if "expireAfterSeconds" in index.options
-        else index
-        for index in INDEXES
-    )
+    """Return all indexes, with the time to live of signals that the settings say."""
+    seconds = {"expireAfterSeconds": signal_seconds}
+    return tuple(index._replace(options=seconds) if index.collection == SIGNALS else index for index in INDEXES)
 
 
 def refuse_or_accept(meta: dict[str, Any] | None) -> None:
-    """Raise `SchemaMismatch` unless this Holdfast may work on a database with that version document (None:
-
-    a new one).
-    """
+    """Raise `SchemaMismatch` unless this Holdfast may work on a database with that version document."""
     if meta is None:
         return
     version, min_reader = meta.get("schema_version"), meta.get("min_reader")
@@ -243,16 +133,17 @@ def refuse_or_accept(meta: dict[str, Any] | None) -> None:
 
 
 def _is_version(value: object) -> TypeGuard[float]:
-    """Whether it can be one. It may be a double, if somebody has edited it."""
+    """Return whether a value can be a version. It may be a double after a manual edit."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return 0 <= value <= _HIGHEST and value == int(value)
 
 
-async def prepare(database: AsyncDatabase[dict[str, Any]], signal_seconds: int = SIGNAL_SECONDS) -> object:
-    """Check the version, then create what is missing. Returns the mark by which this database is known.
+async def prepare(database: AsyncDatabase[Document], signal_seconds: int = SIGNAL_SECONDS) -> object:
+    """Check the version, then create what is missing. Return the mark by which this database is known.
 
-    The version is written last: where it is, the rest was. What a newer version has made is left to it.
+    The version is written last: an interrupted migration is repeated, which does no harm. A newer schema is left as it
+    is.
     """
     meta = database[META]
     found = await meta.find_one({"_id": "schema"})
@@ -261,19 +152,35 @@ async def prepare(database: AsyncDatabase[dict[str, Any]], signal_seconds: int =
     if version > SCHEMA_VERSION:
         return found and found.get("mark")
     try:
+        if 0 < version < SCHEMA_VERSION:
+            await _drop_old_indexes(database[INVOCATIONS])
         await put_right(database, signal_seconds)
     except OperationFailure as error:
         if not is_forbidden(error) or version < SCHEMA_VERSION:
             raise
     if version < SCHEMA_VERSION:
+        if version:
+            await _migrate(database[INVOCATIONS], database[ENTRIES], [database[name] for name in OLD_COLLECTIONS])
         now = {"schema_version": SCHEMA_VERSION, "min_reader": MIN_READER}
         with contextlib.suppress(DuplicateKeyError):  # another process was faster, with the same
             await meta.update_one({"_id": "schema"}, {"$max": now}, upsert=True)
     return await _mark(meta, found)
 
 
-async def _mark(meta: AsyncCollection[dict[str, Any]], found: dict[str, Any] | None) -> object:
-    """What tells this database from others of its name: made once, by whoever comes first and may."""
+async def _drop_old_indexes(invocations: Collection) -> None:
+    """Drop what older versions had, unless another process has put an index of ours in its place."""
+    ours = {index.name: index.keys for index in INDEXES if index.collection == INVOCATIONS}
+    for name, facts in (await invocations.index_information()).items():
+        if name in OLD_INDEXES and tuple(facts["key"]) != ours.get(name):
+            try:
+                await invocations.drop_index(name)
+            except OperationFailure as error:
+                if error.code != _NO_INDEX:  # another process was faster
+                    raise
+
+
+async def _mark(meta: Collection, found: dict[str, Any] | None) -> object:
+    """Return the mark that tells this database from others of its name. The first process that may makes it."""
     if found is None or "mark" not in found:
         with contextlib.suppress(OperationFailure):
             await meta.update_one({"_id": "schema", "mark": None}, {"$set": {"mark": secrets.token_hex(8)}})
@@ -281,27 +188,27 @@ async def _mark(meta: AsyncCollection[dict[str, Any]], found: dict[str, Any] | N
     return (found or {}).get("mark")
 
 
-async def wait_for_majority(collection: AsyncCollection[dict[str, Any]]) -> None:
-    """A write that changes nothing, in whichever collection, and returns when the majority has all that was before."""
+async def wait_for_majority(collection: Collection) -> None:
+    """Write without changing anything, and return when the majority has all earlier writes."""
     await collection.update_one({"_id": "schema"}, {"$max": {"min_reader": 0}})
 
 
-async def missing(database: AsyncDatabase[dict[str, Any]]) -> list[str]:
-    """Our indexes that are not there."""
+async def missing(database: AsyncDatabase[Document]) -> list[str]:
+    """Return our indexes that are not there."""
     there = {name: await database[name].index_information() for name in COLLECTIONS}
     return [f"{index.collection}.{index.name}" for index in INDEXES if index.name not in there[index.collection]]
 
 
-async def put_right(database: AsyncDatabase[dict[str, Any]], signal_seconds: int) -> None:
+async def put_right(database: AsyncDatabase[Document], signal_seconds: int) -> None:
     expected = indexes(signal_seconds)
     for name in COLLECTIONS:
         await _put_right(database, name, [index for index in expected if index.collection == name])
 
 
-async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str, ours: Sequence[Index]) -> None:
-    """Create missing indexes, and give those that remove something their time.
+async def _put_right(database: AsyncDatabase[Document], name: str, ours: Sequence[Index]) -> None:
+    """Create missing indexes, and adjust times to live.
 
-    One that differs otherwise is not touched: `store check` tells of it, and a person decides.
+    An index that differs otherwise is not touched: `store check` reports it, and a person decides.
     """
     there = await database[name].index_information() if ours else {}
     missing = [index.model for index in ours if index.name not in there]
@@ -319,3 +226,47 @@ async def _put_right(database: AsyncDatabase[dict[str, Any]], name: str, ours: S
         seconds = index.options.get("expireAfterSeconds")
         if seconds is not None and index.name in there and there[index.name].get("expireAfterSeconds") != seconds:
             await database.command("collMod", name, index={"name": index.name, "expireAfterSeconds": seconds})
+
+
+# --- migration: each step can be repeated, and run in two processes at once
+
+
+async def _migrate(invocations: Collection, entries: Collection, old: Sequence[Collection]) -> None:
+    queues, executions = [await collection.find({}).to_list() for collection in old]
+    moved = [*map(entry_of_pause, queues), *entries_of_executions(executions)]
+    if moved:
+        await _insert(entries, [document_of(entry) for entry in moved])
+    await _retain_old(invocations)
+    for collection in old:
+        try:
+            await collection.drop()
+        except OperationFailure as error:
+            if not is_forbidden(error):  # then they stay, and nobody looks at them
+                raise
+
+
+async def _insert(entries: Collection, documents: list[Document]) -> None:
+    """Insert the entries that are missing."""
+    try:
+        await entries.insert_many(documents, ordered=False)
+    except BulkWriteError as error:
+        details = error.details or {}
+        errors = details.get("writeErrors", [])
+        if details.get("writeConcernErrors") or any(item.get("code") != DUPLICATE for item in errors):
+            raise
+
+
+async def _retain_old(invocations: Collection) -> None:
+    """Set how long invocations are kept that ended under an older version. Reads the whole collection, once."""
+    wanted: Document = {"status": {"$in": list(OUTCOMES)}, "retain_until": {"$exists": False}}
+    fields = dict.fromkeys(("status", "changed_at", "terms", "key"), True)
+    updates: list[UpdateOne] = []
+    async for found in invocations.find(wanted, fields):
+        until = kept_until(found["status"], found.get("key"), found.get("terms"), found.get("changed_at", 0.0))
+        still: Document = {"_id": found["_id"], "retain_until": {"$exists": False}}
+        updates.append(UpdateOne(still, {"$set": expiry(until)}))
+        if len(updates) == _AT_ONCE:
+            await invocations.bulk_write(updates, ordered=False)
+            updates = []
+    if updates:
+        await invocations.bulk_write(updates, ordered=False)

@@ -1,67 +1,94 @@
 """The MongoDB store: a fleet of runners on a replica set, or one process on a standalone.
 
-What is atomic: one document per write, guarded by status and epoch in the filter. What happens on a crash between any
-two commands: each command by itself is a whole change, a claim without its read-back is found again by its token or
-by recovery, and nobody was told otherwise. What it costs: submit is one insert, a lone claim one findOneAndUpdate, a
-batch of claims find + updateMany + find, a batch of ends one bulk write, a result one find.
+Atomic is one document per write, guarded by status and epoch, or by the version, in the filter. A crash between two
+commands leaves each command whole: a claim whose answer was lost is found again by its token, or by recovery. Submit is
+one insert, a lone claim one findOneAndUpdate, a batch of claims a find and an update, a batch of ends one update, a
+result one find.
 
-Every state change is written with ``w: majority, j: true``, claims included: a claim that was rolled back would hand
-out the same epoch twice. What leaves the process, and what decides an unknown outcome, is read with read concern
-majority, and what such a read does not find is looked for once more, for certain; candidates are read locally, since
-the guard of the write decides.
+Every state change is written with ``w: majority, j: true``, claims included: a claim that was rolled back would give
+the same epoch out twice. Answers that leave the process, or decide an unknown outcome, are read with read concern
+majority; what such a read does not find is read once more, for certain. Candidates are read locally, since the guard
+of the write decides.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
+import msgspec
+import pymongo
 from msgspec.structs import replace
-from pymongo import UpdateOne
+from pymongo import AsyncMongoClient, ReadPreference, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import BulkWriteError
+from pymongo.errors import OperationFailure
+from pymongo.read_concern import ReadConcern
 
-from holdfast.errors import CorruptRecord, StoreError
+from holdfast.clock import Clock
+from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
 from holdfast.ids import InvocationId
-from holdfast.lifecycle.changes import (
-    APPLIED,
-    APPLIED_AGAIN,
-    MISSING,
-    Change,
-    Lost,
-    Verdict,
-    applies,
-    rounds,
-    was_applied,
-)
-from holdfast.lifecycle.claims import Claim, Claimed
-from holdfast.lifecycle.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
-from holdfast.lifecycle.identity import in_the_way
-from holdfast.lifecycle.limits import Release
-from holdfast.lifecycle.records import (
+from holdfast.model.changes import Change, Clearing, Verdict, rounds
+from holdfast.model.claims import Claim, Claimed
+from holdfast.model.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
+from holdfast.model.identity import find_conflict
+from holdfast.model.limits import Release
+from holdfast.model.queues import QueueDepth
+from holdfast.model.records import (
+    Collected,
+    Entry,
+    Hint,
     InvocationRecord,
+    Piece,
     Quarantined,
+    RunnerRecord,
+    StoredPayload,
+    WorkerRecord,
 )
-from holdfast.lifecycle.status import AVAILABLE, Status
-from holdfast.store.contract import Ability, Ended, Filter, Finding
-from holdfast.store.mongo import archive, connection, entries, limits, queries, schema
-from holdfast.store.mongo.beside import MongoBeside
-from holdfast.store.mongo.documents import (
-    Document,
-    from_document,
-    guard,
-    key_of,
-    pipeline,
-    quick,
-    to_document,
-)
+from holdfast.model.status import AVAILABLE, Status
+from holdfast.store.contract import Ability, EntryOrder, Filter, Finding, Observe, Order
+from holdfast.store.mongo import connection, entries, invocations, listing, payloads, queries, runners, schema
+from holdfast.store.mongo.behind import Behind
+from holdfast.store.mongo.claims import Claims
+from holdfast.store.mongo.documents import Document, from_document, key_of, runner_document, runner_of, to_document
+from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.inspection import inspect
-from holdfast.store.mongo.retry import DUPLICATE, is_transient
+from holdfast.store.mongo.invocations import Invocations
+from holdfast.store.mongo.quarantine import Quarantine
+from holdfast.store.mongo.retry import (
+    BAD_VALUE,
+    NO_SUCH_INDEX,
+    Retrier,
+    RetryPolicy,
+    is_forbidden,
+    is_missing_index,
+    is_transient,
+    text_of,
+)
+from holdfast.store.mongo.time import ServerTime
+from holdfast.store.mongo.transaction import MongoTransaction, joined
 
-_MOST_BYTES = 14 * 2**20
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_MAJORITY = WriteConcern(w="majority", j=True)
+_CERTAIN_SECONDS = 5.0  # how long one try of a certain read waits for the majority
+_MAX_PASSES = 100
+_MAX_BYTES = 14 * 2**20
+_KNOWN = frozenset(status.value for status in Status)
+
+Look = Callable[[AsyncCollection[Document], str], Awaitable[list[Document]]]
 
 
-class MongoStore(MongoBeside):
+class MongoOptions(RetryPolicy, frozen=True, kw_only=True):
+    """The settings of the store."""
+
+    use_change_streams: bool = True
+    signal_retention_seconds: int = schema.SIGNAL_SECONDS
+
+
+class MongoStore:
     """See `holdfast.store.contract.Store`."""
 
     abilities = (
@@ -74,70 +101,225 @@ class MongoStore(MongoBeside):
     )
     schema_version = schema.SCHEMA_VERSION
 
-    # --- insert
+    def __init__(
+        self, url: str, options: MongoOptions, *, clock: Clock, observe: Observe, rng: random.Random | None = None
+    ) -> None:
+        self._url = url
+        self._options = options
+        self._clock = clock
+        self._observe = observe
+        rng = rng or random.SystemRandom()
+        self._retry = Retrier(options, clock, rng, observe, url)
+        self._time = ServerTime(clock)
+        self._quarantine = Quarantine(self._collection, self.now, observe)
+        self._invocations = Invocations(self._collection, self._quarantine)
+        self._behind = Behind(self._collection, clock.monotonic, self.now, self._hear)
+        self._claims = Claims(self._collection, self._invocations, rng, self._behind)
+        self._database: AsyncDatabase[Document] | None = None
+        self._mark: object = None  # tells this database from others of the same name
+        self._reported_index = False
+        self._walked: dict[tuple[str, str], str] = {}  # how far the audit of waiting invocations got
+        self._may_write = True  # until a write is refused
+        self._alone = False  # a standalone: no majority, and no other process that would get a hint
+        self._hints: StreamHints | None = None
+
+    def now(self) -> float:
+        return self._time.now()
+
+    def clock_error(self) -> float:
+        return self._time.error()
+
+    def needs_restart(self, *, by_children: bool = False) -> str:
+        return ""
+
+    # --- opening and closing
+
+    async def open(self, session: object = None) -> None:
+        if self._database is not None:
+            return
+        client = connection.acquire(self._url)
+        try:
+            database = self._database_of(client)
+            await self._retry.ask("opening", lambda again: self._prepare(database))
+        except BaseException:
+            await connection.release(self._url)
+            raise
+        self._database = database
+        self._hints = StreamHints(
+            database[schema.SIGNALS].with_options(read_concern=ReadConcern("majority")),  # a stream takes no other
+            use_change_streams=self._options.use_change_streams,
+            observe=self._observe,
+            can_be_heard=lambda: not self._alone,
+            on_hint=self._behind.marks.hear,
+        )
+
+    def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
+        return client.get_database(
+            connection.database_name(self._url),
+            codec_options=connection.LENIENT,
+            write_concern=_MAJORITY,
+            read_concern=ReadConcern("local"),
+            read_preference=ReadPreference.PRIMARY,
+        )
+
+    async def _prepare(self, database: AsyncDatabase[Document]) -> None:
+        """Learn the server's time, check the version, create what is missing."""
+        await self._learn_time(database)
+        self._mark = await schema.prepare(database, self._options.signal_retention_seconds)
+
+    async def _learn_time(self, database: AsyncDatabase[Document]) -> None:
+        asked = self._clock.monotonic()
+        hello = await database.command("hello")
+        self._time.learn(hello["localTime"].timestamp(), asked)
+        self._alone = "setName" not in hello and hello.get("msg") != "isdbgrid"
+
+    def _hear(self, hint: Hint) -> None:
+        """Deliver a hint of this process to itself."""
+        if self._hints is not None:
+            self._hints.tell(hint)
+
+    async def close(self) -> None:
+        await self._behind.close()
+        if self._hints is not None:
+            await self._hints.close()
+            self._hints = None
+        if self._database is not None:
+            self._database = None
+            await connection.release(self._url)
+
+    def joined(self, session: object) -> MongoTransaction:
+        return joined(session, connection.database_name(self._url), self._mark, self.now, self._observe)
+
+    def hints(self) -> StreamHints | None:
+        return self._hints
+
+    async def exists(self) -> bool:
+        """Return whether a store was ever made here. It need not be open, and is not made."""
+        async with connection.borrowed(self._url) as client:
+            meta = self._database_of(client)[schema.META]
+            return await self._do("exists", meta.find_one, {"_id": "schema"}) is not None
+
+    # --- the way to the server
+
+    def _collection(self, name: str, *, majority: bool = False) -> AsyncCollection[Document]:
+        if self._database is None:
+            raise StoreUnavailable("the MongoDB store is not open")
+        collection = self._database[name]
+        return collection.with_options(read_concern=ReadConcern("majority")) if majority else collection
+
+    async def _certainly(self, name: str, read: Callable[[AsyncCollection[Document]], Awaitable[T]]) -> T:
+        """Read what a read with majority did not show. After an election the new primary may not know yet that the
+        majority has what its predecessor acknowledged, so a write makes it find out. A user without the right to write
+        reads linearizable instead, which is slower. Only reads of what is not there pay for this.
+        """
+        if self._alone:
+            return await read(self._collection(name))
+        if self._may_write:
+            try:
+                await schema.wait_for_majority(self._collection(schema.SIGNALS))  # a submitter may write there
+                return await read(self._collection(name, majority=True))
+            except OperationFailure as error:
+                if not is_forbidden(error):
+                    raise
+                self._may_write = False
+        with pymongo.timeout(_CERTAIN_SECONDS):
+            return await read(self._collection(name).with_options(read_concern=ReadConcern("linearizable")))
+
+    async def _one(self, name: str, key: str) -> Document | None:
+        """Return a document that is durable, or None if there is certainly none."""
+        found = await self._collection(name, majority=True).find_one({"_id": key})
+        return await self._certainly(name, lambda there: there.find_one({"_id": key})) if found is None else found
+
+    async def _do(self, what: str, call: Callable[P, Awaitable[T]], *args: P.args, **more: P.kwargs) -> T:
+        return await self._ask(what, lambda again: call(*args, **more))
+
+    async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
+        """Run an operation, with retries. Every operation passes here; now and then one learns the time first."""
+        if self._time.is_old() and (database := self._database) is not None:
+            await self._retry.ask("time", lambda again: self._learn_time(database))
+        return await self._retry.ask(what, lambda again: self._mended(attempt, again))
+
+    async def _mended(self, attempt: Callable[[bool], Awaitable[T]], again: bool) -> T:
+        """Run an attempt; if it names an index that was dropped, make the index and run it again."""
+        try:
+            return await attempt(again)
+        except OperationFailure as error:
+            if not is_missing_index(error) or (database := self._database) is None:
+                raise
+        await self._make_indexes(database)
+        return await attempt(True)
+
+    async def _make_indexes(self, database: AsyncDatabase[Document]) -> None:
+        """Make missing indexes. A user without that right reports it once; the operation is retried later."""
+        names = ""
+        try:
+            names = ", ".join(await schema.missing(database))
+            await schema.put_right(database, self._options.signal_retention_seconds)
+            await self._prepare(database)  # the whole database may have been dropped
+        except OperationFailure as error:
+            if is_transient(error):
+                raise
+            which = f"the index {names}" if names else "an index of ours"
+            told = f"{which} is missing; run: holdfast store prepare. To make it again failed: {text_of(error)}"
+            if not self._reported_index:
+                self._reported_index = True
+                self._observe("index_missing", {"why": told})
+            raise OperationFailure(f"{told} ({NO_SUCH_INDEX})", BAD_VALUE) from error
+        self._reported_index = False
+        self._observe("index_made", {"why": f"somebody had dropped {names or 'an index of ours'}"})
+
+    async def _readable(
+        self, what: str, name: str, read: Callable[[], Awaitable[Sequence[Document]]], decode: Callable[[Document], T]
+    ) -> list[T]:
+        """Read documents of a collection. Corrupt ones are quarantined, and make room for the next."""
+
+        async def attempt(again: bool) -> list[T]:
+            found: list[T] = []
+            for _ in range(_MAX_PASSES):
+                found, moved = await self._quarantine.sorted_out(name, await read(), decode)
+                if not moved:
+                    break
+            return found
+
+        return await self._ask(what, attempt)
+
+    async def _set_aside(self, name: str, document: Document | None, error: CorruptRecord) -> bool:
+        """Quarantine a document of a collection. Return False if this user may not."""
+        return document is not None and await self._do("set aside", self._quarantine.set_aside, document, error, name)
+
+    # --- invocations
 
     async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
         if not records:
             return []
         for record in records:
-            if len(record.arguments) > _MOST_BYTES:
+            if len(record.arguments) > _MAX_BYTES:
                 raise StoreError(
                     f"the arguments of {record.task} take {len(record.arguments) / 2**20:.1f} MB; a MongoDB document "
-                    f"has 16 MB, and {_MOST_BYTES / 2**20:.0f} MB is the most that leaves room for its history and end."
+                    f"has 16 MB, and {_MAX_BYTES / 2**20:.0f} MB is the most that leaves room for its history and end."
                 )
-        documents = [to_document(record) for record in records]
         try:
-            return await self._ask("insert", lambda again: self._insert(records, documents))
+            return await self._do("insert", self._invocations.insert, records, [to_document(one) for one in records])
         finally:
             self._behind.marks.lower_for(records)  # whatever the answer was: they may be there
 
-    async def _insert(self, records: Sequence[InvocationRecord], documents: list[Document]) -> list[bool]:
-        invocations = self._collection(schema.INVOCATIONS)
-        try:
-            await invocations.insert_many(documents, ordered=False)
-            return [True] * len(records)
-        except BulkWriteError as error:
-            errors = error.details.get("writeErrors", [])
-            if error.details.get("writeConcernErrors") or any(item["code"] != DUPLICATE for item in errors):
-                raise
-            taken = {item["index"] for item in errors}
-        ids = [documents[index]["_id"] for index in taken]
-        found = await queries.first_operations(self._collection(schema.INVOCATIONS, majority=True), ids)
-        return [
-            index not in taken or found.get(documents[index]["_id"]) == record.history[0].operation
-            for index, record in enumerate(records)
-        ]
-
-    async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+    async def find_conflicts(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
         if not records:
             return []
         app, names = records[0].app, queries.names_of(records)
         keys = [key_of(app, record.id) for record in records]
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        documents = await self._ask("in the way", lambda again: queries.in_the_way(invocations, app, keys, names))
+        there = self._collection(schema.INVOCATIONS, majority=True)
         found = []
-        for document in documents:
+        for document in await self._do("find conflicts", queries.find_conflicts, there, app, keys, names):
             try:
                 found.append(from_document(document))
-            except CorruptRecord as error:
-                await self._out_of_the_way(document, keys, error)
-        return [in_the_way(record, found) for record in records]
-
-    async def _out_of_the_way(self, document: Document, keys: Sequence[str], error: CorruptRecord) -> None:
-        """Set a document aside that has the key or twin of another. One with its id stays, and is told of."""
-        if document["_id"] in keys:
-            raise error
-        await self._move_away(schema.INVOCATIONS, document, error)
-
-    async def free_key(self, app: str, id: str, key: str) -> None:
-        invocations = self._collection(schema.INVOCATIONS)
-        wanted = {"_id": key_of(app, id), "key": key}
-        await self._ask("free key", lambda again: invocations.update_one(wanted, {"$unset": {"key": ""}}))
-
-    # --- claim
+            except CorruptRecord as error:  # an id stays taken; a key does not, where this user may quarantine
+                if document["_id"] in keys or not await self._set_aside(schema.INVOCATIONS, document, error):
+                    raise
+        return [find_conflict(record, found) for record in records]
 
     async def lanes(self, app: str) -> Sequence[str]:
-        return await self._ask("lanes", lambda again: queries.lanes(self._collection(schema.INVOCATIONS), app))
+        return await self._do("lanes", queries.lanes, self._collection(schema.INVOCATIONS), app)
 
     async def claim(self, claim: Claim) -> Claimed:
         return await self._ask("claim", lambda again: self._claims.claim(claim, again or claim.again))
@@ -145,85 +327,28 @@ class MongoStore(MongoBeside):
     async def release_waiters(
         self, app: str, wishes: Sequence[Release], *, operation: str, at: float
     ) -> Sequence[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS)
-        records = await self._ask(
-            "release waiters",
-            lambda again: limits.release_waiters(invocations, self._quarantine, app, wishes, operation, at),
-        )
+        records = await self._do("release waiters", self._invocations.release_waiters, app, wishes, operation, at)
         self._behind.marks.lower_for(records)
         return records
 
     async def waiting_keys(self, app: str) -> Mapping[str, int]:
-        invocations = self._collection(schema.INVOCATIONS)
-        return await self._ask("waiting keys", lambda again: limits.waiting_keys(invocations, app))
+        return await self._do("waiting keys", invocations.waiting_keys, self._collection(schema.INVOCATIONS), app)
 
-    async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        found = await self._ask("slot holders", lambda again: queries.slot_holders(invocations, app, limit_key))
-        return self._listed(found)
+    async def owners(self, app: str) -> Sequence[str]:
+        return await self._do("owners", queries.owners, self._collection(schema.INVOCATIONS), app)
 
-    async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        return await self._tended(
-            *("start limits", schema.INVOCATIONS),
-            *(lambda: queries.start_limits(invocations, app, limit), from_document),
-        )
-
-    # --- apply
-
-    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
+    async def apply(self, changes: Sequence[Change | Clearing]) -> Sequence[Verdict]:
         verdicts: dict[int, Verdict] = {}
         try:
             for this_round in rounds(changes):
-                verdicts.update(await self._ask("apply", lambda again: self._apply(this_round)))  # noqa: B023
+                verdicts.update(await self._do("apply", self._invocations.apply, this_round))
         finally:
-            self._behind.heed(changes)
+            self._behind.heed(change for change in changes if isinstance(change, Change))
         return [verdicts[index] for index in range(len(changes))]
-
-    async def _apply(self, items: list[tuple[int, Change]]) -> dict[int, Verdict]:
-        """One unordered bulk of guarded updates. If fewer matched than were sent, one read decides each."""
-        updates = [UpdateOne(*(quick(change) or (guard(change), pipeline(change)))) for _, change in items]
-        failure: BulkWriteError | None = None
-        try:
-            result = await self._collection(schema.INVOCATIONS).bulk_write(updates, ordered=False)
-            matched = result.matched_count
-        except BulkWriteError as error:
-            if is_transient(error):
-                raise
-            failure, matched = error, error.details.get("nMatched", 0)
-        if matched == len(items) and failure is None:
-            return {index: APPLIED for index, _ in items}
-        return await self._decide(items, matched, failure)
-
-    async def _decide(
-        self, items: list[tuple[int, Change]], matched: int, failure: BulkWriteError | None
-    ) -> dict[int, Verdict]:
-        ids = [key_of(change.app, change.id) for _, change in items]
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        found = {document["_id"]: document for document in await queries.by_key(invocations, ids)}
-        verdicts: dict[int, Verdict] = {}
-        moved_on: list[tuple[int, Change]] = []
-        for index, change in items:
-            document = found.get(key_of(change.app, change.id))
-            records = [] if document is None else await self._quarantine.readable([document])
-            if not records:
-                verdicts[index] = MISSING
-            elif was_applied(change.operation, records[0].history):
-                verdicts[index] = APPLIED if matched else APPLIED_AGAIN
-            elif change.version is not None and applies(change, records[0]):
-                moved_on.append((index, replace(change, version=None)))
-            elif failure is not None and applies(change, records[0]):
-                raise failure  # nobody else was faster: the server refuses this very write
-            else:
-                verdicts[index] = Lost(records[0].status, records[0].owner, records[0].epoch)
-        return verdicts | (await self._apply(moved_on) if moved_on else {})
-
-    # --- reading
 
     async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         keys = [key_of(app, id) for id in ids]
-        documents = await self._ask("get", lambda again: self._get(keys))
-        found = {document["_id"]: from_document(document) for document in documents}
+        found = {document["_id"]: from_document(document) for document in await self._do("get", self._get, keys)}
         return [found.get(key) for key in keys]
 
     async def _get(self, keys: Sequence[str]) -> list[Document]:
@@ -232,25 +357,25 @@ class MongoStore(MongoBeside):
             return found
         return found + await self._certainly(schema.INVOCATIONS, lambda there: queries.by_key(there, sorted(missing)))
 
-    async def find(self, app: str, where: Filter, limit: int, *, set_aside: bool = False) -> Sequence[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
+    async def find(
+        self, app: str, where: Filter, limit: int, *, order: Order = Order.NEWEST, set_aside: bool = False
+    ) -> Sequence[InvocationRecord]:
+        there = self._collection(schema.INVOCATIONS, majority=True)
         if set_aside:
-            return await self._tended(
-                "find", schema.INVOCATIONS, lambda: queries.listing(invocations, app, where, limit), from_document
+            return await self._readable(
+                "find", schema.INVOCATIONS, lambda: listing.find(there, app, where, order, limit), from_document
             )
         found: list[InvocationRecord] = []
         while len(found) < limit:
-            wanted = limit - len(found)
-            documents = await self._ask("find", lambda again: queries.listing(invocations, app, where, wanted))  # noqa: B023
+            documents = await self._do("find", listing.find, there, app, where, order, limit - len(found))
             found += (some := self._listed(documents))
-            ids = [str(document["_id"]).rpartition("|")[2] for document in documents]
-            if len(some) == len(documents) or not ids:
+            if len(some) == len(documents) or order is not Order.NEWEST:
                 break
-            where = replace(where, before_id=ids[-1])
+            where = replace(where, before_id=str(documents[-1]["_id"]).rpartition("|")[2])
         return found
 
     def _listed(self, documents: Sequence[Document]) -> list[InvocationRecord]:
-        """Their records. Those that cannot be read are left out."""
+        """Return the records of documents, without the corrupt ones."""
         records = []
         for document in documents:
             try:
@@ -260,103 +385,199 @@ class MongoStore(MongoBeside):
         return records
 
     async def counts(self, app: str) -> Mapping[Status, int]:
-        found = await self._ask("counts", lambda again: queries.counts(self._collection(schema.INVOCATIONS), app))
+        found = await self._do("counts", queries.counts, self._collection(schema.INVOCATIONS), app)
         return {Status(name): count for name, count in found.items() if name in _KNOWN}
 
-    async def remove_final(self, app: str, before: float, limit: int) -> int:
-        invocations = self._collection(schema.INVOCATIONS)
-        return await self._ask("remove final", lambda again: archive.remove_final(invocations, app, before, limit))
-
-    async def outboxes(self, app: str, before: float, limit: int) -> Sequence[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        return await self._tended(
-            *("outboxes", schema.INVOCATIONS),
-            *(lambda: archive.outboxes(invocations, app, before, limit), from_document),
-        )
-
-    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
-        invocations, keys = self._collection(schema.INVOCATIONS), [key_of(app, id) for id in ids]
-        await self._ask("delivered", lambda again: archive.deliver(invocations, keys))
-
-    async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
-        invocations = self._collection(schema.INVOCATIONS, majority=True)
-        return self._listed(await self._ask("ended", lambda again: archive.ended(invocations, app, where, limit)))
+    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
+        return await self._do("queue depths", invocations.depths, self._collection(schema.INVOCATIONS), app, at)
 
     async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
-        invocations, keys = self._collection(schema.INVOCATIONS), [key_of(app, id) for id in ids]
-        return await self._ask("remove ended", lambda again: archive.remove(invocations, keys))
+        keys = [key_of(app, id) for id in ids]
+        return await self._do("remove ended", invocations.remove, self._collection(schema.INVOCATIONS), keys)
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
-        return await self._ask("remove expired", lambda again: self._remove_expired(app, at, limit))
+        return await self._do("remove expired", self._remove_expired, app, at, limit)
 
     async def _remove_expired(self, app: str, at: float, limit: int) -> int:
-        removed = await archive.remove_expired(self._collection(schema.INVOCATIONS), app, at, limit)
+        removed = await invocations.remove_expired(self._collection(schema.INVOCATIONS), app, at, limit)
         return removed + await entries.remove_expired(self._collection(schema.ENTRIES), app, at, limit - removed)
 
-    async def retain_old(self, app: str, after: str, limit: int) -> str | None:
-        invocations = self._collection(schema.INVOCATIONS)
-        return await self._ask("retain old", lambda again: archive.retain_old(invocations, app, after, limit))
+    # --- entries
 
-    async def quarantined(self, app: str) -> Sequence[Quarantined]:
-        quarantine = self._collection(schema.QUARANTINE)
-        documents = await self._ask("quarantined", lambda again: queries.quarantined(quarantine, app))
+    async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
+        there = self._collection(schema.ENTRIES, majority=True)
+        while True:
+            if await self._do("put entry", entries.put, there, entry, over):
+                return True
+            found = await self._do("put entry", entries.get, there, entry)
+            try:
+                return found is not None and entries.entry_of(found) == entry
+            except CorruptRecord as error:
+                if not await self._set_aside(schema.ENTRIES, found, error):
+                    raise
+
+    async def entries(
+        self,
+        app: str,
+        kind: str,
+        names: Sequence[str] | None = None,
+        *,
+        order: EntryOrder = EntryOrder.NAME,
+        limit: int | None = None,
+        before: str | None = None,
+    ) -> Sequence[Entry]:
+        there, look = self._collection(schema.ENTRIES, majority=True), entries.look(app, kind, names, order, before)
+        found = await self._readable(
+            "entries", schema.ENTRIES, lambda: entries.listing(there, look, limit), entries.entry_of
+        )
+        return found if names is None else sorted(found, key=lambda entry: entry.name)
+
+    async def remove_entry(self, entry: Entry) -> bool:
+        return await self._do("remove entry", entries.remove, self._collection(schema.ENTRIES), entry)
+
+    async def quarantine_entry(self, entry: Entry, error: CorruptRecord) -> bool:
+        found = await self._do("quarantine entry", entries.get, self._collection(schema.ENTRIES), entry)
+        if found is None or (found.get("version"), found.get("body")) != (entry.version, entry.body):
+            return False
+        return await self._set_aside(schema.ENTRIES, found, error)
+
+    # --- payloads
+
+    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
+        there = self._collection(schema.PAYLOADS, majority=True)
+        return await self._do("keep payloads", payloads.keep, there, app, digests, self.now())
+
+    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
+        pieces = self._collection(schema.PIECES)
+        await self._do("put piece", payloads.put_piece, pieces, app, digest, number, piece, self.now())
+
+    async def put_payloads(self, app: str, stored: Sequence[StoredPayload]) -> None:
+        await self._do("put payloads", payloads.put, self._collection(schema.PAYLOADS), app, stored, self.now())
+
+    async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
+        found = await self._do("get payload", self._one, schema.PAYLOADS, key_of(app, digest))
+        try:
+            return None if found is None else payloads.payload_of(found)
+        except CorruptRecord as error:  # the next submit of the same value stores it anew
+            await self._set_aside(schema.PAYLOADS, found, error)
+            raise
+
+    async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
+        found = await self._do("get piece", self._one, schema.PIECES, payloads.piece_key(app, digest, number))
+        try:
+            return None if found is None else payloads.piece_of(found)
+        except CorruptRecord as error:
+            await self._set_aside(schema.PIECES, found, error)
+            whole = self._collection(schema.PAYLOADS).find_one
+            await self._set_aside(schema.PAYLOADS, await self._do("get payload", whole, key_of(app, digest)), error)
+            raise
+
+    async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
+        return await self._do("collect payloads", payloads.collect, self._collection, app, before, limit, self.now())
+
+    # --- runners
+
+    async def enrol(self, runner: RunnerRecord) -> None:
+        document, there = runner_document(runner), self._collection(schema.RUNNERS)
+        await self._do("enrol", there.replace_one, {"_id": document["_id"]}, document, upsert=True)
+
+    async def heartbeat(
+        self,
+        app: str,
+        runner_id: str,
+        workers: Sequence[WorkerRecord] = (),
+        *,
+        ticks: bool = True,
+        draining: bool = False,
+    ) -> RunnerRecord | None:
+        facts = {"workers": msgspec.to_builtins(list(workers)), "can_run_atomic_service": ticks, "draining": draining}
+        found = await self._do("heartbeat", self._beat, key_of(app, runner_id), facts)
+        try:
+            return None if found is None else runner_of(found)
+        except CorruptRecord as error:  # the runner enrols anew, like one that was declared dead
+            await self._set_aside(schema.RUNNERS, found, error)
+            return None
+
+    async def _beat(self, key: str, facts: Document) -> Document | None:
+        """Let the server stamp the time, so that a wrong clock makes no runner look dead or live for ever. Its answer
+        tells the difference of the clocks.
+        """
+        asked = self._clock.monotonic()
+        found = await runners.beat(self._collection(schema.RUNNERS), key, facts)
+        if found is not None:
+            self._time.learn(found["heartbeat_at"], asked)
+        return found
+
+    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
+        there = self._collection(schema.RUNNERS)
+        return await self._readable(
+            *("silent", schema.RUNNERS, lambda: runners.silent(there, app, self.now())),
+            lambda found: (runner_of(found), float(found["silent"])),
+        )
+
+    async def remove_runner(self, app: str, runner_id: str, *, heartbeat_at: float | None = None) -> bool:
+        there, key = self._collection(schema.RUNNERS), key_of(app, runner_id)
+        return await self._ask("remove runner", lambda again: runners.remove(there, key, heartbeat_at, again))
+
+    async def ask_runner(
+        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
+    ) -> bool:
+        asked = {"wish": wish, "sits_out_until": sits_out_until}
+        facts = {"$set": {name: value for name, value in asked.items() if value is not None}}
+        there, key = self._collection(schema.RUNNERS), key_of(app, runner_id)
+        return (await self._do("ask runner", there.update_one, {"_id": key}, facts)).matched_count > 0
+
+    async def roster(self, app: str) -> Sequence[RunnerRecord]:
+        there = self._collection(schema.RUNNERS, majority=True)
+        return await self._readable("roster", schema.RUNNERS, lambda: runners.roster(there, app), runner_of)
+
+    # --- corrupt records, and the rest
+
+    async def quarantined(self, app: str, id: str | None = None) -> Sequence[Quarantined]:
+        documents = await self._do("quarantined", queries.quarantined, self._collection(schema.QUARANTINE), app, id)
         return [_quarantined(found) for found in documents]
 
     async def quarantine_hidden(self, app: str) -> int:
-        invocations, count = self._collection(schema.INVOCATIONS), 0
-        looks: Sequence[tuple[Look, Callable[[Document], object]]] = (
-            (queries.of_unknown_status, from_document),
-            (queries.without_owner, _nobody_owns),
-            (queries.all_slot_holders, from_document),
-        )
-        for look, decode in looks:
-
-            async def attempt(again: bool, look: Look = look, decode: Callable[[Document], object] = decode) -> int:
-                found = await look(invocations, app)
-                return (await self._quarantine.sorted_out(schema.INVOCATIONS, found, decode))[1]
-
-            count += await self._ask("quarantine hidden", attempt)
+        count = 0
+        for look, decode in _AUDITS:
+            count += await self._do("quarantine hidden", self._audit, look, app, decode)
         for status in sorted(AVAILABLE):
-            count += await self._ask("quarantine hidden", lambda again: self._walk(app, status))  # noqa: B023
+            count += await self._do("quarantine hidden", self._walk, app, status)
         return count
 
+    async def _audit(self, look: Look, app: str, decode: Callable[[Document], object]) -> int:
+        found = await look(self._collection(schema.INVOCATIONS), app)
+        return (await self._quarantine.sorted_out(schema.INVOCATIONS, found, decode))[1]
+
     async def _walk(self, app: str, status: Status) -> int:
-        """Set aside those of a status that wait, and that no claim would find."""
-        invocations, after = self._collection(schema.INVOCATIONS), self._walked.get((app, status), "")
-        found, following = await queries.waiting_after(invocations, app, status.value, after)
+        """Quarantine waiting invocations of a status that no claim would find."""
+        there, after = self._collection(schema.INVOCATIONS), self._walked.get((app, status), "")
+        found, following = await queries.waiting_after(there, app, status.value, after)
         moved = (await self._quarantine.sorted_out(schema.INVOCATIONS, found, from_document))[1]
         self._walked[app, status] = following
         return moved
 
-    async def exists(self) -> bool:
-        """Whether a store was ever made here. To look, not to make one: it need not be open."""
-        async with connection.borrowed(self._url) as client:
-            meta = self._database_of(client)[schema.META]
-            return await self._ask("exists", lambda again: meta.find_one({"_id": "schema"})) is not None
-
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         async with connection.borrowed(self._url) as client:
-            database = self._database_of(client)
-            return await self._ask("check", lambda again: self._inspect(database, deep))
-
-    async def _inspect(self, database: AsyncDatabase[Document], deep: bool) -> list[Finding]:
-        return await inspect(database, self._clock, deep=deep, signal_seconds=self._signal_seconds)
+            database, seconds = self._database_of(client), self._options.signal_retention_seconds
+            return await self._do("check", inspect, database, self._clock, deep=deep, signal_seconds=seconds)
 
 
-Look = Callable[[AsyncCollection[Document], str], Awaitable[list[Document]]]
-
-
-def _nobody_owns(document: Document) -> None:
+def _without_owner(document: Document) -> None:
     told = f"its owner is {shown(document.get('owner'))}, whose work nobody could recover"
     raise corrupt(INVOCATION, str(document["_id"]).rpartition("|")[2], ValueError(told))
 
 
+_AUDITS: Sequence[tuple[Look, Callable[[Document], object]]] = (
+    (queries.of_unknown_status, from_document),
+    (queries.without_owner, _without_owner),
+    (queries.all_slot_holders, from_document),
+)
+
+
 def _quarantined(found: Document) -> Quarantined:
-    """What was set aside, as far as that itself can be read."""
+    """Return a quarantined record, as far as its entry can be read."""
     at = found.get("at")
     texts = {name: str(found.get(name, "")) for name in ("app", "id", "why")}
     moment = float(at) if isinstance(at, int | float) and EARLIEST <= at <= LATEST else 0.0
     return Quarantined(**texts, at=moment, raw=repr(found.get("document")), kind=str(found.get("kind") or INVOCATION))
-
-
-_KNOWN = frozenset(status.value for status in Status)

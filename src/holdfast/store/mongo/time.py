@@ -1,16 +1,17 @@
 """The server's time, carried by the monotonic clock of the host.
 
-Due times are compared by many hosts, so they are all in the server's time. It is learnt from its answers, and carried
-on by the clock that nobody can set and that counts suspension: a host whose wall clock is wrong, or is set while it
-runs, stamps the right time all the same.
+Many hosts compare due times, so all of them are in the server's time. It is learnt from the server's answers and
+carried on by the monotonic clock, which counts suspension and cannot be set: a host with a wrong wall clock stamps the
+right time all the same.
 
-An answer proves that the server's clock showed that time at some moment between question and answer; no more. So each
-gives an interval for the difference of the two clocks, as wide as its round trip, and what all of them allow is where
-the truth lies, as NTP has it: a slow answer says little and moves nothing. While time passes the interval grows by
-as much as two clocks drift apart. An answer that contradicts it tells that the server's clock was set, or that another
-server answers; then that answer alone is believed. The middle of the interval is the time, half its width the error.
+An answer proves only that the server's clock showed its time at some moment between question and answer. So each answer
+gives an interval for the difference of the two clocks, as wide as its round trip, and the truth lies where all
+intervals overlap, as in NTP: a slow answer says little and moves nothing. The interval grows by the drift of two
+clocks. An answer that contradicts it shows that the server's clock was set, or that another server answers; then that
+answer alone counts. The middle of the interval is the time, half its width the error.
 
-A runner learns with every heartbeat. Others ask again when drift has made the error more than a few milliseconds.
+A runner learns with every heartbeat. Other processes ask again when drift has made the error more than a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ServerTime:
         return (self._high - self._low) / 2 + self._drift()
 
     def learn(self, server: float, asked: float) -> None:
-        """Take note that the server said so, at some time between `asked` (monotonic) and now."""
+        """Learn the server's time at some moment between `asked` (monotonic) and now."""
         answered = self._clock.monotonic()
         drift = (answered - asked) * DRIFT
         low, high = server - answered - drift, server + _RESOLUTION_SECONDS - asked + drift

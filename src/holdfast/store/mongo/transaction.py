@@ -1,17 +1,18 @@
-"""Submit inside a user's own MongoDB transaction: the invocation is there if that commits, else it never was.
+"""Submit inside a user's own MongoDB transaction: if it commits, the invocation is stored, else it never was.
 
-The session belongs to a client of the user, blocking or asynchronous, and only that client can use it; so the insert
-runs where the user's own writes run, on the user's thread or loop, and not on ours. Nothing is tried again here and
-every error passes through as the driver raised it, labels and all: the user's `with_transaction` decides. A key is read
-before it is inserted, because a duplicate would end the transaction; a race for it is a write conflict, which the
-server labels as transient.
+The session belongs to a client of the user, blocking or asynchronous, and only that client can use it. So the writes
+run on the user's thread or loop. Nothing is retried here, and errors pass through as the driver raised them, labels and
+all: the user's `with_transaction` decides. A key is read before it is inserted, because a duplicate would end the
+transaction; a race for a key is a write conflict, which the server labels as transient.
+
+Both kinds of sessions share one code: generators that yield what the driver answers, to be awaited or not.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -21,22 +22,48 @@ from pymongo.errors import OperationFailure
 from pymongo.synchronous.client_session import ClientSession
 
 from holdfast.errors import CorruptRecord, UsageError
-from holdfast.lifecycle.identity import in_the_way, key_is_over
-from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
+from holdfast.model.identity import find_conflict, key_is_over
+from holdfast.model.records import Entry, InvocationRecord, StoredPayload
 from holdfast.store.contract import Observe
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.connection import LENIENT
 from holdfast.store.mongo.documents import Document, from_document, key_of, to_document
-from holdfast.store.mongo.entries import document_of
-from holdfast.store.mongo.entries import in_the_way as in_its_way
+from holdfast.store.mongo.entries import conflict_of, document_of
 from holdfast.store.mongo.quarantine import as_read, copies, facts_of
 from holdfast.store.mongo.queries import holders, names_of
 from holdfast.store.mongo.retry import is_forbidden
+
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+"""Yields what each call of the driver returns, and gets its answer."""
 
 _SNAPSHOT_UNAVAILABLE = 246
 
 # Which databases, by name and mark, each client was seen to reach.
 _reached: WeakKeyDictionary[Any, set[tuple[str, object]]] = WeakKeyDictionary()
+
+
+def _blocking(steps: Steps[T]) -> T:
+    answer = None
+    try:
+        while True:
+            answer = steps.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def _awaited(steps: Steps[T]) -> T:
+    try:
+        asking = next(steps)
+        while True:
+            try:
+                answer = await asking
+            except Exception as error:
+                asking = steps.throw(error)
+            else:
+                asking = steps.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
 class MongoTransaction:
@@ -51,149 +78,106 @@ class MongoTransaction:
         self._session = session
         self._database = session.client.get_database(database, codec_options=LENIENT)
         self._mark = mark
-        self._number: object = None  # of this transaction among those of its session; known once something was inserted
+        self._number: object = None  # of this transaction among those of its session; known after the first insert
 
     @property
     def is_over(self) -> bool:
-        """Whether this one is: another may have begun on the same session."""
+        """Return whether this transaction is over: another may have begun on the same session."""
         return self._session.has_ended or not self._session.in_transaction or self._number != _number(self._session)
-
-    @property
-    def _is_known(self) -> bool:
-        return (self._database.name, self._mark) in _reached.get(self._session.client, ())
-
-    @property
-    def _meta(self) -> Any:
-        """Read where the truth is, whatever the user's client prefers."""
-        return self._database[schema.META].with_options(read_preference=ReadPreference.PRIMARY)
-
-    def _check(self, meta: Document | None) -> None:
-        if self._mark is None or (meta or {}).get("mark") != self._mark:
-            raise UsageError(
-                f"the session's client reaches another MongoDB: its database '{self._database.name}' is not the one "
-                "that this app works on. Nothing was written."
-            )
-        _reached.setdefault(self._session.client, set()).add((self._database.name, self._mark))
 
     def insert(
         self, records: Sequence[InvocationRecord], payloads: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
-        if not self._is_known:
-            self._check(self._meta.find_one({"_id": "schema"}))
-        invocations, session = self._database[schema.INVOCATIONS], self._session
-        found: list[Document] = []
-        with _explained():
-            for wanted, hint in _looks(records):
-                found += invocations.find(wanted, hint=hint, session=session).to_list()
-            sound, damaged = _sorted_out(records, found)
-            for document, error in damaged:
-                self._set_aside(schema.INVOCATIONS, document, error)
-            there, over = _in_the_way(records, sound)
-            if over:
-                invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
-            if fresh := _fresh(records, there):
-                invocations.insert_many(fresh, session=session)
-        self._number = _number(session)
-        return there
+        return _blocking(self._insert(records))
 
     async def ainsert(
         self, records: Sequence[InvocationRecord], payloads: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
-        if not self._is_known:
-            self._check(await self._meta.find_one({"_id": "schema"}))
-        invocations, session = self._database[schema.INVOCATIONS], self._session
-        found: list[Document] = []
-        with _explained():
-            for wanted, hint in _looks(records):
-                found += await invocations.find(wanted, hint=hint, session=session).to_list()
-            sound, damaged = _sorted_out(records, found)
-            for document, error in damaged:
-                await self._aset_aside(schema.INVOCATIONS, document, error)
-            there, over = _in_the_way(records, sound)
-            if over:
-                await invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
-            if fresh := _fresh(records, there):
-                await invocations.insert_many(fresh, session=session)
-        self._number = _number(session)
-        return there
+        return await _awaited(self._insert(records))
 
     def put_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
-        if not self._is_known:
-            self._check(self._meta.find_one({"_id": "schema"}))
-        stored, session, there = self._database[schema.ENTRIES], self._session, list[Entry | None]()
-        with _explained():
-            for entry in fresh:
-                document = document_of(entry)
-                found = stored.find_one({"_id": document["_id"]}, session=session)
-                try:
-                    holder = in_its_way(entry, found, self._now())
-                except CorruptRecord as error:
-                    self._set_aside(schema.ENTRIES, found, error)
-                    found = holder = None
-                there.append(holder)
-                if found is None:
-                    stored.insert_one(document, session=session)
-                elif holder is None:
-                    stored.replace_one({"_id": document["_id"]}, document, session=session)
-        self._number = _number(session)
-        return there
+        return _blocking(self._put_entries(fresh))
 
     async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
-        if not self._is_known:
-            self._check(await self._meta.find_one({"_id": "schema"}))
+        return await _awaited(self._put_entries(fresh))
+
+    def _insert(self, records: Sequence[InvocationRecord]) -> Steps[list[InvocationRecord | None]]:
+        yield from self._check_reached()
+        app, invocations, session = records[0].app, self._database[schema.INVOCATIONS], self._session
+        keys = [key_of(app, record.id) for record in records]
+        found: dict[object, InvocationRecord] = {}
+        with _explained():
+            for wanted, hint in [({"_id": {"$in": keys}}, "_id_"), *holders(app, names_of(records))]:
+                for document in (yield invocations.find(wanted, hint=hint, session=session).to_list()):
+                    try:
+                        found[document["_id"]] = from_document(document)
+                    except CorruptRecord as error:
+                        if document["_id"] in keys:
+                            raise  # an id stays taken
+                        yield from self._quarantine(schema.INVOCATIONS, document, error)
+            there, over = _conflicts(records, list(found.values()))
+            if over:
+                yield invocations.update_many({"_id": {"$in": over}}, {"$unset": {"key": ""}}, session=session)
+            pairs = zip(records, there, strict=True)
+            if fresh := [to_document(record) for record, holder in pairs if holder is None]:
+                yield invocations.insert_many(fresh, session=session)
+        self._number = _number(session)
+        return there
+
+    def _put_entries(self, fresh: Sequence[Entry]) -> Steps[list[Entry | None]]:
+        yield from self._check_reached()
         stored, session, there = self._database[schema.ENTRIES], self._session, list[Entry | None]()
         with _explained():
             for entry in fresh:
                 document = document_of(entry)
-                found = await stored.find_one({"_id": document["_id"]}, session=session)
+                found = yield stored.find_one({"_id": document["_id"]}, session=session)
                 try:
-                    holder = in_its_way(entry, found, self._now())
+                    holder = conflict_of(entry, found, self._now())
                 except CorruptRecord as error:
-                    await self._aset_aside(schema.ENTRIES, found, error)
+                    yield from self._quarantine(schema.ENTRIES, found, error)
                     found = holder = None
                 there.append(holder)
                 if found is None:
-                    await stored.insert_one(document, session=session)
+                    yield stored.insert_one(document, session=session)
                 elif holder is None:
-                    await stored.replace_one({"_id": document["_id"]}, document, session=session)
+                    yield stored.replace_one({"_id": document["_id"]}, document, session=session)
         self._number = _number(session)
         return there
 
-    def _set_aside(self, name: str, document: Document, error: CorruptRecord) -> None:
-        """Move a document that is in the way to quarantine, if the transaction commits."""
-        quarantine = self._database[schema.QUARANTINE]
+    def _check_reached(self) -> Steps[None]:
+        """Raise `UsageError` unless the session's client reaches the database of the app."""
+        name, client = self._database.name, self._session.client
+        if (name, self._mark) in _reached.get(client, ()):
+            return
+        # The truth is on the primary, whatever the user's client prefers.
+        meta = self._database[schema.META].with_options(read_preference=ReadPreference.PRIMARY)
+        found = yield meta.find_one({"_id": "schema"})
+        if self._mark is None or (found or {}).get("mark") != self._mark:
+            raise UsageError(
+                f"the session's client reaches another MongoDB: its database '{name}' is not the one "
+                "that this app works on. Nothing was written."
+            )
+        _reached.setdefault(client, set()).add((name, self._mark))
+
+    def _quarantine(self, name: str, document: Document, error: CorruptRecord) -> Steps[None]:
+        """Quarantine a conflicting document, if the transaction commits. Raise the error where this user may not."""
         facts = facts_of(document, error)
-        with _if_allowed(error):
+        try:
             for copy in copies(document, facts, name, self._now()):
-                quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
-            self._database[name].delete_one(as_read(document), session=self._session)
+                quarantine = self._database[schema.QUARANTINE]
+                yield quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
+            yield self._database[name].delete_one(as_read(document), session=self._session)
+        except OperationFailure as refusal:
+            if not is_forbidden(refusal):
+                raise
+            raise error from refusal
         self._observe("quarantine", facts)
-
-    async def _aset_aside(self, name: str, document: Document, error: CorruptRecord) -> None:
-        quarantine = self._database[schema.QUARANTINE]
-        facts = facts_of(document, error)
-        with _if_allowed(error):
-            for copy in copies(document, facts, name, self._now()):
-                await quarantine.replace_one({"_id": copy["_id"]}, copy, upsert=True, session=self._session)
-            await self._database[name].delete_one(as_read(document), session=self._session)
-        self._observe("quarantine", facts)
-
-
-@contextlib.contextmanager
-def _if_allowed(error: CorruptRecord) -> Iterator[None]:
-    """Raise what is wrong with the document where this user may not set it aside."""
-    try:
-        yield
-    except OperationFailure as refusal:
-        if not is_forbidden(refusal):
-            raise
-        raise error from refusal
 
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """What a transaction cannot see because it is newer than that: say what to do. Class, code and labels stay, so that
-    `with_transaction` runs it again.
+    """Say what to do about collections that are newer than the transaction. Class, code and labels of the error stay,
+    so that `with_transaction` runs it again.
     """
     try:
         yield
@@ -210,59 +194,29 @@ def _explained() -> Iterator[None]:
 
 
 def _number(session: Any) -> object:
-    """The driver counts the transactions of a session, and shows it to nobody; without it we do what we can."""
+    """Return the driver's count of a session's transactions. It is private, and may be missing."""
     return getattr(session, "_transaction_id", None)
 
 
-def _looks(records: Sequence[InvocationRecord]) -> Iterator[tuple[Document, str]]:
-    """Filter and index of each look for what would make an insert fail, and the transaction with it."""
-    app = records[0].app
-    yield {"_id": {"$in": [key_of(app, record.id) for record in records]}}, "_id_"
-    yield from holders(app, names_of(records))
-
-
-def _sorted_out(
-    records: Sequence[InvocationRecord], documents: Iterable[Document]
-) -> tuple[list[InvocationRecord], list[tuple[Document, CorruptRecord]]]:
-    """Who has an id, a key or a twin of these, and what cannot be read. Raises for one of those with an id of theirs:
-    it stays, and is told of.
-    """
-    ids = {key_of(record.app, record.id) for record in records}
-    sound: list[InvocationRecord] = []
-    damaged: dict[object, tuple[Document, CorruptRecord]] = {}
-    for document in documents:
-        try:
-            sound.append(from_document(document))
-        except CorruptRecord as error:
-            if document["_id"] in ids:
-                raise
-            damaged[document["_id"]] = document, error
-    return sound, list(damaged.values())
-
-
-def _in_the_way(
+def _conflicts(
     records: Sequence[InvocationRecord], found: Sequence[InvocationRecord]
 ) -> tuple[list[InvocationRecord | None], list[str]]:
-    """Who stands in the way of each, and the keys of those whose time is over, which do not."""
+    """Return the conflicting invocation of each record, and the keys of those whose idempotency key is over."""
     now = records[0].created_at
     over = [one for one in found if one.key is not None and key_is_over(one, now)]
     still = [replace(one, key=None) if one in over else one for one in found]
     there = []
     for record in records:
-        there.append(holder := in_the_way(record, still))
-        if holder is None and (record.twin or record.key):
-            still.append(record)  # the next of its kind meets this one
+        there.append(holder := find_conflict(record, still))
+        if holder is None and (record.dedup_key or record.key):
+            still.append(record)  # conflicts with the next of its kind
     return there, [key_of(one.app, one.id) for one in over]
-
-
-def _fresh(records: Sequence[InvocationRecord], there: Sequence[InvocationRecord | None]) -> list[Document]:
-    return [to_document(record) for record, holder in zip(records, there, strict=True) if holder is None]
 
 
 def joined(
     session: object, database: str, mark: object, now: Callable[[], float], observe: Observe
 ) -> MongoTransaction:
-    """Raises `UsageError` unless the session is in a transaction."""
+    """Return the transaction of a session. Raises `UsageError` unless it is in one."""
     if not isinstance(session, ClientSession | AsyncClientSession):
         raise UsageError(
             f"session= takes a session of pymongo's MongoClient or AsyncMongoClient, not {type(session).__name__}"

@@ -15,9 +15,9 @@ from holdfast.clock import Clock
 from holdfast.errors import ConfigurationError, StoreUnavailable
 from holdfast.masking import mask_url
 from holdfast.store.contract import Observe
+from holdfast.store.sqlite.paths import resolved
 from holdfast.store.sqlite.schema import OLDEST_SQLITE
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.sqlite.surroundings import resolved
 
 
 def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> SqliteStore:

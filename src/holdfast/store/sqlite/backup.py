@@ -1,7 +1,7 @@
 """A copy of a SQLite store, made while it is used.
 
-SQLite's own backup, in one step: it reads the file as it was at one moment, and in WAL mode nobody waits for it; only
-the log grows meanwhile. (In several steps it would begin anew whenever somebody writes, and never end under load.)
+SQLite's own backup, in one step: it reads the file as it was at one moment. In WAL mode no writer waits for it; only
+the log grows meanwhile. (In several steps it would begin anew with each write, and never end under load.)
 
 The copy is made beside its target, for this user alone, is read whole and checked, and only then gets its name, so
 there is never half a backup under that name.
@@ -47,7 +47,7 @@ def back_up(source: sqlite3.Connection, path: Path, target: Path, *, overwrite: 
 
 
 def _name(part: Path, target: Path, overwrite: bool) -> None:
-    """A link, unlike a rename, fails if somebody has made such a file meanwhile; not every file system has links."""
+    """Name the copy. A link, unlike a rename, fails if the file exists by now; not every file system has links."""
     try:
         if not overwrite:
             return os.link(part, target)
@@ -80,7 +80,7 @@ def _there(target: Path) -> UsageError:
 
 def _copy(source: sqlite3.Connection, part: Path) -> Backup:
     with closing(sqlite3.connect(part, isolation_level=None)) as copy:
-        copy.execute("PRAGMA journal_mode = OFF")  # what is not finished is thrown away as a whole
+        copy.execute("PRAGMA journal_mode = OFF")  # an unfinished copy is removed as a whole
         copy.execute("PRAGMA synchronous = OFF")  # it is flushed at the end
         source.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")  # so that it is one file

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.records import Entry
-from holdfast.store.sqlite.aside import ENTRIES, SetAside, readable
+from holdfast.model.records import Entry
+from holdfast.store.contract import EntryOrder
+from holdfast.store.sqlite.quarantine import ENTRIES, StoreConnection, readable
 from holdfast.store.sqlite.rows import ENTRY_COLUMNS, entry_of
 
 _COLUMNS = ", ".join(ENTRY_COLUMNS)
@@ -18,14 +18,11 @@ UPDATE holdfast_entries SET body = ?, version = ?, due_at = ?, keep_until = ?
 WHERE app = ? AND kind = ? AND name = ? AND version = ? AND body = coalesce(?, body)
 """
 GET = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
-LIST = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? ORDER BY name"
-DUE = f"""
-SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND due_at IS NOT NULL ORDER BY due_at, name LIMIT ?
-"""  # holdfast_entries_due
-LATEST = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? ORDER BY name DESC LIMIT ?"
-LATEST_BEFORE = f"""
-SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name < ? ORDER BY name DESC LIMIT ?
-"""
+_LISTS = {
+    EntryOrder.NAME: ("", "name"),
+    EntryOrder.LATEST: ("", "name DESC"),
+    EntryOrder.DUE: (" AND due_at IS NOT NULL", "due_at, name"),  # holdfast_entries_due
+}
 EXPIRED = """
 SELECT app, kind, name FROM holdfast_entries
 WHERE app = ? AND keep_until IS NOT NULL AND keep_until <= ? ORDER BY keep_until LIMIT ?
@@ -35,19 +32,18 @@ DELETE = "DELETE FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
 REMOVE = f"{DELETE} AND version = ? AND body = ?"
 
 
-def put(connection: sqlite3.Connection, entry: Entry, over: Entry | None, set_aside: SetAside) -> bool:
+def put_entry(connection: StoreConnection, entry: Entry, over: Entry | None = None) -> bool:
     if _put(connection, entry, over):
         return True
-    name = (entry.app, entry.kind, entry.name)
-    row = connection.execute(GET, name).fetchone()
+    row = connection.execute(GET, (entry.app, entry.kind, entry.name)).fetchone()
     try:
         return row is not None and entry_of(row) == entry
-    except CorruptRecord as error:  # it makes room
-        set_aside(connection, ENTRIES, row, error)
+    except CorruptRecord as error:
+        connection.set_aside(ENTRIES, row, error)
         return _put(connection, entry, over)
 
 
-def _put(connection: sqlite3.Connection, entry: Entry, over: Entry | None) -> bool:
+def _put(connection: StoreConnection, entry: Entry, over: Entry | None) -> bool:
     e, name = entry, (entry.app, entry.kind, entry.name)
     if e.version == 1:
         return connection.execute(INSERT, (*name, e.body, e.version, e.due_at, e.keep_until)).rowcount > 0
@@ -55,58 +51,60 @@ def _put(connection: sqlite3.Connection, entry: Entry, over: Entry | None) -> bo
     return connection.execute(UPDATE, (e.body, e.version, e.due_at, e.keep_until, *name, *before)).rowcount > 0
 
 
-def put_new(connection: sqlite3.Connection, entry: Entry, now: float, set_aside: SetAside) -> Entry | None:
-    """Insert a new entry, or answer what has its name. What need not be kept any longer gives way."""
-    (there,) = listing(connection, entry.app, entry.kind, [entry.name], set_aside) or (None,)
-    if there is not None and (there.keep_until is None or there.keep_until > now):
+def put_new(connection: StoreConnection, entry: Entry) -> Entry | None:
+    """Insert a new entry, or return the entry that has its name. An expired one gives way."""
+    (there,) = entries(connection, entry.app, entry.kind, [entry.name]) or (None,)
+    if there is not None and (there.keep_until is None or there.keep_until > connection.now):
         return there
     if there is not None:
         connection.execute(DELETE, (entry.app, entry.kind, entry.name))
-    put(connection, entry, None, set_aside)
+    put_entry(connection, entry)
     return None
 
 
-def listing(
-    connection: sqlite3.Connection, app: str, kind: str, names: Sequence[str] | None, set_aside: SetAside | None
+def entries(
+    connection: StoreConnection,
+    app: str,
+    kind: str,
+    names: Sequence[str] | None = None,
+    *,
+    order: EntryOrder = EntryOrder.NAME,
+    limit: int | None = None,
+    before: str | None = None,
 ) -> list[Entry]:
     if names is None:
-        return _readable(connection, LIST, (app, kind), set_aside)
-    each = [_readable(connection, GET, (app, kind, name), set_aside) for name in sorted(set(names))]
+        return readable(connection, ENTRIES, *statement(app, kind, order, limit, before), entry_of)
+    each = [readable(connection, ENTRIES, GET, (app, kind, name), entry_of) for name in sorted(set(names))]
     return [entry for found in each for entry in found]
 
 
-def due(connection: sqlite3.Connection, app: str, kind: str, limit: int, set_aside: SetAside | None) -> list[Entry]:
-    return _readable(connection, DUE, (app, kind, limit), set_aside)
+def statement(
+    app: str, kind: str, order: EntryOrder, limit: int | None, before: str | None
+) -> tuple[str, list[object]]:
+    """Return the query of a listing, on the primary key or the index of its order, and its values."""
+    only, by = _LISTS[order]
+    values: list[object] = [app, kind]
+    if before is not None:
+        only += " AND name < ?"
+        values.append(before)
+    query = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ?{only} ORDER BY {by} LIMIT ?"
+    return query, [*values, -1 if limit is None else limit]
 
 
-def latest(
-    connection: sqlite3.Connection, app: str, kind: str, limit: int, before: str | None, set_aside: SetAside | None
-) -> list[Entry]:
-    if before is None:
-        return _readable(connection, LATEST, (app, kind, limit), set_aside)
-    return _readable(connection, LATEST_BEFORE, (app, kind, before, limit), set_aside)
-
-
-def _readable(
-    connection: sqlite3.Connection, query: str, values: Sequence[object], set_aside: SetAside | None
-) -> list[Entry]:
-    return readable(connection, ENTRIES, query, values, entry_of, set_aside)
-
-
-def remove_expired(connection: sqlite3.Connection, app: str, at: float, limit: int) -> int:
+def remove_expired(connection: StoreConnection, app: str, at: float, limit: int) -> int:
     return connection.execute(REMOVE_EXPIRED, (app, at, limit)).rowcount
 
 
-def put_aside(connection: sqlite3.Connection, entry: Entry, error: CorruptRecord, set_aside: SetAside) -> bool:
+def quarantine_entry(connection: StoreConnection, entry: Entry, error: CorruptRecord) -> bool:
     e = entry
     row = connection.execute(
         f"{GET} AND version = ? AND body = ?", (e.app, e.kind, e.name, e.version, e.body)
     ).fetchone()
     if row is not None:
-        set_aside(connection, ENTRIES, row, error)
+        connection.set_aside(ENTRIES, row, error)
     return row is not None
 
 
-def remove(connection: sqlite3.Connection, entry: Entry) -> bool:
+def remove_entry(connection: StoreConnection, entry: Entry) -> bool:
     e = entry
     return connection.execute(REMOVE, (e.app, e.kind, e.name, e.version, e.body)).rowcount > 0

@@ -13,14 +13,14 @@ and lets them connect anew. A transaction in which nothing was written is then r
 `StoreUnavailable`, which says nothing about the write, and repeats it by its operation id. If the database itself is
 gone, every call is refused until the store is closed.
 
-The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and tells
-that by POSIX locks; but a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it, also
-that of ``open("shop.db").read()``. So SQLite's own descriptors get a second lock on the same bytes, which belongs to
-the open file (Linux: `F_OFD_SETLK`) and is not lost that way. The same holds for the index, which SQLite empties when
-it thinks that it is the first. Where there are no such locks, `verify` alone has to do.
+The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and
+knows that by POSIX locks; but a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it,
+also that of ``open("shop.db").read()``. So SQLite's own descriptors get a second lock on the same bytes, which belongs
+to the open file (Linux: `F_OFD_SETLK`) and is not lost that way. The same holds for the index, which SQLite empties
+when it thinks that it is the first. Where there are no such locks, `verify` alone has to do.
 
 Nothing here opens a descriptor: to close it again would lose those very locks. `fstat` on the descriptors that are
-open anyway tells which files SQLite has.
+open anyway shows which files SQLite has.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ from holdfast.store.contract import Observe, ignore
 
 Identity = tuple[int, int]  # device and inode
 
-# SQLite's file formats have: who uses a database has a read lock on these bytes of it, and on this one of the index.
-_SHARED_BYTES = (0x40000002, 510)  # nobody deletes the log, or changes the journal mode
-_DEADMAN_BYTE = (128, 1)  # nobody takes the index for what a crash has left, and empties it
-_WRITE_BYTE = "120"  # of the index; who writes has a write lock on it
+# By SQLite's file formats, each user of a database has a read lock on these bytes of it, and on this one of the index.
+_SHARED_BYTES = (0x40000002, 510)  # while locked, the log is not deleted, and the journal mode stays
+_DEADMAN_BYTE = (128, 1)  # while locked, the index is not taken for the rest of a crash and emptied
+_WRITE_BYTE = "120"  # of the index; the writer has a write lock on it
 _LOOK_SECONDS = 0.01
+PATIENCE_OF_USERS_SECONDS = 1.0  # the others may wait for the user's own transaction
 
 
 class FilesChanged(Exception):
@@ -60,29 +61,29 @@ class FilesChanged(Exception):
     def __init__(self, *, database: bool, written: bool = False) -> None:
         super().__init__("the database is another one" if database else "the log is another one")
         self.database = database
-        self.written = written  # something may have been committed, nobody knows to which file
+        self.written = written  # something may have been committed, to an unknown file
 
 
 class Log(Enum):
-    """What the log that the connections have open is worth."""
+    """The state of the log that the connections have open."""
 
     NAMED = "the path names it"
-    NEWEST = "the path names none; nobody has connected since, so it has the newest that there is"
-    STALE = "others go on without it, or nobody can tell; the hold keeps SQLite from writing it back"
-    ADRIFT = "others go on without it, or nobody can tell, and there is no hold"
+    NEWEST = "the path names none; no process has connected since, so it has the newest state"
+    STALE = "others go on without it, or that is unknown; the hold keeps SQLite from writing it back"
+    ADRIFT = "others go on without it, or that is unknown, and there is no hold"
 
 
-class Holder(Protocol):
-    """What has a connection to the database: a thread of a store."""
+class ConnectionOwner(Protocol):
+    """A thread of a store, or its lock probe, with a connection to the database."""
 
     using: threading.Lock
 
-    def let_go(self, log: Log) -> None:
-        """Close the connection. The caller has `using`."""
+    def close_connection(self, log: Log, *, wait: bool = True) -> None:
+        """Close the connection. The caller has `using`. `wait`: for readers, if the log is written back."""
 
 
 class DatabaseFiles:
-    """The files of one store."""
+    """Compare the files of one store with those that its connections have open."""
 
     def __init__(self, path: Path, named: Path, patience_seconds: float, observe: Observe = ignore) -> None:
         self.path = path
@@ -93,12 +94,13 @@ class DatabaseFiles:
         self._database: Identity | None = None  # as of the first connection
         self._seen: tuple[int, ...] | None = None  # devices and inodes of the three
         self._changed_at = (0, 0)  # time and size of the database when all was well
-        self._holders: list[Holder] = []
+        self._is_held_up = False  # when it was last tried to connect
+        self._owners: list[ConnectionOwner] = []
         self._turn: AbstractContextManager[None] | None = None
 
-    def begin(self, holders: list[Holder], turn: AbstractContextManager[None]) -> None:
-        """Name those who have connections, and what keeps two processes from closing theirs at the same moment."""
-        self._holders, self._turn, self._database = holders, turn, None
+    def begin(self, owners: list[ConnectionOwner], turn: AbstractContextManager[None]) -> None:
+        """Take the owners of connections, and the turn that keeps two processes from closing theirs at one moment."""
+        self._owners, self._turn, self._database = owners, turn, None
         with _registering:
             _watched.add(self)
 
@@ -112,12 +114,14 @@ class DatabaseFiles:
         """Wait while processes use an index whose log was deleted, until the last of them has written it back.
 
         To connect now would be to read the new, empty log by the old one's index. Raises `StoreUnavailable` if it
-        takes too long, or if a connection of the user in this process is what has the old index.
+        takes too long, or if a connection of the user in this process is what has the old log or index.
         """
-        if _has_deleted(self._index) and _identity_or_none(self._named) in _open_files().values():
+        self.verify()  # ours may be what has them
+        if _has_deleted(self._log, self._index) and _identity_or_none(self._named) in _open_files().values():
             raise self._kept_by_others()
         deadline = time.monotonic() + self._patience
         while self._is_headless():
+            self._is_held_up = True
             if time.monotonic() > deadline:
                 raise StoreUnavailable(
                     f"{self._log} was deleted while other processes have {self.path} open (pids: "
@@ -136,6 +140,26 @@ class DatabaseFiles:
             raise self._kept_by_others()
         return bool(pids)
 
+    def needs_restart(self, *, by_children: bool) -> str:
+        """See the contract. As of now: the process that has the deleted files may have closed them since."""
+        with contextlib.suppress(StoreUnavailable):  # the system does not show it
+            there = _identity_or_none(self._named)
+            if None not in (there, self._database) and there != self._database:
+                return f"{self._named} was replaced while this process (pid {os.getpid()}) has it open"
+            if self._is_held_up and (found := self._who_has_deleted(by_children)):
+                return (
+                    f"{self._log} or {self._index} was deleted, and connections that user code has made (pid "
+                    f"{', '.join(map(str, found))}) still use it"
+                )
+        return ""
+
+    def _who_has_deleted(self, by_children: bool) -> list[int]:
+        if _has_deleted(self._log, self._index):
+            return [os.getpid()]
+        is_headless = not os.path.exists(self._log) and os.path.exists(self._index)
+        pids = _pids_of(self._index) if is_headless else []
+        return [pid for pid in pids if pid == os.getpid() or (by_children and _is_descendant(pid))]
+
     def connected(self) -> None:
         """Remember the files behind a connection that was just opened and has read once; hold on to them."""
         database, log, index = map(_identity_or_none, (self._named, self._log, self._index))
@@ -150,20 +174,22 @@ class DatabaseFiles:
         self._database, self._seen = database, seen
         _hold(database, index, self._patience)
         self.verify()
+        self._is_held_up = False
 
     def _kept_by_others(self) -> StoreUnavailable:
         """SQLite has one index per process and database, so a new connection gets the deleted one of the others."""
+        self._is_held_up = True
         return StoreUnavailable(
             f"{self._log} or {self._index} was deleted, and other connections of this process (pid {os.getpid()}), or "
-            f"those that it had when it was forked, to {self.path} still use it. Close them, or restart this process; "
-            "what they write is lost."
+            f"those that it had when it was forked, to {self.path} still use it. Close them (dispose of a pool), or "
+            "restart this process; what they write is lost."
         )
 
     def verify(self, *, written: bool = False) -> None:
         """Raise `FilesChanged` unless the path names what was there when the connections were opened.
 
         `written`: something may have been committed since it was asked last. Raises `StoreUnavailable` if the system
-        does not tell: the connections stay, and may be right again when it does.
+        does not show that: the connections stay, and may be right again when it does.
         """
         if self._seen is None:
             return
@@ -179,11 +205,15 @@ class DatabaseFiles:
         self._changed_at = (database.st_mtime_ns, database.st_size)
 
     def refuse_changed(self) -> None:
-        """As `verify`, for those who have a connection of their own."""
+        """As `verify`, for a user with a connection of their own.
+
+        Before the user closes it and connects anew, the old log has to be written back: the new one would replace it.
+        """
         try:
             self.verify()
         except FilesChanged as change:
-            raise self._gone() if change.database else self.uncertain() from change
+            self.renew(change, patience_seconds=PATIENCE_OF_USERS_SECONDS)
+            raise self.refused() from change
         if self._seen is None and self._database_changed():
             raise self._gone()
 
@@ -197,6 +227,13 @@ class DatabaseFiles:
             "lost with it."
         )
 
+    def refused(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._log} or {self._index} was deleted or replaced while this process (pid {os.getpid()}) has it open. "
+            f"Nothing was submitted. Roll back, close your own connections to {self.path} in this process (dispose of "
+            "a pool), and connect anew: what they write is lost."
+        )
+
     def uncertain(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self._log} or {self._index} was deleted or replaced while this process (pid {os.getpid()}) wrote to "
@@ -206,20 +243,20 @@ class DatabaseFiles:
     def closing(self) -> Log:
         """Let go, before the last connection is closed."""
         self.forget()
-        log = self._worth()
-        if self._database is not None and not _sisters(self._database):
+        log = self._state_of_log()
+        if self._database is not None and not _stores_of(self._database):
             _release(self._database, unlock=log in (Log.NAMED, Log.NEWEST))
         self._seen = None
         return log
 
-    def _worth(self) -> Log:
+    def _state_of_log(self) -> Log:
         try:
             self.verify()
         except FilesChanged as change:
             if change.database:
                 return Log.NAMED  # SQLite sees by itself that the database was moved, and leaves everything alone
         except StoreUnavailable:
-            return Log.STALE if self._database in _held else Log.ADRIFT  # for whoever opens it next to write back
+            return Log.STALE if self._database in _held else Log.ADRIFT  # the next process that opens it writes it back
         else:
             return Log.NAMED
         is_held = self._database in _held
@@ -227,7 +264,7 @@ class DatabaseFiles:
             there = os.stat(self._named)
         except OSError:
             return Log.NAMED  # gone meanwhile
-        # Whoever connects makes a log, and cannot delete it while we hold the database. Without a hold he could.
+        # A process that connects makes a log, and cannot delete it while we hold the database. Without a hold it could.
         untouched = (there.st_mtime_ns, there.st_size) == self._changed_at
         if not os.path.exists(self._log) and (is_held or untouched):
             return Log.NEWEST
@@ -235,31 +272,36 @@ class DatabaseFiles:
 
     # --- what to do about a change
 
-    def renew(self, change: FilesChanged) -> None:
+    def renew(self, change: FilesChanged, *, patience_seconds: float | None = None) -> None:
         """Close all connections that stores of this process have to the database, so that they connect anew.
 
-        Raises `StoreUnavailable` if it is the database itself that is gone.
+        Raises `StoreUnavailable` if it is the database itself that is gone. With a patience, nothing is done if they
+        are busy for longer, and no transaction is waited for: it may be the caller's own.
         """
         if change.database or self._database is None:
             raise self._gone() from change
-        with _renewing, ExitStack() as stack:
-            sisters = _sisters(self._database)
-            for holder in (holder for files in sisters for holder in files._holders):
-                stack.enter_context(holder.using)
+        deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
+        with ExitStack() as stack:
+            if not _wait_for(_renewing, deadline, stack):
+                return
+            stores = _stores_of(self._database)
+            owners = [owner for files in stores for owner in files._owners]
+            if not all(_wait_for(owner.using, deadline, stack) for owner in owners):
+                return
             with contextlib.suppress(FilesChanged):
                 self.verify()
                 return  # another thread was faster
             if self._turn is not None:
                 stack.enter_context(self._turn)  # two that close at once would each take the other for a reader
-            log = self._worth()
-            self._tell(log)
+            log = self._state_of_log()
+            self._report(log)
             _release(self._database, unlock=log in (Log.NAMED, Log.NEWEST))
-            for files in sisters:
+            for files in stores:
                 files._seen = None
-                for holder in files._holders:
-                    holder.let_go(log)
+                for owner in files._owners:
+                    owner.close_connection(log, wait=patience_seconds is None)
 
-    def _tell(self, log: Log) -> None:
+    def _report(self, log: Log) -> None:
         seen, there = self._seen, _identity_or_none(self._log)
         if log is Log.NEWEST:
             why = f"{self._log} was deleted while this process has it open; it is written back, and begun anew"
@@ -279,16 +321,16 @@ _registering = threading.Lock()
 _renewing = threading.Lock()
 
 
-def _sisters(database: Identity) -> list[DatabaseFiles]:
-    """The stores of this process that have that database open, always in the same order."""
+def _stores_of(database: Identity) -> list[DatabaseFiles]:
+    """Return the stores of this process that have that database open, always in the same order."""
     with _registering:
         return sorted((files for files in _watched if files._database == database), key=id)
 
 
-def let_go_of_all(patience_seconds: float) -> ExitStack:
+def close_all_connections(patience_seconds: float) -> ExitStack:
     """Close the connections of all stores of this process, in an orderly way; none is made before the stack is closed.
 
-    Those of a store that is busy for too long stay, and those whose files have changed, which need a closer look.
+    Connections of a store that is busy for too long stay, and so do those to files that have changed.
     """
     deadline, unused = time.monotonic() + patience_seconds, ExitStack()
     if not _wait_for(_renewing, deadline, unused):
@@ -296,44 +338,59 @@ def let_go_of_all(patience_seconds: float) -> ExitStack:
     with _registering:
         databases = {files._database for files in _watched if files._database is not None}
     for database in sorted(databases):
-        sisters = _sisters(database)
-        holders = [holder for files in sisters for holder in files._holders]
+        stores = _stores_of(database)
+        owners = [owner for files in stores for owner in files._owners]
         with ExitStack() as taken:
-            if not all(_wait_for(holder.using, deadline, taken) for holder in holders):
+            if not all(_wait_for(owner.using, deadline, taken) for owner in owners):
                 continue
             try:
-                for files in sisters:
+                for files in stores:
                     files.verify()
             except (FilesChanged, StoreUnavailable):
                 continue
             _release(database, unlock=True)
-            for files in sisters:
+            for files in stores:
                 files._seen = None
-            for holder in holders:
+            for owner in owners:
                 with contextlib.suppress(sqlite3.Error):  # it is gone all the same
-                    holder.let_go(Log.NAMED)
+                    owner.close_connection(Log.NAMED)
             unused.push(taken.pop_all())
     return unused
 
 
-def _wait_for(lock: threading.Lock, deadline: float, taken: ExitStack) -> bool:
-    if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+def _wait_for(lock: threading.Lock, deadline: float | None, taken: ExitStack) -> bool:
+    if not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
         return False
     taken.callback(lock.release)
     return True
 
 
-def close(connection: sqlite3.Connection, log: Log) -> None:
-    """Close a connection, and write its log back, or leave the database alone, as the log is worth."""
+def close(connection: sqlite3.Connection, log: Log, *, wait: bool = True) -> None:
+    """Close a connection, and write its log back, or leave the database alone, as the log is worth.
+
+    Without `wait`, as far as it goes while another transaction is open.
+    """
     if log is Log.NEWEST:
         with contextlib.suppress(sqlite3.Error):  # also while other processes have it open
-            connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+            _write_back(connection, wait=wait)
     if log is Log.ADRIFT:
         if not hasattr(connection, "setconfig"):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # never closed, not even when the process ends
             return
         connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE)  # type: ignore[attr-defined]
     connection.close()
+
+
+def _write_back(connection: sqlite3.Connection, *, wait: bool) -> None:
+    """Write back what is committed. Readers of an older state have to be waited for. An open transaction is not
+    acknowledged yet, and it may be the user's, which waits for us.
+    """
+    (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    for milliseconds in (0, patience) if wait else (0,):
+        connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
+        _, frames, written = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        if frames == written:
+            return
 
 
 # --- the hold
@@ -347,7 +404,7 @@ _holding = threading.Lock()
 def _hold(database: Identity, index: Identity, patience_seconds: float) -> None:
     """Lock all descriptors that SQLite has of the database and of the index.
 
-    All, because nothing tells ours from the user's: SQLite even hands descriptors from one connection to another.
+    All, because ours and the user's look alike: SQLite even hands descriptors from one connection to another.
     """
     if not _CAN_HOLD:
         return
@@ -358,7 +415,7 @@ def _hold(database: Identity, index: Identity, patience_seconds: float) -> None:
                 if _lock(database, _SHARED_BYTES, fcntl.F_RDLCK) and _lock(index, _DEADMAN_BYTE, fcntl.F_RDLCK):
                     _held.add(database)
                 return
-            except (BlockingIOError, PermissionError):  # somebody is just closing or opening the database
+            except (BlockingIOError, PermissionError):  # another process is closing or opening the database
                 if time.monotonic() > deadline:
                     return
                 time.sleep(_LOOK_SECONDS)
@@ -373,7 +430,7 @@ def _release(database: Identity, *, unlock: bool) -> None:
 
 
 def _lock(file: Identity, where: tuple[int, int], kind: int) -> bool:
-    """Whether it was done. Raises `BlockingIOError` or `PermissionError` if another lock is in the way."""
+    """Return whether it was done. Raises `BlockingIOError` or `PermissionError` if another lock conflicts."""
     wish, done = struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0), False
     for descriptor, identity in _open_files().items():
         if identity == file and descriptor not in _inherited:
@@ -401,7 +458,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
-# --- what the system tells
+# --- what the system shows
 
 
 def _identity_or_none(path: str) -> Identity | None:
@@ -415,14 +472,14 @@ def _identity_or_none(path: str) -> Identity | None:
 
 
 def _unreachable(path: str, error: OSError, *, written: bool = False) -> StoreUnavailable:
-    """The system says neither that a file is there nor that it is not: a mount is away, or rights were changed."""
+    """Return the error for a file of unknown state: a mount is away, or rights were changed."""
     became = "It is not known what became of this write. Ask for it, or repeat it with the same key."
     advice = "Is its disk there, and may this user enter its folder?"
     return StoreUnavailable(f"{path} cannot be reached: {error.strerror}. {became if written else advice}")
 
 
 def _open_files() -> dict[int, Identity]:
-    """The descriptors of this process. Empty where the system does not tell."""
+    """Return the descriptors of this process. Empty where the system does not list them."""
     return dict(_each_open_file())
 
 
@@ -443,17 +500,28 @@ def _descriptors() -> list[int]:
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
-def _has_deleted(path: str) -> bool:
-    """Whether this process has a file open that had this path and was deleted. False if the system does not tell."""
+def _has_deleted(*paths: str) -> bool:
+    """Return whether this process has a deleted file of such a path open. False if the system does not show it."""
+    deleted = {f"{path} (deleted)" for path in paths}
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):
-            if os.readlink(f"{_DESCRIPTORS}/{descriptor}") == f"{path} (deleted)":
+            if os.readlink(f"{_DESCRIPTORS}/{descriptor}") in deleted:
                 return True
     return False
 
 
+def _is_descendant(pid: int) -> bool:
+    """Return whether this process, or a child of it, has started that process."""
+    while pid > 1 and pid != os.getpid():
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return pid == os.getpid()
+
+
 def _pids_of(path: str) -> list[int]:
-    """The processes that have a POSIX lock on a file, as SQLite has on an index that it uses.
+    """Return the processes that have a POSIX lock on a file, as SQLite has on an index that it uses.
 
     From a list of the kernel, because to ask about a lock takes a descriptor.
     """
@@ -461,7 +529,7 @@ def _pids_of(path: str) -> list[int]:
 
 
 def writer_of(index: str) -> int | None:
-    """The process that has the write lock of a database, by the path of its index. None if the system does not tell."""
+    """Return the process that has the write lock of a database, by the path of its index. None if that is unknown."""
     found = [int(fields[4]) for fields in _locks_of(index) if fields[3] == "WRITE" and fields[6] == _WRITE_BYTE]
     return found[0] if found else None
 

@@ -1,9 +1,9 @@
 """Hints between the processes that share one SQLite file, by Unix sockets beside it.
 
-A process that wants to hear something binds a datagram socket in the store's folder; its name begins with the kind of
-hint. To send a hint is to write to every socket of that kind, so nobody pays for hints that nobody waits for, there
-is no server, and no process has to outlive another. A socket whose process died refuses the datagram and is swept
-away by the sender. Everything here may fail: a lost hint costs one polling interval.
+A process that listens binds a datagram socket in the store's folder; its name begins with the kind of hint. The sender
+writes to every socket of that kind, so hints without listeners cost nothing, there is no server, and no process has to
+outlive another. A socket of a dead process refuses the datagram, and the sender removes it. Everything here may fail:
+a lost hint costs one polling interval.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.lifecycle.records import Hint
+from holdfast.model.records import Hint
 
 _LARGEST_DATAGRAM = 32_768
 _LONGEST_SOCKET_PATH = 100  # the kernel's limit is 108 on Linux and 104 on macOS, the terminating zero included
@@ -26,7 +26,7 @@ _SUFFIX = ".sock"
 
 
 class SocketHints:
-    """See `holdfast.lifecycle.records.HintChannel`."""
+    """See `holdfast.model.records.HintChannel`."""
 
     trust = 1  # a socket says nothing when it stops working, and to look at a SQLite file is cheap
 
@@ -47,13 +47,13 @@ class SocketHints:
         for hint in hints:
             targets = [name for name in listeners if name.startswith(hint.kind)]
             if targets:
-                self._tell(self._datagram(hint), targets)
+                self._send_to(self._datagram(hint), targets)
 
     def _datagram(self, hint: Hint) -> bytes:
         message = self._encoder.encode(hint)
         return message if len(message) <= _LARGEST_DATAGRAM else self._encoder.encode(Hint(hint.kind, (), hint.count))
 
-    def _tell(self, message: bytes, targets: list[str]) -> None:
+    def _send_to(self, message: bytes, targets: list[str]) -> None:
         if self._sender is None:
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sender.setblocking(False)
@@ -72,33 +72,33 @@ class SocketHints:
         path = str(self._folder / name)
         if len(path) > _LONGEST_SOCKET_PATH:
             return
-        ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            ear.bind(path)
+            listener.bind(path)
         except OSError:
-            ear.close()  # a file system without sockets: polling has to do
+            listener.close()  # a file system without sockets: polling has to do
             return
-        ear.setblocking(False)
+        listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        loop.add_reader(ear, self._read, ear, receive)
-        self._own[name] = (ear, loop)
+        loop.add_reader(listener, self._read, listener, receive)
+        self._own[name] = (listener, loop)
 
-    def _read(self, ear: socket.socket, receive: Callable[[Hint], None]) -> None:
+    def _read(self, listener: socket.socket, receive: Callable[[Hint], None]) -> None:
         while True:
             try:
-                message = ear.recv(_LARGEST_DATAGRAM)
+                message = listener.recv(_LARGEST_DATAGRAM)
             except OSError:
                 return
             try:
                 hint = self._decoder.decode(message)
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                continue  # anybody who may write to the folder may write nonsense into the socket
+                continue  # every program of this user may write to the socket
             receive(hint)
 
     async def close(self) -> None:
-        for name, (ear, loop) in self._own.items():
-            loop.remove_reader(ear)
-            ear.close()
+        for name, (listener, loop) in self._own.items():
+            loop.remove_reader(listener)
+            listener.close()
             (self._folder / name).unlink(missing_ok=True)
         self._own.clear()
         if self._sender is not None:

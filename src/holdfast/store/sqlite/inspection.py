@@ -5,18 +5,23 @@ from __future__ import annotations
 import functools
 import os
 import sqlite3
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.errors import SchemaMismatch
-from holdfast.lifecycle.decoding import shown
+from holdfast.model.decoding import shown
+from holdfast.model.records import read_body
 from holdfast.store import findings
 from holdfast.store.contract import Finding
-from holdfast.store.sqlite import aside, schema
-from holdfast.store.sqlite.rows import entry_of, execution_of, from_row, pause_of, payload_of, piece_of, runner_of
+from holdfast.store.sqlite import quarantine, schema
+from holdfast.store.sqlite.paths import mode_of
+from holdfast.store.sqlite.rows import entry_of, from_row, payload_of, piece_of, runner_of
+
+QUICK_BYTES = 64 * 2**20  # takes less than a second to read
 
 
 def connect_to_look(path: Path, busy_timeout_seconds: float) -> sqlite3.Connection:
@@ -24,49 +29,37 @@ def connect_to_look(path: Path, busy_timeout_seconds: float) -> sqlite3.Connecti
 
     from that the next opening sees that it has to look closer.
     """
-    return sqlite3.connect(
-        f"{path.as_uri()}?mode=ro",
-        uri=True,
-        timeout=busy_timeout_seconds,
-        isolation_level=None,
-        check_same_thread=False,
-    )
+    more = {"uri": True, "timeout": busy_timeout_seconds, "isolation_level": None, "check_same_thread": False}
+    return sqlite3.connect(f"{path.as_uri()}?mode=ro", **more)  # type: ignore[arg-type]
+
+
+def _finding(subject: str, ok: bool, detail: str, advice: str = "") -> Finding:
+    return Finding(subject=subject, ok=ok, detail=detail, advice=advice)
 
 
 def inspect(connection: sqlite3.Connection, path: Path, synchronous: str, *, deep: bool) -> list[Finding]:
-    version = _version(connection)
-    surroundings = [_file_mode(path), *_names(path), _durability(synchronous)]
-    if not version.ok:
-        return [version, *surroundings]  # the tables are others than those that are known here, or not there
-    return [
-        version,
-        *_indexes(connection),
-        *surroundings,
-        _quarantine(connection),
-        *(_deep(connection) if deep else ()),
-    ]
+    version, pages = _version(connection), _pages(connection, deep=deep)
+    around = [_file_mode(path), *_names(path), _durability(synchronous)]
+    if not version.ok or not pages.ok:
+        # The tables are others than those that are known here, or not there; or to read them would end in an error.
+        return [version, *around, pages]
+    records = [_records(connection)] if deep else []
+    return [version, *_indexes(connection), *around, _quarantine(connection), pages, *records]
 
 
 def _version(connection: sqlite3.Connection) -> Finding:
     try:
         found = schema.stored_version(connection)
     except SchemaMismatch as error:
-        return Finding(subject="schema", ok=False, detail=str(error))
+        return _finding("schema", False, str(error))
     if found is None:
-        return Finding(
-            subject="schema", ok=False, detail="Holdfast's tables are not there", advice="holdfast store prepare"
-        )
-    version, reader = found
-    detail = f"version {version}, readable from version {reader}; this Holdfast knows {schema.SCHEMA_VERSION}"
-    if version < schema.SCHEMA_VERSION:
-        advice = "holdfast store prepare; else the first use brings it up to date"
-        return Finding(subject="schema", ok=False, detail=detail, advice=advice)
-    return Finding(
-        subject="schema",
-        ok=reader <= schema.SCHEMA_VERSION,
-        detail=detail,
-        advice="" if version <= schema.SCHEMA_VERSION else "a newer Holdfast wrote here; upgrade this one soon",
-    )
+        return _finding("schema", False, "Holdfast's tables are not there", "holdfast store prepare")
+    (version, reader), known = found, schema.SCHEMA_VERSION
+    detail = f"version {version}, readable from version {reader}; this Holdfast knows {known}"
+    if version < known:
+        return _finding("schema", False, detail, "holdfast store prepare; else the first use brings it up to date")
+    newer = "a newer Holdfast wrote here; upgrade this one soon"
+    return _finding("schema", reader <= known, detail, "" if version <= known else newer)
 
 
 def _indexes(connection: sqlite3.Connection) -> Iterator[Finding]:
@@ -75,16 +68,13 @@ def _indexes(connection: sqlite3.Connection) -> Iterator[Finding]:
     there = _index_definitions(connection)
     for name, definition in expected.items():
         if name not in there:
-            advice = f"queries will be slow; run: {definition}"
-            yield Finding(subject=f"index {name}", ok=False, detail="missing", advice=advice)
+            yield _finding(f"index {name}", False, "missing", f"queries will be slow; run: {definition}")
         elif there[name] != definition:
-            yield Finding(
-                subject=f"index {name}", ok=False, detail="differs from ours", advice=f"drop it and run: {definition}"
-            )
+            yield _finding(f"index {name}", False, "differs from ours", f"drop it and run: {definition}")
     for name in there.keys() - expected.keys():
-        yield Finding(subject=f"index {name}", ok=True, detail="not ours; every write pays for it")
+        yield _finding(f"index {name}", True, "not ours; every write pays for it")
     if expected.items() <= there.items():
-        yield Finding(subject="indexes", ok=True, detail=f"{len(expected)} of {len(expected)} are there")
+        yield _finding("indexes", True, f"{len(expected)} of {len(expected)} are there")
 
 
 def _expected_indexes() -> dict[str, str]:
@@ -99,33 +89,25 @@ def _index_definitions(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def _file_mode(path: Path) -> Finding:
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    private = not mode & 0o077
-    what = "write it, and runners execute what they find" if mode & 0o022 else "read it"
-    return Finding(
-        subject="file mode",
-        ok=private,
-        detail=f"{path} is {mode:04o}",
-        advice="" if private else f"other users of this host can {what}: chmod 600 {path}",
-    )
+    """Report whether other users can write the file. Reading alone is a warning. SQLite gives its log the same mode."""
+    modes = {f"{path}{name}": mode_of(f"{path}{name}") for name in ("", "-wal", "-shm")}
+    exposed = [name for name, mode in modes.items() if mode & 0o066]
+    can_write = any(mode & 0o022 for mode in modes.values())
+    what = "write it, and runners execute what they find" if can_write else "read it"
+    advice = f"other users of this host can {what}: chmod 600 {' '.join(exposed)}" if exposed else ""
+    return _finding("file mode", not can_write, f"{path} is {modes[f'{path}']:04o}", advice)
 
 
 def _names(path: Path) -> Iterator[Finding]:
-    count = os.stat(path).st_nlink
-    if count > 1:
+    if (count := os.stat(path).st_nlink) > 1:
         advice = "a process that opens it by another name has another log, and the two destroy it; remove the others"
-        yield Finding(subject="hard links", ok=False, detail=f"{path} has {count} names", advice=advice)
+        yield _finding("hard links", False, f"{path} has {count} names", advice)
 
 
 def _durability(synchronous: str) -> Finding:
-    full = synchronous == "full"
-    return Finding(
-        subject="durability",
-        ok=True,
-        detail=f"synchronous={synchronous}: "
-        + (
-            "survives a power cut" if full else "survives a crash of the process; a power cut may lose the last moments"
-        ),
+    less = "survives a crash of the process; a power cut may lose the last moments"
+    return _finding(
+        "durability", True, f"synchronous={synchronous}: {'survives a power cut' if synchronous == 'full' else less}"
     )
 
 
@@ -136,29 +118,33 @@ def _quarantine(connection: sqlite3.Connection) -> Finding:
     return findings.set_aside(named, [shown(why) for (why,) in latest], "the table holdfast_quarantine")
 
 
-def _deep(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _pages(connection: sqlite3.Connection, *, deep: bool) -> Finding:
+    """Read every page, if that is asked for or takes a moment only."""
+    ((count,),), ((page,),) = (connection.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "page_size"))
+    if not deep and count * page > QUICK_BYTES:
+        detail = f"the pages of the file, {count * page // 2**20:,} MB, were not read"
+        return replace(_finding("integrity", True, detail, "holdfast store check --deep"), checked=False)
     try:
-        problems = [row[0] for row in connection.execute("PRAGMA integrity_check(10)")]
+        problems = [row[0] for row in connection.execute(f"PRAGMA {'integrity' if deep else 'quick'}_check(10)")]
     except sqlite3.DatabaseError as error:  # some damage ends even that
         problems = [str(error)]
     intact = problems == ["ok"]
-    yield Finding(
-        subject="integrity",
-        ok=intact,
-        detail="every page was read" if intact else "; ".join(problems),
-        advice="" if intact else "keep a copy of the file and restore a backup",
-    )
-    if not intact:
-        return  # to read on would end in an error, and what is known would not be told
+    compared = "" if deep else "; indexes were not compared with their tables, which --deep does"
+    if intact:
+        return _finding("integrity", True, f"every page was read{compared}")
+    return _finding("integrity", False, "; ".join(problems), "keep a copy of the file and restore a backup")
+
+
+def _records(connection: sqlite3.Connection) -> Finding:
     reading = findings.Reading()
     for table, decode in _DECODERS:
         for row in connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name}"):
             reading.read(functools.partial(decode, row))
-    yield reading.finding()
+    return reading.finding()
 
 
 def _entry(row: Sequence[Any]) -> None:
-    findings.read_body(entry_of(row))
+    read_body(entry_of(row))
 
 
 def _payload(row: Sequence[Any]) -> None:
@@ -166,17 +152,10 @@ def _payload(row: Sequence[Any]) -> None:
     payload_of(digest, size, pieces, b"", 0)
 
 
-def _queue(row: Sequence[Any]) -> None:
-    app, name, paused_at, *rest = row
-    pause_of(app, (name, 0.0 if paused_at is None else paused_at, *rest))
-
-
-_DECODERS: Sequence[tuple[aside.Table, Callable[[Sequence[Any]], object]]] = (
-    (aside.INVOCATIONS, lambda row: from_row(row[1:])),
-    (aside.RUNNERS, runner_of),
-    (aside.ENTRIES, _entry),
-    (aside.EXECUTIONS, lambda row: execution_of(row[1:])),
-    (aside.QUEUES, _queue),
-    (aside.PAYLOADS, _payload),
-    (aside.PIECES, lambda row: piece_of(row[1], row[5], row[4])),
+_DECODERS: Sequence[tuple[quarantine.Table, Callable[[Sequence[Any]], object]]] = (
+    (quarantine.INVOCATIONS, lambda row: from_row(row[1:])),
+    (quarantine.RUNNERS, runner_of),
+    (quarantine.ENTRIES, _entry),
+    (quarantine.PAYLOADS, _payload),
+    (quarantine.PIECES, lambda row: piece_of(row[1], row[5], row[4])),
 )

@@ -1,85 +1,116 @@
-"""`find`: the newest that a filter allows, at the cost of the page and not of the table.
+"""`find`: the first that a filter allows in some order, at the cost of the page and not of the table.
 
-Each wanted status, task or queue is an arm that reads its index backwards, and SQLite merges the arms by id. Where a
-filter names several kinds, the arms are of the one that is rarest; that is found by counting a few keys of each. The
-default queue is in no index: it is met soon by walking `identity` backwards.
+Each order reads its index. By id, and by the end, each wanted status, task or queue is an arm that reads its index
+backwards, and SQLite merges the arms. Where a filter names several kinds, the arms are of the rarest, which
+is found by counting a few keys of each. The default queue is in no index: it is met soon by walking `identity`
+backwards.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from holdfast.errors import CorruptRecord
-from holdfast.lifecycle.records import InvocationRecord
-from holdfast.store.contract import Filter
-from holdfast.store.sqlite.aside import INVOCATIONS, SetAside
-from holdfast.store.sqlite.queries import ID_COLUMN, TABLE
+from holdfast.model.limits import slot_range
+from holdfast.model.records import InvocationRecord
+from holdfast.model.retention import OUTCOMES
+from holdfast.store.contract import Filter, Order
+from holdfast.store.sqlite.quarantine import INVOCATIONS, StoreConnection, readable
+from holdfast.store.sqlite.queries import ID, TABLE
 from holdfast.store.sqlite.rows import LIST, from_row
+from holdfast.store.sqlite.schema import ENDED
 
 _MOST_ARMS = 20  # more than there are statuses
 _MOST_COUNTED = 1000
 # What an index is limited to.
 _ONLY = {"status": "", "task": "", "queue": " AND queue <> 'default'", "parent_id": " AND parent_id IS NOT NULL"}
+# Which invocations an order lists, and how; each in the words of its index.
+_ORDERS = {
+    Order.NEWEST: ("", "id DESC"),
+    Order.LATEST_END: (f" AND {ENDED}", "changed_at DESC, id DESC"),  # holdfast_ended
+    Order.OUTBOX: (" AND outbox IS NOT NULL", "changed_at, id"),  # holdfast_outbox
+    Order.START_BY: (" AND start_by IS NOT NULL", "start_by, id"),  # holdfast_start_by
+    Order.SLOT: (" AND slot IS NOT NULL", "slot"),  # holdfast_slot
+}
+
+
+class Listing(NamedTuple):
+    """A question of `find`."""
+
+    app: str
+    where: Filter
+    order: Order
+    limit: int
 
 
 class Driver(NamedTuple):
-    """The column whose index is read, and the values that are wanted of it."""
+    """The column of the index to read, and the wanted values."""
 
     column: str
     wanted: Sequence[str]
 
 
-def found(
-    connection: sqlite3.Connection, app: str, where: Filter, limit: int, set_aside: SetAside | None
+def find(
+    connection: StoreConnection,
+    app: str,
+    where: Filter,
+    limit: int,
+    *,
+    order: Order = Order.NEWEST,
+    set_aside: bool = False,
 ) -> list[InvocationRecord]:
-    """Return a whole page, as far as there is one. Those that cannot be read are given to `set_aside`.
-
-    Raises `CorruptRecord` without one.
-    """
+    wanted = Listing(app, where, order, limit)
+    if set_aside:
+        query = listing(wanted, _driver(connection, wanted))
+        return readable(connection, INVOCATIONS, *query, lambda row: from_row(row[1:]))
     records: list[InvocationRecord] = []
-    while len(records) < limit:
-        rows, before = find(connection, app, where, limit - len(records)), len(records)
+    while len(records) < limit:  # a whole page of the newest, as far as there is one
+        rows, before = rows_of(connection, wanted._replace(limit=limit - len(records))), len(records)
         for row in rows:
             try:
                 records.append(from_row(row[1:]))
             except CorruptRecord as error:
-                if set_aside is None:
-                    raise
-                set_aside(connection, INVOCATIONS, row, error)
-        ids = [id for row in rows if type(id := row[1 + ID_COLUMN]) is str]
-        if len(records) - before == len(rows) or not ids:
+                connection.leave_out(error)
+        ids = [id for row in rows if type(id := row[ID]) is str]
+        if len(records) - before == len(rows) or not ids or order is not Order.NEWEST:
             break
-        where = replace(where, before_id=ids[-1])
+        wanted = wanted._replace(where=replace(wanted.where, before_id=ids[-1]))
     return records
 
 
-def find(connection: sqlite3.Connection, app: str, where: Filter, limit: int) -> list[Sequence[Any]]:
-    """Rowid and columns of each."""
-    among = drivers(where)
-    driver = None
-    if among:
-        driver = among[0] if len(among) == 1 else min(among, key=lambda each: _count(connection, app, each))
-    statement, values = listing(app, where, limit, driver)
-    return connection.execute(statement, values).fetchall()
+def rows_of(connection: StoreConnection, wanted: Listing) -> list[Sequence[Any]]:
+    """Return the rowid and the columns of each."""
+    return connection.execute(*listing(wanted, _driver(connection, wanted))).fetchall()
 
 
-def drivers(where: Filter) -> list[Driver]:
-    """The columns that a filter could be answered by."""
+def _driver(connection: StoreConnection, wanted: Listing) -> Driver | None:
+    among = drivers(wanted)
+    if len(among) <= 1:
+        return among[0] if among else None
+    return min(among, key=lambda each: _count(connection, wanted.app, each))
+
+
+def drivers(wanted: Listing) -> list[Driver]:
+    """The columns that the question could be answered by."""
+    where = wanted.where
+    if wanted.order is Order.LATEST_END:
+        return [Driver("status", sorted(str(status) for status in where.statuses) or OUTCOMES)]
+    if wanted.order is not Order.NEWEST:
+        return []
     if where.parent is not None:  # one has few children
         return [Driver("parent_id", [where.parent])]
-    wanted = {"status": where.statuses, "task": where.tasks, "queue": where.queues}
+    among = {"status": where.statuses, "task": where.tasks, "queue": where.queues}
     return [
         Driver(column, sorted(str(value) for value in values))
-        for column, values in wanted.items()
+        for column, values in among.items()
         if 0 < len(values) <= _MOST_ARMS and not (column == "queue" and "default" in values)
     ]
 
 
-def _count(connection: sqlite3.Connection, app: str, driver: Driver) -> int:
+def _count(connection: StoreConnection, app: str, driver: Driver) -> int:
     return int(connection.execute(counting(driver), (app, *driver.wanted)).fetchone()[0])
 
 
@@ -89,26 +120,44 @@ def counting(driver: Driver) -> str:
     return f"SELECT count(*) FROM (SELECT 1 FROM {TABLE} WHERE {within} LIMIT {_MOST_COUNTED})"
 
 
-def listing(app: str, where: Filter, limit: int, driver: Driver | None) -> tuple[str, list[object]]:
-    rest, values = "", list[object]()
+def listing(wanted: Listing, driver: Driver | None) -> tuple[str, list[object]]:
+    only, order = _ORDERS[wanted.order]
+    conditions = list(_conditions(wanted, driver))
+    rest = "".join(f" AND {condition}" for condition, _ in conditions)
+    values = [value for _, some in conditions for value in some]
+    driven = f" AND {driver.column} = ?{_ONLY[driver.column]}" if driver else ""
+    arm = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ?{driven}{only}{rest}"
+    arms: list[list[object]] = [[wanted.app, each, *values] for each in (driver.wanted if driver else ())]
+    arms = arms or [[wanted.app, *values]]
+    each = [value for arm_values in arms for value in arm_values]
+    return f"{' UNION ALL '.join([arm] * len(arms))} ORDER BY {order} LIMIT ?", [*each, wanted.limit]
+
+
+def _conditions(wanted: Listing, driver: Driver | None) -> Iterable[tuple[str, Sequence[object]]]:
+    """What the filter says. A + keeps SQLite from choosing another index than that of the driver or the order."""
+    where, by_id = wanted.where, "" if wanted.order is Order.NEWEST else "+"
     for column, some in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
         if some and (driver is None or column != driver.column):
-            rest += f" AND +{column} IN ({_places(some)})"  # the + keeps it from choosing the index
-            values += sorted(str(value) for value in some)
+            yield f"+{column} IN ({_places(some)})", sorted(str(value) for value in some)
+    if where.parent is not None and (driver is None or driver.column != "parent_id"):
+        yield "+parent_id = ?", [where.parent]
     if where.runner is not None:
-        rest += " AND owner >= ? AND owner < ?"
-        values += [f"{where.runner}/", f"{where.runner}0"]  # 0 is the character after /
+        yield "owner >= ? AND owner < ?", [f"{where.runner}/", f"{where.runner}0"]  # 0 is the character after /
     if where.rerun_of is not None:
-        rest += " AND rerun_of = ? AND rerun_of IS NOT NULL"
-        values.append(where.rerun_of)
+        yield f"{by_id}rerun_of = ? AND rerun_of IS NOT NULL", [where.rerun_of]
     if where.before_id is not None:
-        rest += " AND id < ?"
-        values.append(where.before_id)
-    driven = f" AND {driver.column} = ?{_ONLY[driver.column]}" if driver else ""
-    arm = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ?{driven}{rest}"
-    arms: list[list[object]] = [[app, value, *values] for value in driver.wanted] if driver else [[app, *values]]
-    each = [value for arm_values in arms for value in arm_values]
-    return f"{' UNION ALL '.join([arm] * len(arms))} ORDER BY id DESC LIMIT ?", [*each, limit]
+        yield f"{by_id}id < ?", [where.before_id]
+    if where.limit_key is not None:
+        # The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
+        if wanted.order is Order.SLOT:
+            yield "slot >= ? AND slot < ?", slot_range(where.limit_key)
+        yield "+limit_key = ?", [where.limit_key]
+    if where.since is not None:
+        yield "changed_at >= ?", [where.since]
+    if where.until is not None:
+        yield "changed_at < ?", [where.until]
+    if where.before is not None:
+        yield "changed_at <= ? AND (changed_at < ? OR id < ?)", [where.before[0], *where.before]
 
 
 def _places(values: Sequence[str] | frozenset[str]) -> str:

@@ -1,19 +1,18 @@
 """Payloads in SQLite: jobs over one transaction each.
 
-A payload of many pieces is written in many transactions, so that a large one holds up nobody; its row in
-``holdfast_payloads`` comes last and makes it whole. References are written in the transaction of what refers. To
-collect is one transaction too, so nothing can be kept, put or referred to between the look and the removal.
+A payload of many pieces is written in many transactions, so that a large one holds up no other writer; its row in
+``holdfast_payloads`` comes last and makes it whole. References are written in the transaction of the invocation. The
+collection is one transaction, so no payload can be kept, put or referred to between the look and the removal.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
-from holdfast.lifecycle.records import Collected, Piece, StoredPayload
-from holdfast.store.sqlite.aside import PAYLOADS, PIECES, SetAside
+from holdfast.model.records import Collected, Piece, StoredPayload
+from holdfast.store.sqlite.quarantine import PAYLOADS, PIECES, StoreConnection
 from holdfast.store.sqlite.rows import PAYLOAD_COLUMNS, PIECE_COLUMNS, payload_of, piece_of
 
 REFER = "INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id) VALUES (?, ?, ?)"
@@ -27,7 +26,7 @@ GET = """
 SELECT h.size, h.pieces, p.data, p.packed FROM holdfast_payloads AS h
 JOIN holdfast_payload_pieces AS p ON p.app = h.app AND p.digest = h.digest AND p.number = 0
 WHERE h.app = ? AND h.digest = ?
-"""  # one statement, so that the two fit if somebody replaces them
+"""  # one statement, so that the two fit even if they are replaced meanwhile
 GET_PIECE = "SELECT data, packed FROM holdfast_payload_pieces WHERE app = ? AND digest = ? AND number = ?"  # pieces
 WHOLE = f"SELECT {', '.join(PAYLOAD_COLUMNS)} FROM holdfast_payloads WHERE app = ? AND digest = ?"
 WHOLE_PIECE = f"""
@@ -49,57 +48,55 @@ DELETE FROM holdfast_payload_pieces WHERE rowid IN (
 """  # pieces_put
 
 
-def refer(connection: sqlite3.Connection, app: str, id: str, digests: Sequence[str]) -> None:
+def refer(connection: StoreConnection, app: str, id: str, digests: Sequence[str]) -> None:
     if digests:
         connection.executemany(REFER, [(app, digest, id) for digest in digests])
 
 
-def forget(connection: sqlite3.Connection, app: str, ids: Sequence[InvocationId]) -> None:
-    """These invocations are no more."""
+def forget(connection: StoreConnection, app: str, ids: Sequence[InvocationId]) -> None:
+    """Remove the references of invocations that are removed."""
     connection.executemany(FORGET, [(app, id) for id in ids])
 
 
-def keep(connection: sqlite3.Connection, app: str, digests: Sequence[str], now: float) -> list[bool]:
-    return [connection.execute(KEEP, (now, app, digest)).rowcount > 0 for digest in digests]
+def keep_payloads(connection: StoreConnection, app: str, digests: Sequence[str]) -> list[bool]:
+    return [connection.execute(KEEP, (connection.now, app, digest)).rowcount > 0 for digest in digests]
 
 
-def put_piece(connection: sqlite3.Connection, app: str, digest: str, number: int, piece: Piece, now: float) -> None:
-    connection.execute(PUT_PIECE, (app, digest, number, now, piece.packed, piece.data))
+def put_piece(connection: StoreConnection, app: str, digest: str, number: int, piece: Piece) -> None:
+    connection.execute(PUT_PIECE, (app, digest, number, connection.now, piece.packed, piece.data))
 
 
-def put(connection: sqlite3.Connection, app: str, payloads: Sequence[StoredPayload], now: float) -> None:
+def put_payloads(connection: StoreConnection, app: str, payloads: Sequence[StoredPayload]) -> None:
     for payload in payloads:
-        put_piece(connection, app, payload.digest, 0, payload.first, now)
-        connection.execute(PUT, (app, payload.digest, payload.size, payload.pieces, now))
+        put_piece(connection, app, payload.digest, 0, payload.first)
+        connection.execute(PUT, (app, payload.digest, payload.size, payload.pieces, connection.now))
 
 
-def get(connection: sqlite3.Connection, app: str, digest: str) -> StoredPayload | None:
+def get_payload(connection: StoreConnection, app: str, digest: str) -> StoredPayload | None:
     """Raises `CorruptRecord`."""
     found = connection.execute(GET, (app, digest)).fetchone()
     return None if found is None else payload_of(digest, *found)
 
 
-def get_piece(connection: sqlite3.Connection, app: str, digest: str, number: int) -> Piece | None:
+def get_piece(connection: StoreConnection, app: str, digest: str, number: int) -> Piece | None:
     """Raises `CorruptRecord`."""
     found = connection.execute(GET_PIECE, (app, digest, number)).fetchone()
     return None if found is None else piece_of(digest, *found)
 
 
-def give_up(
-    connection: sqlite3.Connection, app: str, digest: str, number: int, error: CorruptRecord, set_aside: SetAside
-) -> None:
-    """Set aside a payload, and a piece of it, that cannot be read: who wants to store the same value stores it anew."""
+def quarantine_payload(connection: StoreConnection, app: str, digest: str, number: int, error: CorruptRecord) -> None:
+    """Set aside a payload, and a piece of it, that cannot be read, so that the same value can be stored anew."""
     for table, query, values in ((PAYLOADS, WHOLE, (app, digest)), (PIECES, WHOLE_PIECE, (app, digest, number))):
         for row in connection.execute(query, values).fetchall():
-            set_aside(connection, table, row, error)
+            connection.set_aside(table, row, error)
 
 
-def collect(connection: sqlite3.Connection, app: str, before: float, limit: int, now: float) -> Collected:
+def collect_payloads(connection: StoreConnection, app: str, before: float, limit: int) -> Collected:
     removed = 0
     found = connection.execute(UNWANTED, (app, before, limit)).fetchall()
     for digest, wanted in found:
         if wanted:
-            connection.execute(KEEP, (now, app, digest))
+            connection.execute(KEEP, (connection.now, app, digest))
         else:
             connection.execute(REMOVE, (app, digest))
             connection.execute(REMOVE_PIECES, (app, digest))

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from holdfast.lifecycle.status import FINAL, OWNED
-from holdfast.store.sqlite.rows import COLUMNS, LIST, PLACES
+from holdfast.model.status import OWNED, RELEASING, Status
+from holdfast.store.sqlite.rows import COLUMNS, LIST, SHORT
 from holdfast.store.sqlite.schema import ENDED, READY, WAITING, status_list
 
 TABLE = "holdfast_invocations"
 
-INSERT = f"INSERT INTO {TABLE} ({LIST}) VALUES ({PLACES}) ON CONFLICT DO NOTHING"
-
-BY_KEY = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND task = ? AND key = ? AND key IS NOT NULL"  # holdfast_key
-BY_TWIN = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND twin = ? AND twin IS NOT NULL"  # holdfast_twin
+BY_KEY = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND task = ? AND key = ? AND key IS NOT NULL"  # holdfast_key
+BY_DEDUP_KEY = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND twin = ? AND twin IS NOT NULL"  # holdfast_twin
 FREE_KEY = f"UPDATE {TABLE} SET key = NULL WHERE app = ? AND id = ? AND key = ?"  # identity
 
 FIRST_HISTORY = f"SELECT history FROM {TABLE} WHERE app = ? AND id = ?"  # identity
@@ -51,7 +49,7 @@ SELECT lane, rank FROM heads
 
 # holdfast_ready
 CANDIDATES = f"""
-SELECT due_at, id, rowid, {LIST} FROM {TABLE}
+SELECT rowid, {LIST} FROM {TABLE}
 WHERE app = ? AND lane = ? AND rank = ? AND due_at <= ? AND {READY}
 ORDER BY due_at, id LIMIT ?
 """
@@ -61,36 +59,20 @@ NEXT_DUE = f"""
 SELECT due_at FROM {TABLE} WHERE app = ? AND lane = ? AND rank = ? AND {READY} ORDER BY due_at LIMIT 1
 """
 
-CANDIDATES_BY_ID = (
-    f"SELECT due_at, id, rowid, {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {READY}"  # identity
-)
-
-ROW_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id = ?"  # identity
-
-AMEND = f"""
-UPDATE {TABLE} SET arguments = ?, due_at = ?, changed_at = ?, reason = ?, version = ?, history = ? WHERE rowid = ?
-"""
-START_BY = f"""
-SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND start_by IS NOT NULL ORDER BY start_by, id LIMIT ?
-"""  # holdfast_start_by
+CANDIDATES_BY_ID = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {READY}"  # identity
 
 # holdfast_slot. The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
 HOLDERS = f"""
 SELECT slot, id, owner FROM {TABLE}
 WHERE app = ? AND slot >= ? AND slot < ? AND slot IS NOT NULL AND +limit_key = ?
 """
-SLOT_HOLDERS = f"""
-SELECT {LIST} FROM {TABLE}
-WHERE app = ? AND slot >= ? AND slot < ? AND slot IS NOT NULL AND +limit_key = ? ORDER BY slot
-"""
-
 # holdfast_waiting
 WAITERS = f"""
 SELECT rowid, {LIST} FROM {TABLE}
 WHERE app = ? AND limit_key = ? AND {WAITING} AND +lane NOT IN ({{places}}) ORDER BY rank, due_at, id LIMIT ?
 """
 
-# Which keys somebody waits for: a loose scan of holdfast_waiting that jumps from one key to the next.
+# The keys that invocations wait for: a loose scan of holdfast_waiting that jumps from one key to the next.
 WAITING_KEYS = f"""
 WITH RECURSIVE keys (key) AS (
     SELECT (SELECT limit_key FROM {TABLE} WHERE app = :app AND limit_key > '' AND {WAITING} ORDER BY limit_key LIMIT 1)
@@ -117,80 +99,87 @@ SET_HISTORY = f"UPDATE {TABLE} SET history = ? WHERE rowid = ?"
 
 DELETE = f"DELETE FROM {TABLE} WHERE rowid = ?"
 
-ENDED_BEFORE = f"""
-SELECT rowid, id FROM {TABLE}
-WHERE app = ? AND status IN ({status_list(FINAL)}) AND changed_at < ? AND outbox IS NULL ORDER BY id LIMIT ?
-"""  # identity
-
 # holdfast_retained
 EXPIRED = f"""
 SELECT rowid, id FROM {TABLE}
 WHERE app = ? AND {ENDED} AND retain_until <= ? AND outbox IS NULL ORDER BY retain_until LIMIT ?
 """
-UNRETAINED = f"""
-SELECT rowid, status, key, terms, changed_at FROM {TABLE} WHERE app = ? AND {ENDED} AND retain_until IS NULL LIMIT ?
-"""
-RETAIN = f"UPDATE {TABLE} SET retain_until = ? WHERE rowid = ?"
 ENDED_BY_ID = (
     f"SELECT rowid, id FROM {TABLE} WHERE app = ? AND id IN ({{places}}) AND {ENDED} AND outbox IS NULL"  # identity
 )
 
-# holdfast_outbox
-OUTBOXES = f"""
-SELECT rowid, {LIST} FROM {TABLE}
-WHERE app = ? AND outbox IS NOT NULL AND changed_at <= ? ORDER BY changed_at, id LIMIT ?
-"""
 DELIVERED = f"UPDATE {TABLE} SET outbox = NULL WHERE app = ? AND id = ? AND outbox IS NOT NULL"  # identity
 
-QUARANTINED = "SELECT app, id, at, why, raw, kind FROM holdfast_quarantine WHERE app = ? ORDER BY at"
-
-GET = f"SELECT {LIST} FROM {TABLE} WHERE app = ? AND id IN ({{places}})"  # identity
+# What lies in each queue.
+READY_DEPTHS = f"""
+SELECT lane, sum(due_at <= ?), sum(due_at > ?), min(due_at) FROM {TABLE} WHERE app = ? AND {READY} GROUP BY lane
+"""  # holdfast_ready, without reading a row
+OWNED_QUEUES = f"SELECT queue FROM {TABLE} WHERE app = ? AND status IN ({status_list(OWNED)})"  # holdfast_status
+BLOCKED_QUEUES = f"SELECT queue FROM {TABLE} WHERE app = ? AND {WAITING}"  # holdfast_waiting or holdfast_status
 
 COUNTS = f"SELECT status, count(*) FROM {TABLE} WHERE app = ? GROUP BY status"  # holdfast_status
 
-ENROL = "INSERT OR REPLACE INTO holdfast_runners (app, id, started_at, heartbeat_at, body) VALUES (?, ?, ?, ?, ?)"
-GET_RUNNER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? AND id = ?"
-SET_RUNNER = "UPDATE holdfast_runners SET heartbeat_at = ?, body = ? WHERE app = ? AND id = ?"
-SILENT = """
-SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ? ORDER BY heartbeat_at, id
-"""  # heartbeats
-DECLARE_DEAD = "DELETE FROM holdfast_runners WHERE app = ? AND id = ? AND heartbeat_at = ?"
 OWNERS = f"""
 SELECT owner FROM {TABLE}
 WHERE app = ? AND status IN ({status_list(OWNED)}) AND owner IS NOT NULL
 """  # holdfast_status
-LEAVE = "DELETE FROM holdfast_runners WHERE app = ? AND id = ?"
-ROSTER = "SELECT app, id, started_at, heartbeat_at, body FROM holdfast_runners WHERE app = ?"
 
-STEP = ("status", "owner", "epoch", "version", "attempt", "changed_at", "reason", "claim_token", "lines")
+STEP = ("status", "owner", "epoch", "version", "attempt", "changed_at", "reason", "lines")
 
 
 # One statement for a whole batch, not one each: the interpreter's lock is let go and fought for around every step of a
-# statement, and with a dozen threads that costs more than the statement. There are at most MOST_ROWS shapes of each.
-MOST_ROWS = 50
+# statement, and with a dozen threads that costs more than the statement. There are at most MAX_ROWS shapes of each.
+MAX_ROWS = 50
 
 
 @lru_cache(maxsize=512)
-def heads_of(rows: int) -> str:
-    """What changes are checked against, and whether their operations are there already, for (id, operation) pairs."""
+def insert(rows: int, *, short: bool) -> str:
+    columns = SHORT if short else COLUMNS
+    return f"INSERT INTO {TABLE} ({', '.join(columns)}) VALUES {_values(rows, len(columns))} ON CONFLICT DO NOTHING"
+
+
+@lru_cache(maxsize=512)
+def take(rows: int, *, more: str) -> str:
+    """The update of a claim, for records of one version and epoch: the same values for all, then the rowids."""
     return f"""
-    WITH wanted (id, operation) AS (VALUES {_values(rows, 2)})
-    SELECT wanted.id, found.rowid, found.status, found.owner, found.epoch, found.version, found.attempt,
-        instr(found.history, wanted.operation), found.slot, found.twin, found.start_by
-    FROM wanted JOIN {TABLE} AS found ON found.app = ? AND found.id = wanted.id
+    UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = attempt + ?, changed_at = ?,
+        reason = '', claim_token = ?, history = history || ?{more}
+    WHERE rowid IN ({", ".join("?" * rows)})
     """
 
 
 @lru_cache(maxsize=512)
-def step(optional: tuple[str, ...], rows: int) -> str:
-    """The update of a batch of changes that all set these optional columns, by rowid."""
-    columns = ("key", *STEP, *optional)
-    plain = "".join(f"{name} = step.{name}, " for name in (*STEP[:-2], *optional))
+def step_of_owner(
+    path: tuple[Status, ...], sources: frozenset[Status], attempts: int, optional: tuple[str, ...], rows: int
+) -> str:
+    """The update of a batch of changes by owners, of invocations that are still as the owners have read them."""
+    columns = ("id", "version", "epoch", "owner", "changed_at", "reason", "lines", *optional)
+    freed = ["owner = NULL", "slot = NULL"] if not RELEASING.isdisjoint(path) else []
+    sets = [*freed, *(f"{name} = step.{name}" for name in ("changed_at", "reason", *optional))]
     return f"""
     WITH step ({", ".join(columns)}) AS (VALUES {_values(rows, len(columns))})
-    UPDATE {TABLE} SET {plain} claim_token = coalesce(step.claim_token, {TABLE}.claim_token),
-        history = history || step.lines
-    FROM step WHERE {TABLE}.rowid = step.key
+    UPDATE {TABLE} SET status = '{path[-1]}', version = step.version + {len(path)}, attempt = attempt + {attempts},
+        history = history || step.lines, {", ".join(sets)}
+    FROM step WHERE {TABLE}.app = ? AND {TABLE}.id = step.id AND {TABLE}.version = step.version
+        AND {TABLE}.epoch = step.epoch AND {TABLE}.owner = step.owner AND {TABLE}.status IN ({status_list(sources)})
+        AND {TABLE}.twin IS NULL AND {TABLE}.start_by IS NULL
+    RETURNING id
+    """
+
+
+@lru_cache(maxsize=512)
+def by_id(rows: int) -> str:
+    return f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ? AND id IN ({', '.join('?' * rows)})"  # identity
+
+
+@lru_cache(maxsize=512)
+def step(more: tuple[str, ...], rows: int) -> str:
+    """Return the update of a batch of changes that all set these columns too, by rowid."""
+    columns = ("key", *STEP, *more)
+    plain = "".join(f"{name} = step.{name}, " for name in (*STEP[:-1], *more))
+    return f"""
+    WITH step ({", ".join(columns)}) AS (VALUES {_values(rows, len(columns))})
+    UPDATE {TABLE} SET {plain} history = history || step.lines FROM step WHERE {TABLE}.rowid = step.key
     """
 
 
@@ -199,4 +188,5 @@ def _values(rows: int, columns: int) -> str:
     return ", ".join([row] * rows)
 
 
-ID_COLUMN, LANE_COLUMN, RANK_COLUMN = (COLUMNS.index(name) for name in ("id", "lane", "rank"))
+# Where these lie in a row that begins with the rowid.
+ID, LANE, RANK, DUE = (1 + COLUMNS.index(name) for name in ("id", "lane", "rank", "due_at"))

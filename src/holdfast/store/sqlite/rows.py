@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from holdfast.codec import ErrorRecord
-from holdfast.lifecycle.decoding import (
+from holdfast.ids import InvocationId
+from holdfast.model.decoding import (
     EARLIEST,
-    EXECUTION,
     INVOCATION,
     LARGEST_TEXT,
     LATEST,
-    PAUSE,
     PAYLOAD,
     PIECE,
     RUNNER,
@@ -29,9 +29,7 @@ from holdfast.lifecycle.decoding import (
     check_body,
     corrupt,
 )
-from holdfast.lifecycle.history import is_whole
-from holdfast.lifecycle.queues import QueuePause
-from holdfast.lifecycle.records import (
+from holdfast.model.records import (
     PLAIN,
     Cancellation,
     Entry,
@@ -43,48 +41,20 @@ from holdfast.lifecycle.records import (
     RunnerRecord,
     StoredPayload,
     Terms,
+    is_whole,
 )
-from holdfast.lifecycle.slots import Execution
-from holdfast.lifecycle.status import OWNED, Status
+from holdfast.model.status import OWNED, Status
 
-COLUMNS = [
-    "app",
-    "id",
-    "task",
-    "queue",
-    "tags",
-    "lane",
-    "rank",
-    "status",
-    "owner",
-    "epoch",
-    "version",
-    "attempt",
-    "created_at",
-    "due_at",
-    "changed_at",
-    "claim_token",
-    "fingerprint",
-    "parent_id",
-    "reason",
-    "arguments",
-    "result",
-    "error",
-    "at_most_once",
-    "limit_key",
-    "slot",
-    "key",
-    "twin",
-    "terms",
-    "errors",
-    "retain_until",
-    "rerun_of",
-    "start_by",
-    "cancellation",
-    "origin",
-    "outbox",
-    "history",
+SHORT = [  # what every row has, and most rows have nothing else
+    *("app", "id", "task", "queue", "tags", "lane", "rank", "status", "epoch", "version", "attempt", "created_at"),
+    *("due_at", "changed_at", "reason", "arguments", "at_most_once", "history"),
 ]
+_NULLABLE = [
+    *("owner", "claim_token", "fingerprint", "parent_id", "result", "error", "limit_key", "slot", "key", "twin"),
+    *("terms", "errors", "retain_until", "rerun_of", "start_by", "cancellation", "origin", "outbox"),
+]
+COLUMNS = [*SHORT, *_NULLABLE]
+_FIELDS = [{"rank": "priority", "twin": "dedup_key"}.get(name, name) for name in COLUMNS]  # of records
 
 
 class BadText(str):
@@ -92,87 +62,62 @@ class BadText(str):
 
 
 LIST = ", ".join(COLUMNS)
-PLACES = ", ".join("?" * len(COLUMNS))
 
 _entry_encoder = msgspec.json.Encoder()
 _history_decoder = msgspec.json.Decoder(tuple[HistoryEntry, ...])
-_error_decoder = JsonDecoder[ErrorRecord](ErrorRecord)
-_errors_decoder = JsonDecoder[tuple[FailedAttempt, ...]](tuple[FailedAttempt, ...])
-terms_decoder = JsonDecoder[Terms](Terms)
-_cancellation_decoder = JsonDecoder[Cancellation](Cancellation)
-_origin_decoder = JsonDecoder[Origin](Origin)
-_outbox_decoder = JsonDecoder[tuple[str, ...]](tuple[str, ...])
+_DECODERS: dict[str, JsonDecoder[Any]] = {
+    "error": JsonDecoder(ErrorRecord),
+    "terms": JsonDecoder(Terms),
+    "errors": JsonDecoder(tuple[FailedAttempt, ...]),
+    "cancellation": JsonDecoder(Cancellation),
+    "origin": JsonDecoder(Origin),
+    "outbox": JsonDecoder(tuple[str, ...]),
+}
 _runner_decoder = JsonDecoder[RunnerRecord](RunnerRecord)
 
 
-def history_text(entries: Iterable[HistoryEntry]) -> str:
+def history_text(entries: Sequence[HistoryEntry]) -> str:
+    if len(entries) == 1:
+        return _entry_encoder.encode(entries[0]).decode() + ","
     return "".join([_entry_encoder.encode(entry).decode() + "," for entry in entries])
-
-
-def operation_text(operation: str) -> str:
-    """How an operation id stands in a history: what to search for."""
-    return '"op":' + _entry_encoder.encode(operation).decode()
 
 
 def history_of(text: str) -> tuple[HistoryEntry, ...]:
     return _history_decoder.decode("[" + text[:-1] + "]")
 
 
-def error_text(error: ErrorRecord | None) -> str | None:
-    return None if error is None else _entry_encoder.encode(error).decode()
+SIMPLE = frozenset({str, bytes, int, float, type(None)})  # values that a column stores as they are
 
 
-def errors_text(errors: Sequence[FailedAttempt]) -> str:
-    return _entry_encoder.encode(errors).decode()
+def column_value(value: Any) -> Any:
+    """Return what a column stores of a field: JSON of structs and tuples, and NULL for an empty tuple."""
+    if isinstance(value, tuple | msgspec.Struct):
+        return _entry_encoder.encode(value).decode() if value else None
+    return value
 
 
-def cancellation_text(cancellation: Cancellation | None) -> str | None:
-    return None if cancellation is None else _entry_encoder.encode(cancellation).decode()
+def to_row(record: InvocationRecord) -> list[Any]:
+    """Return the values of `COLUMNS`."""
+    row = [*_short_of(record), *_nullable_of(record)]
+    for index in _ENCODED:
+        row[index] = column_value(row[index])
+    if record.terms is PLAIN:
+        row[_TERMS] = None
+    return _finished(row, record)
 
 
-def outbox_text(names: Sequence[str]) -> str:
-    return _entry_encoder.encode(names).decode()
+def to_short_row(record: InvocationRecord) -> list[Any] | None:
+    """Return the values of `SHORT`; None for a record that has a value in one of the other columns."""
+    return _finished(list(_short_of(record)), record) if _nullable_of(record) == _ABSENT else None
 
 
-def to_row(record: InvocationRecord) -> tuple[object, ...]:
-    return (
-        record.app,
-        record.id,
-        record.task,
-        record.queue,
-        ",".join(record.tags),
-        record.lane,
-        -record.priority,
-        record.status.value,
-        record.owner,
-        record.epoch,
-        record.version,
-        record.attempt,
-        record.created_at,
-        record.due_at,
-        record.changed_at,
-        record.claim_token,
-        record.fingerprint,
-        record.parent_id,
-        record.reason,
-        record.arguments,
-        record.result,
-        error_text(record.error),
-        record.at_most_once,
-        record.limit_key,
-        record.slot,
-        record.key,
-        record.twin,
-        None if record.terms is PLAIN else _entry_encoder.encode(record.terms).decode(),
-        errors_text(record.errors) if record.errors else None,
-        record.retain_until,
-        record.rerun_of,
-        record.start_by,
-        None if record.cancellation is None else cancellation_text(record.cancellation),
-        None if record.origin is None else _entry_encoder.encode(record.origin).decode(),
-        outbox_text(record.outbox) if record.outbox else None,
-        history_text(record.history),
-    )
+def _finished(row: list[Any], record: InvocationRecord) -> list[Any]:
+    """Put texts and numbers into the columns that hold something else than the field."""
+    row[_TAGS] = ",".join(record.tags)
+    row[_RANK] = -record.priority
+    row[_STATUS] = TEXTS[record.status]
+    row[_HISTORY] = history_text(record.history)
+    return row
 
 
 def from_row(row: Sequence[Any]) -> InvocationRecord:
@@ -186,21 +131,21 @@ def from_row(row: Sequence[Any]) -> InvocationRecord:
 _NUMBERS = ("rank", "epoch", "version", "attempt", "at_most_once")
 _MOMENTS = ("created_at", "due_at", "changed_at", "retain_until", "start_by")
 _BYTES = ("arguments", "result")
-_NULLABLE = frozenset(
-    (
-        *("owner", "claim_token", "fingerprint", "parent_id", "result", "error", "limit_key", "slot", "key", "twin"),
-        *("terms", "errors", "retain_until", "rerun_of", "start_by", "cancellation", "origin", "outbox"),
-    )
+_short_of = attrgetter(*_FIELDS[: len(SHORT)])
+_nullable_of = attrgetter(*_FIELDS[len(SHORT) :])
+_ABSENT = _nullable_of(
+    InvocationRecord(id=InvocationId(""), app="", task="", arguments=b"", created_at=0.0, due_at=0.0)
 )
 _OWNED = frozenset(status.value for status in OWNED)
-_STATUSES = {status.value: status for status in Status}
+STATUSES = {status.value: status for status in Status}
+TEXTS = {status: status.value for status in Status}  # sqlite3 binds a plain text without looking for an adapter
 _MOST_SHAPES = 10_000
 _MOST = 2**53
 _sound: set[tuple[type, ...]] = set()  # the types of rows that were looked at: there are few, and most are met again
 
 
 def column_types() -> dict[str, tuple[str, ...]]:
-    """Return the types that SQLite may tell of each column of a row that can be read."""
+    """Return the types that SQLite may report for each column of a readable row."""
     kinds = {int: "integer", float: "real", bytes: "blob", str: "text"}
     return {name: (kinds[_type_of(name)], *(["null"] if name in _NULLABLE else [])) for name in COLUMNS}
 
@@ -221,8 +166,9 @@ def _check_types(row: Sequence[object], shape: tuple[type, ...]) -> None:
         _sound.add(shape)
 
 
-_OWNER, _STATUS, _HISTORY = (COLUMNS.index(name) for name in ("owner", "status", "history"))
-_RANK, _EPOCH, _ATTEMPT = (COLUMNS.index(name) for name in ("rank", "epoch", "attempt"))
+_OWNER, _STATUS, _HISTORY, _TAGS = (COLUMNS.index(name) for name in ("owner", "status", "history", "tags"))
+_RANK, _EPOCH, _ATTEMPT, _TERMS = (COLUMNS.index(name) for name in ("rank", "epoch", "attempt", "terms"))
+_ENCODED = [COLUMNS.index(name) for name in _DECODERS]
 _CREATED, _DUE, _CHANGED, _RETAIN, _START_BY = (COLUMNS.index(name) for name in _MOMENTS)
 
 
@@ -245,56 +191,25 @@ def _check_bounds(row: Sequence[Any]) -> None:
 
 
 def _decode(row: Sequence[Any]) -> InvocationRecord:
-    """Types first, then bounds, then what is JSON: all of it before a record is made."""
+    """Check types, then bounds, then JSON, before a record is made."""
     shape = tuple(map(type, row))
     if shape not in _sound:
         _check_types(row, shape)
     _check_bounds(row)
-    app, id, task, queue, tags, lane, rank, status, owner, epoch, version, attempt, *more = row
-    created_at, due_at, changed_at, claim_token, fingerprint, parent_id, reason, arguments, result, error, *rest = more
-    at_most_once, limit_key, slot, key, twin, terms, errors, *late, outbox, history = rest
-    retain_until, rerun_of, start_by, cancellation, origin = late
+    fields = {name: value for name, value in zip(_FIELDS, row, strict=True) if value is not None}
+    lane, version, status, history = fields.pop("lane"), fields.pop("version"), fields["status"], fields["history"]
     entries = _history_decoder.decode("[" + history[:-1] + "]")
     if not entries or entries[-1].version != version or entries[-1].status != status:
         raise ValueError(f"its history does not end in version {version}, {status}")
     if len(entries) != version and not is_whole(entries):
         raise ValueError(f"its history has {len(entries)} entries for {version} versions")
-    record = InvocationRecord(
-        app=app,
-        id=id,
-        task=task,
-        queue=queue,
-        tags=tuple(tags.split(",")) if tags else (),
-        priority=-rank,
-        status=_STATUSES[status],
-        owner=owner,
-        epoch=epoch,
-        attempt=attempt,
-        created_at=created_at,
-        due_at=due_at,
-        changed_at=changed_at,
-        claim_token=claim_token,
-        fingerprint=fingerprint,
-        parent_id=parent_id,
-        reason=reason,
-        arguments=arguments,
-        result=result,
-        error=None if error is None else _error_decoder.decode(error),
-        at_most_once=at_most_once == 1,
-        limit_key=limit_key,
-        slot=slot,
-        key=key,
-        twin=twin,
-        terms=PLAIN if terms is None else terms_decoder.decode(terms),
-        errors=() if errors is None else _errors_decoder.decode(errors),
-        retain_until=retain_until,
-        rerun_of=rerun_of,
-        start_by=start_by,
-        cancellation=None if cancellation is None else _cancellation_decoder.decode(cancellation),
-        origin=None if origin is None else _origin_decoder.decode(origin),
-        outbox=() if outbox is None else _outbox_decoder.decode(outbox),
-        history=entries,
-    )
+    for name, decoder in _DECODERS.items():
+        if name in fields:
+            fields[name] = decoder.decode(fields[name])
+    fields["tags"] = tuple(fields["tags"].split(",")) if fields["tags"] else ()
+    fields["priority"] = -fields["priority"]
+    fields["at_most_once"] = fields["at_most_once"] == 1
+    record = InvocationRecord(**(fields | {"status": STATUSES[status], "history": entries}))
     if record.lane != lane:
         raise ValueError(f"its lane {lane!r} is not that of its task, queue and tags")
     return record
@@ -347,30 +262,6 @@ def entry_of(row: Sequence[Any]) -> Entry:
         return msgspec.convert(fields, Entry)
     except Exception as error:
         raise corrupt(str(fields["kind"]), fields["name"], error) from error
-
-
-EXECUTION_COLUMNS = ("id", "service", "runner_id", "started_at", "window_ends_at", "status", "ended_at", "reason")
-
-
-def execution_of(row: Sequence[Any]) -> Execution:
-    """Return the execution of a row. Raises `CorruptRecord`."""
-    try:
-        _refuse_bad_text(row)
-        return msgspec.convert(dict(zip(EXECUTION_COLUMNS, row, strict=True)), Execution)
-    except Exception as error:
-        raise corrupt(EXECUTION, row[0], error) from error
-
-
-def pause_of(app: str, row: Sequence[Any]) -> QueuePause:
-    """Return the pause of a queue's row: name, since when, by whom, why, operations. Raises `CorruptRecord`."""
-    name, at, by, reason, operations = row
-    try:
-        _refuse_bad_text(row)
-        operation = operations.split("\n")[-1]
-        fields = {"app": app, "name": name, "at": at, "by": by, "reason": reason, "operation": operation}
-        return msgspec.convert(fields, QueuePause)
-    except Exception as error:
-        raise corrupt(PAUSE, name, error) from error
 
 
 def payload_of(digest: str, size: Any, pieces: Any, data: Any, packed: Any) -> StoredPayload:

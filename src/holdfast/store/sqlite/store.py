@@ -1,9 +1,9 @@
 """The SQLite store: one file, several processes, every acknowledged write on the disk.
 
-What is atomic: each job of the writer thread is a function over one transaction (see `threads`), so reading a row,
-deciding and writing it cannot be separated. What happens on a crash between any two lines: the transaction is not
-there, and nobody was told that it is. What it costs: a submit, a claim and a settle are one transaction each, shared
-with whatever else gathered while the previous one was flushed; an idle claim writes nothing and flushes nothing.
+Atomic: each job of the writer thread is a function over one transaction (see `threads`), so reading a row, deciding and
+writing it cannot be separated. After a crash between any two lines the transaction is not there, and no caller had an
+answer. Cost: a submit, a claim and a settle are one transaction each, shared with all jobs that arrive while the
+previous one is flushed; an idle claim writes nothing and flushes nothing.
 """
 
 from __future__ import annotations
@@ -12,73 +12,65 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, HoldfastError, StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.ids import InvocationId
-from holdfast.lifecycle.changes import Change, Verdict
-from holdfast.lifecycle.claims import Claim, Claimed
-from holdfast.lifecycle.limits import Release, slot_range
-from holdfast.lifecycle.queues import QueueDepth, QueuePause
-from holdfast.lifecycle.records import (
-    Collected,
-    Entry,
-    InvocationRecord,
-    Piece,
-    Quarantined,
-    RunnerRecord,
-    StoredPayload,
-    WorkerRecord,
-)
-from holdfast.lifecycle.slots import Execution, ExecutionStatus
-from holdfast.lifecycle.status import Status
-from holdfast.store.contract import Ability, Backup, Ended, Filter, Finding, Observe
-from holdfast.store.sqlite import (
-    archive,
-    aside,
-    entries,
-    executions,
-    jobs,
-    listing,
-    payloads,
-    queries,
-    queues,
-    schema,
-    surroundings,
-)
+from holdfast.model.records import InvocationRecord, Piece, StoredPayload
+from holdfast.store.contract import Ability, Backup, Finding, Observe
+from holdfast.store.sqlite import entries, invocations, listing, paths, payloads, quarantine, runners, schema
 from holdfast.store.sqlite.backup import back_up
 from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
-from holdfast.store.sqlite.lenient import do_leniently
-from holdfast.store.sqlite.probe import LockProbe
-from holdfast.store.sqlite.rows import from_row, runner_of, runner_row
-from holdfast.store.sqlite.threads import ConnectionThread, WriterThread
-from holdfast.store.sqlite.transaction import SqliteTransaction, joined
-from holdfast.store.sqlite.turn import Turn, open_lock
+from holdfast.store.sqlite.quarantine import StoreConnection
+from holdfast.store.sqlite.threads import ConnectionThread, Turn, WriterThread, do_leniently, open_lock
+from holdfast.store.sqlite.transaction import LockProbe, SqliteTransaction, joined
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-_MOST_TOLD = 10_000
-_KNOWN = frozenset(status.value for status in Status)
+_MAX_REPORTED = 10_000
 
 _BESIDE_SECONDS = 0.2  # another process may be about to make the store
+
+
+Job = Callable[Concatenate[StoreConnection, P], T]
+Method = Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, T]]
+
+
+def _written(job: Job[P, T]) -> Method[P, T]:
+    """Make a method of the store from a job of the writer."""
+
+    async def method(self: SqliteStore, /, *args: P.args, **named: P.kwargs) -> T:
+        return await self._write(job, *args, **named)
+
+    return method
+
+
+def _read_with_quarantine(job: Job[P, T]) -> Method[P, T]:
+    """Make a method of the store from a job of the reader. Rows that cannot be read are set aside by the writer."""
+
+    async def method(self: SqliteStore, /, *args: P.args, **named: P.kwargs) -> T:
+        return await self._read_or_quarantine(job, *args, **named)
+
+    return method
 
 
 class SqliteStore:
     """See `holdfast.store.contract.Store`."""
 
-    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.TRANSACTIONS
+    abilities = Ability.MULTI_PROCESS | Ability.DURABLE | Ability.TRANSACTIONS | Ability.BATCHED_CLAIMS
     schema_version = schema.SCHEMA_VERSION
 
     def __init__(
         self, path: Path, *, clock: Clock, observe: Observe, synchronous: str, busy_timeout_seconds: float
     ) -> None:
         self._named = path.absolute()  # perhaps by a link
-        self.path = path = surroundings.resolved(path)
+        self.path = path = paths.resolved(path)
         self._clock = clock
         self._observe = observe
         self._synchronous = synchronous
@@ -86,12 +78,12 @@ class SqliteStore:
         self._writer: WriterThread | None = None
         self._reader: ConnectionThread | None = None
         self._turn: Turn | None = None
-        self._probe = LockProbe(path, self._connect, lambda: self._writer is not None and self._writer.is_writing)
         self._presence = -1
         self._files = DatabaseFiles(path, self._named, busy_timeout_seconds, observe)
+        self._probe = LockProbe(self._files, self._connect, lambda: bool(self._writer and self._writer.is_writing))
         self._prepared = False
         self._hints: SocketHints | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()  # what was quarantined
 
     def now(self) -> float:
         return self._clock.now()
@@ -99,24 +91,27 @@ class SqliteStore:
     def clock_error(self) -> float:
         return 0.0
 
+    def needs_restart(self, *, by_children: bool = False) -> str:
+        return self._files.needs_restart(by_children=by_children)
+
     # --- opening and closing
 
-    async def open(self, beside: object = None) -> None:
+    async def open(self, session: object = None) -> None:
         if self._writer is not None:
             return
-        schema.refuse_network_file_system(self.path)
+        paths.refuse_network_file_system(self.path)
         try:
-            surroundings.refuse_planted_link(self._named, self.path)
-            surroundings.create_file(self.path)
-            for risk in surroundings.risks(self.path):
+            paths.refuse_planted_link(self._named, self.path)
+            paths.create_file(self.path)
+            for risk in paths.risks(self.path):
                 self._observe("risk", {"why": risk})
         except OSError as error:
             raise StoreUnavailable(f"{self.path} cannot be reached: {error.strerror} ({error.filename}).") from error
-        if isinstance(beside, sqlite3.Connection) and beside.in_transaction:
+        if isinstance(session, sqlite3.Connection) and session.in_transaction:
             await self._prepare_beside()
-        folder = surroundings.side_folder(self.path)
+        folder = paths.side_folder(self.path)
         try:
-            surroundings.make_side_folder(folder, self.path)
+            paths.make_side_folder(folder, self.path)
             self._turn = Turn(folder)
             alone = self._be_present(folder)
         except OSError as error:
@@ -128,15 +123,11 @@ class SqliteStore:
             if alone and _was_left_open(self.path):
                 # By a connection that cannot write: another one would write the log back, and empty it, on its way out.
                 await self._look(_quick_check)
-        except BaseException:
-            await self.close()
-            raise
-        self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe, self._files)
-        self._reader = ConnectionThread("holdfast-sqlite-read", self._connect, self._files)
-        self._files.begin([self._writer, self._reader, self._probe], self._turn)
-        try:
-            if not await self._read(schema.is_current):  # to look needs no lock, which somebody may hold for long
-                await self._write(schema.prepare)
+            self._writer = WriterThread("holdfast-sqlite-write", self._connect, self._turn, self._observe, self._files)
+            self._reader = ConnectionThread("holdfast-sqlite-read", self._connect, self._files)
+            self._files.begin([self._writer, self._reader, self._probe], self._turn)
+            if not await self._read(lambda connection: schema.is_current(connection.raw)):  # needs no lock
+                await self._write(lambda connection: schema.prepare(connection.raw))
         except BaseException:
             await self.close()
             raise
@@ -152,10 +143,12 @@ class SqliteStore:
         try:
             await do_leniently(once, schema.prepare_now)
         except StoreUnavailable as error:
+            if getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
             raise StoreUnavailable(
                 f"the store in {self.path} has to be made first, or brought up to date, and that cannot be done while "
-                "your own transaction holds the file's lock. Run `holdfast store prepare` once, or use the app once "
-                f"before the transaction begins (app.invocations(limit=1)). Nothing was written. ({error})"
+                "a transaction, most likely your own, holds the file's lock. Nothing was written. Run `holdfast store "
+                "prepare` once, or use the app once before the transaction begins (app.invocations(limit=1))."
             ) from error
         finally:
             once.stop()
@@ -176,7 +169,7 @@ class SqliteStore:
         return connection
 
     def _be_present(self, folder: Path) -> bool:
-        """Hold a shared lock for as long as the store is open. True if nobody else did."""
+        """Hold a shared lock for as long as the store is open. Return True if no other process held it."""
         self._presence = open_lock(folder / "presence.lock")
         try:
             fcntl.flock(self._presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,38 +197,54 @@ class SqliteStore:
             os.close(self._presence)
             self._presence = -1
 
-    async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        if self._writer is None:
-            raise StoreUnavailable(f"the store {self.path} is not open")
-        return await self._mended(self._writer, job)
+    # --- the way to the file
 
-    async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        if self._reader is None:
-            raise StoreUnavailable(f"the store {self.path} is not open")
-        return await self._mended(self._reader, job)
+    async def _write(self, job: Job[P, T], *args: P.args, **named: P.kwargs) -> T:
+        return await self._run(self._writer, job, *args, **named)
 
-    async def _mended(self, thread: ConnectionThread, job: Callable[[sqlite3.Connection], T]) -> T:
-        """Where a value of another type stops a job, rows with such values are set aside, and the job runs again."""
+    async def _read(self, job: Job[P, T], *args: P.args, **named: P.kwargs) -> T:
+        return await self._run(self._reader, job, *args, **named)
+
+    async def _run(self, thread: ConnectionThread | None, job: Job[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Run a job. Where a value of another type stops it, set rows with such values aside and run it again."""
+        if thread is None:
+            raise StoreUnavailable(f"the store {self.path} is not open")
+        work = self._job(thread, job, *args, **named)
         try:
-            return await do_leniently(thread, job)
+            return await do_leniently(thread, work)
         except HoldfastError:
             raise
         except Exception:
-            if self._writer is None or not await do_leniently(
-                self._writer, lambda connection: aside.misfits(connection, self._set_aside)
-            ):
+            writer = self._writer
+            if writer is None or not await do_leniently(writer, self._job(writer, quarantine.quarantine_misfits)):
                 raise
-        return await do_leniently(thread, job)
+        return await do_leniently(thread, work)
 
-    async def _tended(self, job: Callable[[sqlite3.Connection, aside.SetAside | None], T]) -> T:
-        """Read. If something cannot be read, do the same once more as a write, which sets it aside."""
+    def _job(
+        self, thread: ConnectionThread, job: Job[P, T], *args: P.args, **named: P.kwargs
+    ) -> Callable[[sqlite3.Connection], T]:
+        def run(raw: sqlite3.Connection) -> T:
+            may_write = isinstance(thread, WriterThread)
+            return job(StoreConnection(raw, self.now(), self._report, may_write=may_write), *args, **named)
+
+        return run
+
+    async def _read_or_quarantine(self, job: Job[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Read. If a row cannot be read, run the job once more on the writer, which sets the row aside."""
         try:
-            return await self._read(lambda connection: job(connection, None))
+            return await self._read(job, *args, **named)
         except CorruptRecord as error:
             try:
-                return await self._write(lambda connection: job(connection, self._set_aside))
+                return await self._write(job, *args, **named)
             except StoreReadOnly:  # this user may not
                 raise error from None
+
+    def _report(self, event: str, error: CorruptRecord) -> None:
+        if event == "quarantine":  # once, though the transaction may be tried again
+            if (error.kind, error.id) in self._reported or len(self._reported) >= _MAX_REPORTED:
+                return
+            self._reported.add((error.kind, error.id))
+        self._observe(event, {"kind": error.kind, "id": error.id, "why": str(error)})
 
     def joined(self, session: object) -> SqliteTransaction:
         return joined(session, self.path, self._clock, self._files, self._probe)
@@ -243,252 +252,75 @@ class SqliteStore:
     def hints(self) -> SocketHints | None:
         return self._hints
 
-    # --- the contract
+    # --- each method is a job of the writer, or of the reader
 
-    async def insert(self, records: Sequence[InvocationRecord]) -> Sequence[bool]:
-        return await self._write(lambda connection: [jobs.insert(connection, record) for record in records])
-
-    async def in_the_way(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
-        return await self._tended(
-            lambda connection, set_aside: [jobs.in_the_way(connection, record, set_aside) for record in records]
-        )
-
-    async def free_key(self, app: str, id: str, key: str) -> None:
-        await self._write(lambda connection: connection.execute(queries.FREE_KEY, (app, id, key)))
-
-    async def claim(self, claim: Claim) -> Claimed:
-        return await self._write(lambda connection: jobs.claim(connection, claim, self._set_aside))
-
-    async def release_waiters(
-        self, app: str, wishes: Sequence[Release], *, operation: str, at: float
-    ) -> Sequence[InvocationRecord]:
-        def release(connection: sqlite3.Connection) -> list[InvocationRecord]:
-            released = [jobs.release_waiters(connection, app, wish, operation, at, self._set_aside) for wish in wishes]
-            return [record for some in released for record in some]
-
-        return await self._write(release)
-
-    async def waiting_keys(self, app: str) -> Mapping[str, int]:
-        rows = await self._read(lambda connection: connection.execute(queries.WAITING_KEYS, {"app": app}).fetchall())
-        return {key: held for key, held in rows if type(key) is str}
-
-    async def slot_holders(self, app: str, limit_key: str) -> Sequence[InvocationRecord]:
-        values = (app, *slot_range(limit_key), limit_key)
-        rows = await self._read(lambda connection: connection.execute(queries.SLOT_HOLDERS, values).fetchall())
-        return [record for record in map(self._readable, rows) if record is not None]
-
-    async def start_limits(self, app: str, limit: int) -> Sequence[InvocationRecord]:
-        return await self._tended(
-            lambda connection, set_aside: aside.readable(
-                *(connection, aside.INVOCATIONS, queries.START_BY, (app, limit)),
-                *(lambda row: from_row(row[1:]), set_aside),
-            )
-        )
-
-    async def lanes(self, app: str) -> Sequence[str]:
-        heads = await self._read(lambda connection: connection.execute(queries.HEADS, {"app": app}).fetchall())
-        return sorted({lane for lane, _ in heads if type(lane) is str})
-
-    async def apply(self, changes: Sequence[Change]) -> Sequence[Verdict]:
-        return await self._write(lambda connection: jobs.apply(connection, changes, self._set_aside))
+    insert = _written(invocations.insert)
+    claim = _written(invocations.claim)
+    apply = _written(invocations.apply)
+    release_waiters = _written(invocations.release_waiters)
+    remove_ended = _written(invocations.remove_ended)
+    remove_expired = _written(invocations.remove_expired)
+    find_conflicts = _read_with_quarantine(invocations.find_conflicts)
+    find = _read_with_quarantine(listing.find)
+    lanes = _read_with_quarantine(invocations.lanes)
+    waiting_keys = _read_with_quarantine(invocations.waiting_keys)
+    owners = _read_with_quarantine(invocations.owners)
+    counts = _read_with_quarantine(invocations.counts)
+    queue_depths = _read_with_quarantine(invocations.queue_depths)
 
     async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
-        rows = await self._read(lambda connection: jobs.rows_by_id(connection, app, ids))
-        found = {row[queries.ID_COLUMN]: from_row(row) for row in rows}
-        return [found.get(id) for id in ids]
+        return await self._read(invocations.get, app, ids)
 
-    async def find(self, app: str, where: Filter, limit: int, *, set_aside: bool = False) -> Sequence[InvocationRecord]:
-        if set_aside:
-            return await self._tended(lambda connection, aside: listing.found(connection, app, where, limit, aside))
-        return await self._read(lambda connection: listing.found(connection, app, where, limit, self._leave_out))
+    def insert_blocking(self, records: Sequence[InvocationRecord], committed: Callable[[], object]) -> Sequence[bool]:
+        if self._writer is None:
+            raise StoreUnavailable(f"the store {self.path} is not open")
+        return self._writer.do_blocking(self._job(self._writer, invocations.insert, records), committed)
 
-    def _readable(self, row: Sequence[object]) -> InvocationRecord | None:
-        try:
-            return from_row(row)
-        except CorruptRecord as error:
-            self._observe("unreadable", {"kind": error.kind, "id": error.id, "why": str(error)})
-            return None
+    put_entry = _written(entries.put_entry)
+    remove_entry = _written(entries.remove_entry)
+    quarantine_entry = _written(entries.quarantine_entry)
+    entries = _read_with_quarantine(entries.entries)
 
-    def _leave_out(self, connection: object, table: object, row: object, error: CorruptRecord) -> None:
-        self._observe("unreadable", {"kind": error.kind, "id": error.id, "why": str(error)})
-
-    async def counts(self, app: str) -> Mapping[Status, int]:
-        rows = await self._read(lambda connection: connection.execute(queries.COUNTS, (app,)).fetchall())
-        return {Status(name): count for name, count in rows if name in _KNOWN}
-
-    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
-        return await self._read(lambda connection: queues.depths(connection, app, at))
-
-    async def pause_queue(self, pause: QueuePause) -> QueuePause | None:
-        return await self._write(lambda connection: queues.pause(connection, pause, self._set_aside))
-
-    async def resume_queue(self, app: str, name: str, operation: str) -> bool:
-        return await self._write(lambda connection: queues.resume(connection, app, name, operation, self._set_aside))
-
-    async def pauses(self, app: str) -> Sequence[QueuePause]:
-        return await self._tended(lambda connection, set_aside: queues.pauses(connection, app, set_aside))
-
-    async def keep_payloads(self, app: str, digests: Sequence[str]) -> Sequence[bool]:
-        return await self._write(lambda connection: payloads.keep(connection, app, digests, self.now()))
-
-    async def put_piece(self, app: str, digest: str, number: int, piece: Piece) -> None:
-        await self._write(lambda connection: payloads.put_piece(connection, app, digest, number, piece, self.now()))
-
-    async def put_payloads(self, app: str, stored: Sequence[StoredPayload]) -> None:
-        await self._write(lambda connection: payloads.put(connection, app, stored, self.now()))
+    keep_payloads = _written(payloads.keep_payloads)
+    put_piece = _written(payloads.put_piece)
+    put_payloads = _written(payloads.put_payloads)
+    collect_payloads = _written(payloads.collect_payloads)
 
     async def get_payload(self, app: str, digest: str) -> StoredPayload | None:
         try:
-            return await self._read(lambda connection: payloads.get(connection, app, digest))
+            return await self._read(payloads.get_payload, app, digest)
         except CorruptRecord as error:
-            await self._give_up(app, digest, 0, error)
+            await self._quarantine_payload(app, digest, 0, error)
             raise
 
     async def get_piece(self, app: str, digest: str, number: int) -> Piece | None:
         try:
-            return await self._read(lambda connection: payloads.get_piece(connection, app, digest, number))
+            return await self._read(payloads.get_piece, app, digest, number)
         except CorruptRecord as error:
-            await self._give_up(app, digest, number, error)
+            await self._quarantine_payload(app, digest, number, error)
             raise
 
-    async def _give_up(self, app: str, digest: str, number: int, error: CorruptRecord) -> None:
+    async def _quarantine_payload(self, app: str, digest: str, number: int, error: CorruptRecord) -> None:
         with contextlib.suppress(StoreReadOnly):
-            await self._write(
-                lambda connection: payloads.give_up(connection, app, digest, number, error, self._set_aside)
-            )
+            await self._write(payloads.quarantine_payload, app, digest, number, error)
 
-    async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
-        return await self._write(lambda connection: payloads.collect(connection, app, before, limit, self.now()))
+    enrol = _written(runners.enrol)
+    heartbeat = _written(runners.heartbeat)
+    ask_runner = _written(runners.ask_runner)
+    remove_runner = _written(runners.remove_runner)
+    silent = _read_with_quarantine(runners.silent)
+    roster = _read_with_quarantine(runners.roster)
 
-    async def enrol(self, runner: RunnerRecord) -> None:
-        await self._write(lambda connection: connection.execute(queries.ENROL, runner_row(runner)))
-
-    async def heartbeat(
-        self,
-        app: str,
-        runner_id: str,
-        workers: Sequence[WorkerRecord] = (),
-        *,
-        ticks: bool = True,
-        draining: bool = False,
-    ) -> RunnerRecord | None:
-        facts = {
-            "heartbeat_at": self.now(),
-            "workers": tuple(workers),
-            "can_run_atomic_service": ticks,
-            "draining": draining,
-        }
-        return await self._write(
-            lambda connection: jobs.alter_runner(connection, app, runner_id, facts, self._set_aside)
-        )
-
-    async def silent(self, app: str) -> Sequence[tuple[RunnerRecord, float]]:
-        found = await self._runners(queries.SILENT, app)
-        return [(runner, self.now() - runner.heartbeat_at) for runner in found]
-
-    async def _runners(self, query: str, app: str) -> list[RunnerRecord]:
-        return await self._tended(
-            lambda connection, set_aside: aside.readable(connection, aside.RUNNERS, query, (app,), runner_of, set_aside)
-        )
-
-    async def declare_dead(self, runner: RunnerRecord) -> bool:
-        values = (runner.app, runner.id, runner.heartbeat_at)
-        return await self._write(lambda connection: connection.execute(queries.DECLARE_DEAD, values).rowcount > 0)
-
-    async def ask_runner(
-        self, app: str, runner_id: str, *, wish: str | None = None, sits_out_until: float | None = None
-    ) -> bool:
-        asked = {"wish": wish, "sits_out_until": sits_out_until}
-        facts = {name: value for name, value in asked.items() if value is not None}
-        return await self._alter_runner(app, runner_id, facts) is not None
-
-    async def _alter_runner(self, app: str, id: str, facts: Mapping[str, object]) -> RunnerRecord | None:
-        return await self._write(lambda connection: jobs.alter_runner(connection, app, id, facts, self._set_aside))
-
-    async def owners(self, app: str) -> Sequence[str]:
-        rows = await self._read(lambda connection: connection.execute(queries.OWNERS, (app,)).fetchall())
-        return sorted({owner for (owner,) in rows if type(owner) is str})
-
-    async def leave(self, app: str, runner_id: str) -> None:
-        await self._write(lambda connection: connection.execute(queries.LEAVE, (app, runner_id)))
-
-    async def roster(self, app: str) -> Sequence[RunnerRecord]:
-        return sorted(await self._runners(queries.ROSTER, app), key=lambda runner: (runner.started_at, runner.id))
-
-    async def put_execution(self, app: str, execution: Execution) -> Execution | None:
-        return await self._write(lambda connection: executions.put(connection, app, execution, self._set_aside))
-
-    async def end_execution(self, app: str, id: str, status: ExecutionStatus, at: float, reason: str) -> bool:
-        return await self._write(lambda connection: executions.end(connection, app, id, status, at, reason))
-
-    async def executions(self, app: str, service: str, limit: int) -> Sequence[Execution]:
-        return await self._tended(
-            lambda connection, set_aside: executions.listing(connection, app, service, limit, set_aside)
-        )
-
-    async def forget_executions(self, app: str, ids: Sequence[str]) -> None:
-        await self._write(lambda connection: executions.forget(connection, app, ids))
-
-    async def remove_final(self, app: str, before: float, limit: int) -> int:
-        return await self._write(lambda connection: archive.remove_final(connection, app, before, limit))
-
-    async def ended(self, app: str, where: Ended, limit: int) -> Sequence[InvocationRecord]:
-        rows = await self._read(lambda connection: archive.ended(connection, app, where, limit))
-        return [record for record in map(self._readable, rows) if record is not None]
-
-    async def outboxes(self, app: str, before: float, limit: int) -> Sequence[InvocationRecord]:
-        return await self._tended(
-            lambda connection, set_aside: archive.outboxes(connection, app, before, limit, set_aside)
-        )
-
-    async def delivered(self, app: str, ids: Sequence[InvocationId]) -> None:
-        await self._write(lambda connection: archive.delivered(connection, app, ids))
-
-    async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
-        return await self._write(lambda connection: archive.remove_ended(connection, app, ids))
-
-    async def remove_expired(self, app: str, at: float, limit: int) -> int:
-        return await self._write(lambda connection: archive.remove_expired(connection, app, at, limit))
-
-    async def retain_old(self, app: str, after: str, limit: int) -> str | None:
-        return await self._write(lambda connection: archive.retain_old(connection, app, after, limit))
-
-    async def put_entry(self, entry: Entry, over: Entry | None = None) -> bool:
-        return await self._write(lambda connection: entries.put(connection, entry, over, self._set_aside))
-
-    async def entries(self, app: str, kind: str, names: Sequence[str] | None = None) -> Sequence[Entry]:
-        return await self._tended(
-            lambda connection, set_aside: entries.listing(connection, app, kind, names, set_aside)
-        )
-
-    async def due_entries(self, app: str, kind: str, limit: int) -> Sequence[Entry]:
-        return await self._tended(lambda connection, set_aside: entries.due(connection, app, kind, limit, set_aside))
-
-    async def latest_entries(self, app: str, kind: str, limit: int, before: str | None = None) -> Sequence[Entry]:
-        return await self._tended(
-            lambda connection, set_aside: entries.latest(connection, app, kind, limit, before, set_aside)
-        )
-
-    async def remove_entry(self, entry: Entry) -> bool:
-        return await self._write(lambda connection: entries.remove(connection, entry))
-
-    async def quarantine_entry(self, entry: Entry, error: CorruptRecord) -> bool:
-        return await self._write(lambda connection: entries.put_aside(connection, entry, error, self._set_aside))
-
-    async def quarantined(self, app: str) -> Sequence[Quarantined]:
-        rows = await self._read(lambda connection: connection.execute(queries.QUARANTINED, (app,)).fetchall())
-        return [aside.quarantined(row) for row in rows]
-
-    async def quarantine_hidden(self, app: str) -> int:
-        return await self._tended(lambda connection, set_aside: aside.hidden(connection, app, set_aside))
+    quarantined = _read_with_quarantine(quarantine.quarantined)
+    quarantine_hidden = _read_with_quarantine(quarantine.quarantine_hidden)
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         def look(connection: sqlite3.Connection) -> list[Finding]:
             return inspect(connection, self.path, self._synchronous, deep=deep)
 
         if self._reader is not None:
-            return await self._read(look)
-        schema.refuse_network_file_system(self.path)
+            return await self._read(lambda connection: look(connection.raw))
+        paths.refuse_network_file_system(self.path)
         return await self._look(look)
 
     async def backup(self, target: Path, *, overwrite: bool = False) -> Backup:
@@ -499,28 +331,19 @@ class SqliteStore:
         return await self._look(lambda connection: back_up(connection, self.path, target, overwrite=overwrite))
 
     async def _look(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """By a connection for this once, which cannot write."""
+        """Run a job on a connection of its own, which cannot write."""
         reader = ConnectionThread("holdfast-sqlite-check", lambda: connect_to_look(self.path, self._busy_timeout))
         try:
             return await do_leniently(reader, job)
         finally:
             reader.stop()
 
-    def _set_aside(
-        self, connection: sqlite3.Connection, table: aside.Table, row: Sequence[object], error: CorruptRecord
-    ) -> None:
-        """Move a row that cannot be read out of the way, whole, in the same transaction."""
-        aside.set_aside(connection, table, row, error, self.now())
-        if (error.kind, error.id) not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add((error.kind, error.id))  # the transaction may be tried again
-            self._observe("quarantine", {"kind": error.kind, "id": error.id, "why": str(error)})
 
-
-# --- the file's surroundings
+# --- a file that was not closed
 
 
 def _was_left_open(path: Path) -> bool:
-    """A log beside the file, and nobody who has it open: the last process did not close it."""
+    """Return whether a log lies beside the file, though no process has it open: the last one did not close it."""
     log = path.with_name(path.name + "-wal")
     return log.exists() and log.stat().st_size > 0
 

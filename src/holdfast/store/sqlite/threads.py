@@ -1,15 +1,29 @@
-"""The two threads of a SQLite store: one that writes, one that reads.
+"""The threads of a SQLite store: one that writes, one that reads. With them: turns between processes, and forks.
 
-Both take jobs (functions of a connection) from coroutines and give the results back to the loop they came from. The
-writer commits in groups: whatever gathered while the previous commit was being flushed shares the next one, so the
-cost of a flush is divided by the load and nobody waits for a group to fill.
+Both threads take jobs (functions of a connection) and answer the loop or the thread that asked. The writer commits in
+groups: jobs that arrive while a commit is flushed share the next one, so the cost of a flush is divided by the load and
+no job waits for a group to fill. If a job of a group raises, or the commit fails, the group is rolled back and its jobs
+run one by one, each in a transaction of its own; so a job must have no effect outside its connection.
 
-A job may not spoil its neighbours. If any job of a group raises, the group is rolled back and its jobs run one by
-one, each in its own transaction; a job therefore must have no effect outside the connection. When a commit fails, the
-same happens, and each caller learns what became of its own write.
+Nothing is answered unless the path still names the files that the connection has open (see `files`). An idle writer
+checks that now and then.
 
-Nothing is answered unless the path still names the files that the connection has open (see `files`). A writer that has
-nothing to do looks now and then whether it does.
+**Turns.** SQLite's busy handler sleeps and tries again, without a queue: the process that has just committed is awake
+and takes the lock again, while the others sleep. With two busy writers one of them can starve for seconds. So a writer
+takes a turn first, by two advisory locks beside the database:
+
+    take `next`; take `turn`; release `next`; write; release `turn`
+
+A process that wants to write again has to pass `next`, which the longest waiting process holds until it has the turn.
+The locks are about fairness only; safety is SQLite's own lock. So a process that is frozen (SIGSTOP) during its turn
+does not stop the others: after a while they go on without turns for some seconds. (Frozen in the middle of a commit it
+holds SQLite's lock as well; then only waking or killing it helps, and the error names the pid that wrote last.) The
+kernel releases the locks of a dead process; a forked child closes its copies at once.
+
+**Forks.** A fork waits until no transaction is open, and then connections are closed. SQLite remembers in memory which
+locks the process has: a child forked in the middle of a transaction would take its parent's lock for its own, and wait
+for it for ever. A child that inherits connections keeps their files, even when the others have deleted log and index.
+Parent and child connect anew on their next use. A connection that is busy for longer than some seconds stays open.
 """
 
 from __future__ import annotations
@@ -17,33 +31,180 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
+import os
+import select
 import sqlite3
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from holdfast.errors import HoldfastError, SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from holdfast.store.contract import Observe
-from holdfast.store.sqlite.files import DatabaseFiles, FilesChanged, Log, close
-from holdfast.store.sqlite.forks import forks
-from holdfast.store.sqlite.turn import Turn
+from holdfast.store.sqlite.files import DatabaseFiles, FilesChanged, Log, close, close_all_connections
+from holdfast.store.sqlite.rows import BadText
 
 T = TypeVar("T")
 _LARGEST_GROUP = 1000
 _TRIES = 3
 _IDLE_SECONDS = 1.0  # between two looks of a thread that has nothing to do: others may wait for it
+_FORK_LOOK_SECONDS = 0.001
+_FORK_PATIENCE_SECONDS = 1.0  # for reads, and for all that is between two of them
+_FORK_TRANSACTION_SECONDS = 5.0
+_FIRST_WAIT_SECONDS = 0.0001
+_LONGEST_WAIT_SECONDS = 0.001
+PATIENCE_SECONDS = 2.0  # many commits fit into it, even on a slow disk
+UNFAIR_SECONDS = 10.0
+
+
+# --- turns and forks
+
+
+def open_lock(path: Path) -> int:
+    """Open a file to lock, for this user alone. Not through a link, which another user may have planted."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+class Turn:
+    """Take turns with other writers: a context for each write transaction."""
+
+    def __init__(self, folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience_seconds
+        self._next = open_lock(folder / "next.lock")
+        try:
+            self._turn = open_lock(folder / "turn.lock")
+        except OSError:
+            os.close(self._next)
+            raise
+        self._ours = False
+        self._unfair_until = 0.0
+        _TURNS.add(self)
+
+    def __enter__(self) -> None:
+        now = time.monotonic()
+        if now >= self._unfair_until:
+            self._ours = self._take(now + self._patience)
+            if not self._ours:
+                self._unfair_until = time.monotonic() + UNFAIR_SECONDS
+
+    def sign(self) -> None:
+        """Write down the pid of the process that writes."""
+        os.pwrite(self._turn, b"%-10d" % os.getpid(), 0)
+
+    def _take(self, deadline: float) -> bool:
+        if not self._lock(self._next, deadline):
+            return False
+        try:
+            return self._lock(self._turn, deadline)
+        finally:
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+
+    def __exit__(self, *_: object) -> None:
+        if self._ours:
+            self._ours = False
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _lock(self, descriptor: int, deadline: float) -> bool:
+        wait = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return False
+            select.select((), (), (), wait)  # time.sleep raises EINVAL where libfaketime leaves monotonic time alone
+            wait = min(wait * 1.5, _LONGEST_WAIT_SECONDS)
+
+    def last_writer(self) -> str:
+        """Return the pid of the process that writes, or was the last to."""
+        return os.pread(self._turn, 10, 0).decode(errors="replace").strip() or "unknown"
+
+    def close(self) -> None:
+        for descriptor in (self._next, self._turn):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        _TURNS.discard(self)
+
+
+_TURNS: weakref.WeakSet[Turn] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for turn in list(_TURNS):
+        turn.close()
+
+
+class Forks:
+    """Keep forks and write transactions apart: a context for each transaction."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._unused = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._open -= 1
+
+    def before(self) -> None:
+        unused = close_all_connections(_FORK_PATIENCE_SECONDS)
+        deadline = time.monotonic() + _FORK_TRANSACTION_SECONDS
+        self._lock.acquire()  # kept until the fork is over, so that none begins
+        while self._open and time.monotonic() < deadline:
+            self._lock.release()
+            time.sleep(_FORK_LOOK_SECONDS)
+            self._lock.acquire()
+        self._unused = unused
+
+    def after(self) -> None:
+        unused, self._unused = self._unused, ExitStack()
+        self._lock.release()
+        unused.close()
+
+
+forks = Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.begin_anew)
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+# --- threads
 
 
 class _Job(Generic[T]):
-    __slots__ = ("error", "future", "loop", "run", "value")
+    """Work for a thread. Its answer goes to a future of a loop; without a loop, `gate` is released.
 
-    def __init__(self, run: Callable[[sqlite3.Connection], T], loop: asyncio.AbstractEventLoop) -> None:
+    `committed` is called on the thread before that, unless the job has failed.
+    """
+
+    __slots__ = ("committed", "error", "future", "gate", "loop", "run", "value")
+
+    def __init__(self, run: Callable[[sqlite3.Connection], T], loop: asyncio.AbstractEventLoop | None) -> None:
         self.run = run
         self.loop = loop
-        self.future: asyncio.Future[T] = loop.create_future()
+        self.future: asyncio.Future[T] | None = None if loop is None else loop.create_future()
+        self.gate = threading.Lock()
+        self.committed: Callable[[], object] = lambda: None
         self.value: T | None = None
         self.error: BaseException | None = None
+
+    def answer(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
 
 
 class ConnectionThread:
@@ -59,15 +220,35 @@ class ConnectionThread:
         self._connection: sqlite3.Connection | None = None
         self._files = files
         self._verify = _trust if files is None else files.verify
-        self.using = threading.Lock()  # the connection; `let_go` comes from another thread
+        self.using = threading.Lock()  # the connection; `close_connection` comes from another thread
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._has_ended = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     async def do(self, run: Callable[[sqlite3.Connection], T]) -> T:
         job = _Job(run, asyncio.get_running_loop())
         self._jobs.put(job)
+        assert job.future is not None
         return await job.future
+
+    def do_blocking(self, run: Callable[[sqlite3.Connection], T], committed: Callable[[], object] | None = None) -> T:
+        """As `do`, from any other thread, which waits for the answer. `committed` must neither block nor raise."""
+        job = _Job(run, None)
+        job.committed = committed or job.committed
+        job.gate.acquire()
+        self._jobs.put(job)
+        if self._has_ended:
+            self._refuse_waiting()  # the thread may have done so before this job was there
+        job.gate.acquire()
+        return job.answer()
+
+    def _refuse_waiting(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                if (job := self._jobs.get_nowait()) is not None:
+                    _fail([job], StoreUnavailable("the store was closed meanwhile; nothing was written"))
+                    _deliver([job])
 
     def stop(self) -> None:
         """Finish the jobs that were accepted, close the connection and end the thread."""
@@ -83,6 +264,8 @@ class ConnectionThread:
                 _deliver(group)
         with self.using:
             self._end()
+        self._has_ended = True
+        self._refuse_waiting()
 
     def _serve(self, group: list[_Job[Any]]) -> None:
         for _ in range(_TRIES):
@@ -107,13 +290,13 @@ class ConnectionThread:
         if change.written:
             raise self._files.uncertain() from change
 
-    def let_go(self, log: Log) -> None:
+    def close_connection(self, log: Log, *, wait: bool = True) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            close(connection, log)
+            close(connection, log, wait=wait)
 
     def _end(self) -> None:
-        self.let_go(Log.NAMED)
+        self.close_connection(Log.NAMED)
 
     def _gather(self) -> tuple[list[_Job[Any]], bool]:
         group: list[_Job[Any]] = []
@@ -142,7 +325,7 @@ class ConnectionThread:
 
 
 def _trust(*, written: bool = False) -> None:
-    """For a connection whose files nobody watches."""
+    """Verify nothing: for a connection without watched files."""
 
 
 def _fail(group: list[_Job[Any]], error: BaseException) -> None:
@@ -193,19 +376,19 @@ class WriterThread(ConnectionThread):
                 self._look(self._files)
 
     def _look(self, files: DatabaseFiles) -> None:
-        """Let go of files that were deleted: whoever connects has to wait until nobody uses them any more."""
+        """Close connections to deleted files: a process that connects has to wait until they are unused."""
         try:
             with self.using:
                 files.verify()
         except FilesChanged as change:
-            with contextlib.suppress(Exception):  # whoever asks for something next hears of it
+            with contextlib.suppress(Exception):  # the next caller gets the error
                 files.renew(change)
         except StoreUnavailable:
             return  # it may come back
 
     @property
     def is_writing(self) -> bool:
-        """Whether it has a transaction open, and so the write lock. From any thread."""
+        """Return whether the thread has a transaction open, and so the write lock. From any thread."""
         connection = self._connection
         try:
             return connection is not None and connection.in_transaction
@@ -221,7 +404,7 @@ class WriterThread(ConnectionThread):
                 raise
 
     def _end(self) -> None:
-        self.let_go(Log.NAMED if self._files is None else self._files.closing())
+        self.close_connection(Log.NAMED if self._files is None else self._files.closing())
 
     def _with_pid(self, error: BaseException) -> BaseException:
         if isinstance(error, StoreUnavailable) and "write lock" in str(error):
@@ -252,14 +435,21 @@ def _deliver(group: list[_Job[Any]]) -> None:
     loops = {job.loop for job in group}
     for loop in loops:
         jobs = [job for job in group if job.loop is loop] if len(loops) > 1 else group
+        if loop is None:
+            for job in jobs:
+                if job.error is None:
+                    job.committed()
+                job.gate.release()
+            continue
         try:
             loop.call_soon_threadsafe(_resolve, jobs)
         except RuntimeError:
-            continue  # that loop was closed, so nobody waits any more
+            continue  # that loop was closed
 
 
 def _resolve(jobs: list[_Job[Any]]) -> None:
     for job in jobs:
+        assert job.future is not None
         if job.future.done():
             continue  # its caller was cancelled
         if job.error is not None:
@@ -269,7 +459,7 @@ def _resolve(jobs: list[_Job[Any]]) -> None:
 
 
 def _translated(error: BaseException) -> BaseException:
-    """SQLite's error, or the system's, in our words."""
+    """Return our error for an error of SQLite or of the system."""
     if isinstance(error, HoldfastError):
         return error
     if isinstance(error, OSError):
@@ -308,3 +498,34 @@ _MEANING: dict[int, tuple[type[StoreError], str]] = {
     ),
     sqlite3.SQLITE_NOTADB: (SchemaMismatch, "The file is no SQLite database. Use another file, or move it aside."),
 }
+
+
+# --- texts that are not UTF-8
+
+
+async def do_leniently(thread: ConnectionThread, job: Callable[[sqlite3.Connection], T]) -> T:
+    """Run a job; if a text is not UTF-8, run it again and read such texts leniently.
+
+    Python's sqlite3 refuses the whole query then, so one damaged row would stop every claim and every list.
+    """
+    try:
+        return await thread.do(job)
+    except StoreError as error:
+        if "Could not decode to UTF-8" not in str(error.__cause__):
+            raise
+
+    def leniently(connection: sqlite3.Connection) -> T:
+        connection.text_factory = _lenient
+        try:
+            return job(connection)
+        finally:
+            connection.text_factory = str
+
+    return await thread.do(leniently)
+
+
+def _lenient(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return BadText(raw.decode(errors="surrogateescape"))

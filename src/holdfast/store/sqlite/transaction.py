@@ -1,7 +1,14 @@
 """Submit inside a user's own SQLite transaction: on the user's connection to the same file, and on the user's thread.
 
 The connection's transaction may hold the file's only write lock, so everything goes through it, large values included:
-to wait here for our own writer would be to wait for oneself.
+to wait here for our own writer would be a deadlock.
+
+`LockProbe` finds out whether the user's connection writes to the file that the path names. It may be older than the
+restore of a backup: then it has the old file open, which no process will read any more. SQLite does not show which file
+a connection has open. But a file has one write lock, so while the user's transaction has it, no connection of ours can
+get it. If one can, theirs is another file. If ours cannot, the lock of our file is held by the user's connection; or by
+our writer or another process, while the user's has that of another file. Our writer knows whether it writes, and Linux
+lists which process has a lock.
 """
 
 from __future__ import annotations
@@ -9,19 +16,25 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, StoreUnavailable, UsageError
-from holdfast.lifecycle.identity import key_is_over
-from holdfast.lifecycle.records import Entry, InvocationRecord, StoredPayload
-from holdfast.store.sqlite import aside, entries, jobs, payloads, queries
-from holdfast.store.sqlite.files import DatabaseFiles
-from holdfast.store.sqlite.probe import LockProbe
+from holdfast.errors import StoreUnavailable, UsageError
+from holdfast.model.identity import key_is_over
+from holdfast.model.records import Entry, InvocationRecord, StoredPayload
+from holdfast.store.sqlite import entries, invocations, payloads, queries
+from holdfast.store.sqlite.files import PATIENCE_OF_USERS_SECONDS, DatabaseFiles, FilesChanged, Log, close, writer_of
+from holdfast.store.sqlite.quarantine import StoreConnection
+from holdfast.store.sqlite.threads import forks
 
 T = TypeVar("T")
+_LOOK_AGAIN_SECONDS = 0.01
+# Takes the write lock, as any statement that may write does, and changes nothing.
+_TAKE_LOCK = "DELETE FROM holdfast_meta WHERE 0"
 
 
 class SqliteTransaction:
@@ -46,10 +59,10 @@ class SqliteTransaction:
     def insert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
-        return self._whole(lambda connection: self._insert(connection, records, stored))
+        return self._atomically(lambda connection: self._insert(connection, records, stored))
 
-    def _whole(self, write: Callable[[sqlite3.Connection], T]) -> T:
-        """All that is written so, or none of it."""
+    def _atomically(self, write: Callable[[StoreConnection], T]) -> T:
+        """Write all of it, or nothing. A row that cannot be read is set aside in the user's own transaction."""
         self._files.refuse_changed()
         with _plainly(self._connection) as connection:
             if not connection.in_transaction:
@@ -57,7 +70,7 @@ class SqliteTransaction:
             connection.execute("SAVEPOINT holdfast_submit")
             before = connection.total_changes
             try:
-                answer = write(connection)
+                answer = write(StoreConnection(connection, self._clock.now(), lambda *_: None, may_write=True))
                 self._probe.refuse_other_file(connection, written=connection.total_changes > before)
                 return answer
             except BaseException:
@@ -66,27 +79,22 @@ class SqliteTransaction:
             finally:
                 connection.execute("RELEASE holdfast_submit")
 
+    @staticmethod
     def _insert(
-        self, connection: sqlite3.Connection, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
+        connection: StoreConnection, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]:
-        now = self._clock.now()
-        payloads.put(connection, records[0].app, stored, now)
+        payloads.put_payloads(connection, records[0].app, stored)
         there: list[InvocationRecord | None] = []
         for record in records:
-            holder = jobs.in_the_way(connection, record, self._set_aside)
-            if holder is not None and holder.id != record.id and holder.key == record.key and key_is_over(holder, now):
+            holder = invocations.find_conflict(connection, record)
+            is_by_key = holder is not None and holder.id != record.id and holder.key == record.key
+            if holder is not None and is_by_key and key_is_over(holder, connection.now):
                 connection.execute(queries.FREE_KEY, (holder.app, holder.id, holder.key))
-                holder = jobs.in_the_way(connection, record, self._set_aside)
+                holder = invocations.find_conflict(connection, record)
             if holder is None:
-                jobs.insert(connection, record)
+                invocations.insert(connection, [record])
             there.append(holder)
         return there
-
-    def _set_aside(
-        self, connection: sqlite3.Connection, table: aside.Table, row: aside.Row, error: CorruptRecord
-    ) -> None:
-        """In the user's own transaction: a damaged row takes no key."""
-        aside.set_aside(connection, table, row, error, self._clock.now())
 
     async def ainsert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
@@ -94,10 +102,7 @@ class SqliteTransaction:
         return self.insert(records, stored)
 
     def put_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
-        now = self._clock.now()
-        return self._whole(
-            lambda connection: [entries.put_new(connection, entry, now, self._set_aside) for entry in fresh]
-        )
+        return self._atomically(lambda connection: [entries.put_new(connection, entry) for entry in fresh])
 
     async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
         return self.put_entries(fresh)
@@ -127,10 +132,77 @@ def _is_same(file: str, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _plainly(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """The owner may have rows and texts made into something else."""
+    """Use the connection without the factories of its owner for rows and texts."""
     before = connection.row_factory, connection.text_factory
     connection.row_factory, connection.text_factory = None, str
     try:
         yield connection
     finally:
         connection.row_factory, connection.text_factory = before
+
+
+class LockProbe:
+    """A connection that is made for the first session. `is_writing`: whether our own writer has a transaction open."""
+
+    def __init__(
+        self, files: DatabaseFiles, connect: Callable[[], sqlite3.Connection], is_writing: Callable[[], bool]
+    ) -> None:
+        self._files = files
+        self._path = files.path
+        self._connect = connect
+        self._is_writing = is_writing
+        self._connection: sqlite3.Connection | None = None
+        self.using = threading.Lock()
+
+    def close_connection(self, log: Log, *, wait: bool = True) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            close(connection, log, wait=wait)
+
+    def stop(self) -> None:
+        with self.using:
+            self.close_connection(Log.NAMED)
+
+    def refuse_other_file(self, theirs: sqlite3.Connection, *, written: bool) -> None:
+        """Raise `StoreUnavailable` if the transaction of `theirs` is in another file than ours.
+
+        `written`: it has changed something, so it has its file's lock.
+        """
+        if self._is_locked():
+            return
+        if not written:
+            try:
+                theirs.execute(_TAKE_LOCK)
+            except sqlite3.OperationalError:
+                return  # another process writes, or has written since: what it reads is old, and it cannot write
+            if self._is_locked():
+                return
+        raise StoreUnavailable(
+            f"the connection of this session has another file open than {self._path}, which was removed or replaced "
+            "since. Nothing was submitted. Roll back, close the connection and connect anew."
+        )
+
+    def _is_locked(self) -> bool:
+        """Return whether the lock of our file is taken, as far as can be seen by the user's connection."""
+        if self._is_writing():
+            time.sleep(_LOOK_AGAIN_SECONDS)  # it may just be rolling back
+            if self._is_writing():
+                return False
+        if not self.using.acquire(timeout=PATIENCE_OF_USERS_SECONDS):
+            raise self._files.refused()  # all connections are being closed, and that waits for the writer
+        try:
+            with forks:
+                if self._connection is None:
+                    self._connection = self._connect()
+                    self._connection.execute("PRAGMA busy_timeout = 0")
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute("ROLLBACK")
+            return False
+        except FilesChanged:
+            return False
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                raise StoreUnavailable(f"SQLite: {error}. Nothing was submitted.") from error
+        finally:
+            self.using.release()
+        return writer_of(f"{self._path}-shm") in (None, os.getpid())

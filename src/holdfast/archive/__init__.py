@@ -1,0 +1,1 @@
+"""Ended invocations: search, rerun, purge, retention."""

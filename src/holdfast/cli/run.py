@@ -1,0 +1,559 @@
+"""``holdfast run``: a runner, until it is asked to stop.
+
+The runner supervises worker processes, which run the tasks; with ``--workers 0`` it runs them itself. The command
+``worker`` is what it starts them with.
+
+Starting anew is executing the same command again in the same process. ``--reload`` does it when a source file of this
+folder changes; files are compared twice a second. The runner stops as it would on a signal, so nothing is lost. While a
+changed file is no Python, the old code runs on. Code that cannot be imported is waited for with nothing running.
+
+A runner also starts anew when its process cannot use the store any more: after the SQLite file was replaced, or while
+code in its own process has connections to a deleted log. It waits for as long as other runners wait until they declare
+it dead: until then the file may come back, or the code may close its connections.
+
+``GET /health`` answers 200 while the runner's heartbeats are written, and 503 and why while they are not.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Annotated, Any, NoReturn, Self
+
+import typer
+from msgspec.structs import replace
+from typer import Argument, Option
+
+from holdfast.app import App
+from holdfast.cli import logs
+from holdfast.cli.command import AppOption, Needs, command
+from holdfast.cli.discovery import app_for_tasks
+from holdfast.cli.logs import LogFormat, LogLevel
+from holdfast.cli.output import FAILED, Output, error_text, fields, sentence
+from holdfast.clock import parse_duration
+from holdfast.errors import ConfigurationError, HoldfastError, UsageError
+from holdfast.executors.child_process import SIGNALS, AsyncChannel, end_for_lost_descriptors, end_group, end_with_parent
+from holdfast.executors.loop import when_a_loop_is_broken
+from holdfast.executors.terminal import let_go_of_a_closed_terminal, outlive_the_terminal
+from holdfast.fleet.embedded import EmbeddedRunner
+from holdfast.fleet.recovery import Recovery
+from holdfast.fleet.supervisor import Supervisor, refuse_bad_numbers
+from holdfast.fleet.worker_process import AttachedWorker, FromRunner
+from holdfast.model.names import counted
+from holdfast.model.records import RunnerRecord
+from holdfast.runtime.claim import Permit
+from holdfast.runtime.definition import names_of
+from holdfast.runtime.release import Releaser
+from holdfast.runtime.worker import Account, Worker, WorkerOptions
+from holdfast.settings import Settings
+from holdfast.telemetry.events import StopAsked, WorkerBroke
+from holdfast.telemetry.logs import logging_telemetry
+
+QueuesOption = Annotated[
+    list[str] | None,
+    Option(metavar="NAMES", help="Only these: a,b. a=3,b takes three of a to one of b. May be repeated."),
+]
+LogFormatOption = Annotated[LogFormat, Option(help="Lines for people or for machines.")]
+LogLevelOption = Annotated[LogLevel, Option(help="From which level on.")]
+
+GRACE_SECONDS = 3  # for a worker without a runner to hand back what it holds
+
+
+@command(Needs.NOTHING)
+def run(
+    out: Output,
+    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app_option: AppOption = None,
+    queues: QueuesOption = None,
+    tags: Annotated[list[str] | None, Option(metavar="NAMES", help="Take work with these tags too: gpu,eu.")] = None,
+    concurrency: Annotated[int | None, Option(help="How many invocations at a time, per worker.")] = None,
+    workers: Annotated[int, Option(help="Worker processes; 0 runs the tasks in this process.", min=0, max=1000)] = 1,
+    max_tasks_per_worker: Annotated[int | None, Option(help="Replace a worker after so many tasks.", min=1)] = None,
+    memory_limit: Annotated[
+        str | None, Option(metavar="SIZE", help="Replace a worker with more memory: 500M, 2G.")
+    ] = None,
+    reload: Annotated[bool, Option("--reload", help="Start anew when a source file changes.")] = False,
+    health_port: Annotated[int | None, Option(help="Answer GET /health at this port.", min=0, max=65535)] = None,
+    health_host: Annotated[str, Option(help="Where to answer health checks.")] = "127.0.0.1",
+    drain_timeout: Annotated[
+        str | None, Option(metavar="DURATION", help="How long work may take to end at a stop: 30s.")
+    ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Run submitted calls, until SIGINT, SIGTERM, SIGQUIT or SIGHUP.
+
+    The first signal lets running work end; the second one ends it; the third one ends all its processes at once.
+    SIGHUP, as when a terminal is closed, only ever counts as the first. SIGHUP and SIGQUIT stay ignored if they were
+    ignored at the start, as with nohup.
+    """
+    logs.configure(log_format, log_level)
+    outlive_the_terminal()
+    drain = None if drain_timeout is None else parse_duration(drain_timeout)
+    if app and app_option and app != app_option:
+        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+    with _importable(out, app or app_option, reload) as chosen:
+        weights = _weighted(_names(queues)) if queues else None
+        chosen.runtime.import_modules()  # before its declarations are read
+        runner = chosen.runner(concurrency=concurrency, queues=weights, tags=_names(tags or []), drain_timeout=drain)
+        memory = None if memory_limit is None else _bytes(memory_limit)
+        refuse_bad_numbers(workers, max_tasks_per_worker, memory)
+        if workers:
+            start_worker = _worker_command(app or app_option, log_format, log_level)
+            limits = {"count": workers, "max_tasks": max_tasks_per_worker, "memory_limit_bytes": memory}
+            runner.supervise(functools.partial(_supervisor, chosen, runner, start_worker, limits))
+        elif max_tasks_per_worker is not None or memory is not None:
+            raise UsageError("--max-tasks-per-worker and --memory-limit are about worker processes; use --workers 1")
+        _note_what_is_idle(out, chosen, list(weights or {}))
+        with contextlib.ExitStack() as around:
+            watch = around.enter_context(Reload(runner, out.note)) if reload else None
+            if health_port is not None:
+                health = around.enter_context(Health(runner, health_host, health_port))
+                out.note(f"health checks are answered at http://{health_host}:{health.port}/health")
+            restart = around.enter_context(Restart(runner, chosen.settings))
+            id, account, was_told = _until_stopped(runner)
+    if not was_told and (why := restart.why or (watch and watch.why)):
+        out.note(f"{why}; starting anew")
+        start_anew()
+    out.document({"runner": id, **fields(account)})
+    out.line(f"runner {id}: {_summary(account)}")
+    _leave()
+
+
+def worker(
+    fd: Annotated[int, Option(help="The socket to the runner.")],
+    app: AppOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Work for the runner at the other end of a socket. Not for people: `holdfast run` starts it."""
+    stream = socket.socket(fileno=fd)
+    stream.set_inheritable(False)  # a program that outlives this worker must not keep the line open
+    runner = os.getppid()
+    end_with_parent(runner, stream, GRACE_SECONDS)
+    outlive_the_terminal()
+    # Its runner recovers what it held, and starts another.
+    when_a_loop_is_broken(functools.partial(end_for_lost_descriptors, runner))
+    stop = _hear()
+    logs.configure(log_format, log_level)
+    try:
+        chosen = app_for_tasks(Output(json=False), app)
+        unfinished = _attach(chosen, stream, stop)
+    except Exception as error:
+        # It is one of many lines that the runner and its workers write, and has to look like one.
+        why = error_text(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+        logging_telemetry().emit(WorkerBroke(why, error))
+        raise typer.Exit(FAILED) from None
+    if unfinished:  # user code still runs, and this is how it ends
+        _flush()
+        end_group()
+    chosen.close()
+    _leave()
+
+
+def _importable(out: Output, reference: str | None, reload: bool) -> App:
+    """Return the app; with ``--reload``, wait for changes until it can be imported."""
+    try:
+        return app_for_tasks(out, reference)
+    except HoldfastError as error:
+        if not reload:
+            raise
+        out.note(f"{sentence(error_text(error))} Nothing runs until a file changes.")
+    start_anew_after_a_change()
+
+
+def _note_what_is_idle(out: Output, app: App, queues: list[str]) -> None:
+    """Note queues that no declared task uses, and an app without tasks."""
+    if not app.tasks:
+        out.note("this app declares no tasks, so there is nothing that this runner could do")
+        return
+    declared = {queue for task in app.tasks.values() for queue in task.definition.queues}
+    for queue in queues:
+        if queue and queue not in declared:
+            known = ", ".join(sorted(declared))
+            why = f"no task is declared for the queue '{queue}', only for: {known}"
+            out.note(f"{why}; calls that are submitted to it run")
+
+
+def _supervisor(
+    app: App,
+    runner: EmbeddedRunner,
+    command: Sequence[str],
+    limits: Mapping[str, Any],
+    record: RunnerRecord,
+    recovery: Recovery,
+) -> Supervisor:
+    """Make the supervisor of a runner's worker processes."""
+    engine = app.runtime.opened().opened
+    assert engine is not None  # the runner has opened it
+    drain = runner.drain_timeout_seconds
+    return Supervisor(
+        command=command, record=record, recovery=recovery, engine=engine, drain_timeout_seconds=drain, **limits
+    )
+
+
+def _attach(app: App, stream: socket.socket, stop: _StopRequest) -> bool:
+    """Work for the runner at the other end. Return True if user code still runs."""
+    app.runtime.import_modules()
+
+    async def job() -> bool:
+        engine = await app.runtime.engine()
+        channel: AsyncChannel[FromRunner] = await AsyncChannel.open(stream, FromRunner)
+        attached = AttachedWorker(channel, app.runtime.clock, engine.telemetry)
+        loop = asyncio.get_running_loop()
+        stop.then(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(attached.stop))
+
+        def make_worker(options: WorkerOptions, permit: Permit) -> Worker:
+            definitions = app.runtime.definitions
+            served = replace(options.serves, tasks=frozenset(names_of(definitions)))
+            options = replace(options, serves=served)
+            return Worker(engine, definitions, options, permit, Releaser(engine), hooks=app.runtime.hooks)
+
+        return await attached.run(make_worker)
+
+    return app.runtime.run(job())
+
+
+class _StopRequest:
+    """The handler of signals that ask a worker to end. They may come before there is anything to stop."""
+
+    def __init__(self) -> None:
+        self._is_asked = False
+        self._act: Callable[[], object] = lambda: None
+
+    def __call__(self, *_: object) -> None:
+        self._is_asked = True
+        self._act()
+
+    def then(self, act: Callable[[], object]) -> None:
+        """Call `act` at each request; now, if there was one."""
+        self._act = act
+        if self._is_asked:
+            act()
+
+
+def _hear() -> _StopRequest:
+    """Handle signals from now on without ending this process. Return their handler.
+
+    An interrupt is meant for the runner. Not SIG_IGN: programs that tasks start would inherit that. The runner starts
+    a worker with all of them blocked, since it has no handlers yet.
+    """
+    stop = _StopRequest()
+    signal.signal(signal.SIGINT, lambda *_: None)
+    for number in _asking():
+        signal.signal(number, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return stop
+
+
+def _asking() -> list[signal.Signals]:
+    """Return the signals that ask this process to drain, without those ignored at its start."""
+    polite = (signal.SIGHUP, signal.SIGQUIT)
+    return [signal.SIGTERM, *(number for number in polite if signal.getsignal(number) is not signal.SIG_IGN)]
+
+
+def _worker_command(reference: str | None, log_format: LogFormat, log_level: LogLevel) -> list[str]:
+    app = ["--app", reference] if reference else []
+    logs = ["--log-format", log_format.value, "--log-level", log_level.value]
+    return [sys.executable, "-m", "holdfast", "worker", *app, *logs]
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise UsageError(f"--memory-limit {text}: expected a size such as 500M or 2G")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _leave() -> None:
+    """End this process even if user code left a thread behind.
+
+    Python would wait for the threads of `asyncio.to_thread` and of executors, perhaps for ever. The store is closed and
+    the account is given, so there is nothing left to wait for.
+    """
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if any(not thread.daemon for thread in others):
+        _end_process()
+
+
+def _end_process() -> NoReturn:
+    """End this process without waiting for anything. Printed text is kept."""
+    _flush()
+    os._exit(0)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _names(given: list[str]) -> list[str]:
+    return [name.strip() for text in given for name in text.split(",")]
+
+
+def _weighted(given: list[str]) -> dict[str, int]:
+    """Return queues and their weights: ``mail=3``. A name may contain =: only a number after the last is a weight."""
+    found = {}
+    for text in given:
+        name, _, weight = text.rpartition("=")
+        found[name if name and weight.isdigit() else text] = int(weight) if name and weight.isdigit() else 1
+    return found
+
+
+def _summary(account: Account) -> str:
+    deaths = f", {counted(account.deaths, 'worker')} died" if account.deaths else ""
+    return f"{account.started} started, {account.ended} ended, {account.interrupted} interrupted{deaths}"
+
+
+def _until_stopped(runner: EmbeddedRunner) -> tuple[str | None, Account, bool]:
+    """Run it. Return its id, what it did, and True if a signal has stopped it."""
+    with _Signals(runner) as signals:
+        runner.start()
+        signals.repeat()
+        id = runner.id
+        return id, runner.wait(), signals.heard > 0
+
+
+_URGENCY = {
+    False: "running work may end within the drain timeout, another SIGINT or SIGTERM ends it now",
+    True: "running work is ended and handed back",
+}
+
+
+class _Signals:
+    """Turn signals into requests to stop, each more urgent than the one before.
+
+    SIGHUP is no more than a request to drain: when a terminal is closed, the kernel and the shell both send one, and a
+    process manager may send one right after SIGTERM.
+    """
+
+    def __init__(self, runner: EmbeddedRunner) -> None:
+        self._runner = runner
+        self.heard = 0
+        self._telemetry = logging_telemetry()
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_asking())}
+
+    def __enter__(self) -> _Signals:
+        for number in self._before:
+            signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            let_go_of_a_closed_terminal()
+            if self.heard:
+                return
+        self.heard += 1
+        if self.heard > 2:
+            # Something does not let go. What is stored is safe, so an end without ceremony costs only time.
+            self._runner.kill_workers()
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        name = signal.Signals(number).name
+        self._telemetry.emit(StopAsked(f"{name}; {_URGENCY[self.heard > 1]}"))
+        self._runner.request_stop(hurry=self.heard > 1)
+
+    def repeat(self) -> None:
+        """Ask again: a signal that came while the runner was starting had no effect yet."""
+        if self.heard:
+            self._runner.request_stop(hurry=self.heard > 1)
+
+
+# --- starting anew
+
+log = logging.getLogger("holdfast.runner")
+
+_LOOK_SECONDS = 0.5
+_SKIPPED = frozenset({".venv", "venv", "site-packages", "node_modules", ".git", "__pycache__"})
+Seen = dict[Path, tuple[int, int]]
+
+
+class _Watch(abc.ABC):
+    """Looks in a thread for a reason to start anew; `why` is what it has found."""
+
+    def __init__(self, runner: EmbeddedRunner) -> None:
+        self._runner = runner
+        self._end = threading.Event()
+        self.why = ""
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, name="holdfast-restart", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    @abc.abstractmethod
+    def _watch(self) -> None: ...
+
+
+class Reload(_Watch):
+    """Starts anew when a source file changes."""
+
+    def __init__(self, runner: EmbeddedRunner, note: Callable[[str], None]) -> None:
+        super().__init__(runner)
+        self._note = note
+        self._seen = _sources()
+
+    def _watch(self) -> None:
+        broken: set[Path] = set()
+        while not self._end.wait(_LOOK_SECONDS):
+            now = _sources()
+            changed = {path for path, seen in now.items() if self._seen.get(path, seen) != seen}
+            self._seen = now
+            wrong = {path: why for path in changed | broken if (why := _wrong_with(path, path in broken))}
+            for path in wrong.keys() & changed:
+                self._note(f"{path} has changed, but {wrong[path]}; the old code runs until it is right")
+            ready = (changed | broken) - wrong.keys()
+            broken = set(wrong)
+            if ready and not broken:
+                self.why = f"{min(ready)} has changed"
+                self._runner.request_stop()
+                return
+
+
+class Restart(_Watch):
+    """Starts anew when this process cannot use the store any more."""
+
+    def __init__(self, runner: EmbeddedRunner, settings: Settings) -> None:
+        super().__init__(runner)
+        self._patience = settings.dead_after_seconds
+
+    def _watch(self) -> None:
+        since: float | None = None
+        while not self._end.wait(_LOOK_SECONDS):
+            if not (why := self._runner.needs_restart):
+                since = None
+            elif since is None:
+                since = time.monotonic()
+                log.error("this runner starts anew in %g s, unless that changes: %s", self._patience, why)
+            elif time.monotonic() - since >= self._patience:
+                self.why = why
+                self._runner.request_stop(hurry=True)
+                return
+
+
+def start_anew() -> NoReturn:
+    """Execute the same command again."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[1:]])
+
+
+def start_anew_after_a_change() -> NoReturn:
+    """Start anew after any file changes: it is unknown which files code would load that cannot be imported."""
+    seen = _facts(_files())
+    while _facts(_files()) == seen:
+        time.sleep(_LOOK_SECONDS)
+    start_anew()
+
+
+def _wrong_with(path: Path, again: bool) -> str:
+    """Return why the file cannot be imported, as far as that is known without running it. A file that is missing
+    `again` was deleted.
+    """
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        if again and isinstance(error, FileNotFoundError):
+            return ""
+        return f"it cannot be read: {error.strerror}"
+    except (SyntaxError, ValueError) as error:
+        return f"it is no Python: {error}"
+    return ""
+
+
+def _sources() -> Seen:
+    """Return the loaded source files of this folder, with time and size of their last writing."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    paths = [Path(file) for file in files if file is not None and file.endswith(".py")]
+    return _facts(path for path in paths if Path.cwd() in path.parents and not _SKIPPED & set(path.parts))
+
+
+def _files() -> Iterator[Path]:
+    for folder, folders, names in os.walk(Path.cwd()):
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        yield from (Path(folder) / name for name in names if name.endswith(".py"))
+
+
+def _facts(paths: Iterable[Path]) -> Seen:
+    found: Seen = {}
+    for path in paths:
+        try:
+            facts = path.stat()
+        except OSError:  # an editor that writes a new file in its place has not done so yet
+            found[path] = (0, 0)
+        else:
+            found[path] = (facts.st_mtime_ns, facts.st_size)
+    return found
+
+
+# --- health checks
+
+
+def _complaint(why: str) -> str:
+    return f"the store does not hear this runner{': ' if why else ''}{why}\n"
+
+
+class Health:
+    def __init__(self, runner: EmbeddedRunner, host: str, port: int) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path not in ("/health", "/"):
+                    self.send_error(404)
+                    return
+                heard = runner.is_heard
+                body = b"ok\n" if heard else _complaint(runner.why_unheard).encode(errors="backslashreplace")
+                self.send_response(200 if heard else 503)
+                self.send_header("Content-Type", "text/plain; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            why = "another program uses that port; choose another, or 0 for a free one" if taken else str(error)
+            raise ConfigurationError(f"health checks cannot be answered at {host}:{port}: {why}.") from error
+        self._server.daemon_threads = True
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, name="holdfast-health", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()

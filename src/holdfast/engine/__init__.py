@@ -1,1 +1,0 @@
-"""The engine: it moves invocations by the contracts of the layers below and never knows which store it works on."""

@@ -1,0 +1,1 @@
+"""Run user code: on threads, on an event loop, in processes."""

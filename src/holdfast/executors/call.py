@@ -1,0 +1,181 @@
+"""One call of user code, from stored arguments to an outcome.
+
+Decoding and encoding happen beside the call, not on the engine's loop: they may run user code too (a model's
+validator, a property), and a slow one must not hold up claims and heartbeats. Whatever user code raises becomes a
+value here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from holdfast.clock import parse_duration
+from holdfast.codec import Codec, ErrorRecord, Payload, SizeLimits, damage_of
+from holdfast.crashpoints import crashpoint
+from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError, NotEncodable, RetryLater
+from holdfast.executors.context import Context
+from holdfast.executors.interrupts import SoftTimeoutInjector
+from holdfast.model.parking import DAMAGED
+from holdfast.model.records import InvocationRecord
+from holdfast.model.retries import exception_names
+from holdfast.telemetry.tasks import here
+
+
+class Call(NamedTuple):
+    """A call to run. `key` is the caller's own name for it and comes back with the outcome."""
+
+    key: str
+    task: str
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    arguments: bytes
+    codec: Codec
+    limits: SizeLimits
+    payloads: dict[str, bytes]  # that the arguments refer to; emptied once they are decoded, to save memory
+    about: InvocationRecord | Context | None = None  # for `context()`
+    deadline: float | None = None
+    has_soft_timeout: bool = False  # `SoftTimeout` may be raised in it
+
+
+class Returned(NamedTuple):
+    """User code returned, and this is its encoded result."""
+
+    result: bytes
+    payloads: tuple[Payload, ...] = ()
+
+
+class Raised(NamedTuple):
+    """User code raised, or returned what cannot be stored."""
+
+    error: ErrorRecord
+    why: str
+    payloads: tuple[Payload, ...] = ()
+    kinds: tuple[str, ...] = ()  # the names of its class and of the bases of that, for retry policies
+    retry_after: float | None = None  # it asks for another attempt, so many seconds later
+    fatal: bool = False  # it asks for none
+
+
+class Unfit(NamedTuple):
+    """The stored arguments do not fit the code at hand; user code was not called."""
+
+    why: str
+
+
+class Interrupted(NamedTuple):
+    """User code was ended from outside before it was done. `how` is for its history, if it was cancelled."""
+
+    how: str = ""
+
+
+class Crashed(NamedTuple):
+    """The process that ran user code died; `why` is its exit code or signal. How far it came is unknown."""
+
+    why: str
+
+
+Outcome = Returned | Raised | Unfit | Interrupted | Crashed
+INTERRUPTED = Interrupted()
+NOT_BEGUN = Interrupted("its code had not begun")
+
+
+def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> None:
+    """Raise `ArgumentsDoNotBind`, naming the task and its signature, unless the arguments fit."""
+    known = _positional.get(id(signature)) or _remember(signature)
+    if not kwargs and len(args) in known[1]:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentsDoNotBind(f"{task}{signature} cannot be called so: {error}") from None
+
+
+_MOST_SIGNATURES = 10_000
+_positional: dict[int, tuple[inspect.Signature, range]] = {}  # by identity, which is theirs as long as they are here
+
+
+def _remember(signature: inspect.Signature) -> tuple[inspect.Signature, range]:
+    """Keep how many positional arguments alone are enough: `Signature.bind` takes longer than many a task."""
+    kinds = inspect.Parameter
+    parameters = signature.parameters.values()
+    taken = [each for each in parameters if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    required = [each for each in taken if each.default is kinds.empty]
+    keywords = [each for each in parameters if each.kind is kinds.KEYWORD_ONLY and each.default is kinds.empty]
+    if len(_positional) >= _MOST_SIGNATURES:
+        _positional.clear()
+    counts = range(0) if keywords else range(len(required), len(taken) + 1)
+    return _positional.setdefault(id(signature), (signature, counts))
+
+
+def run(call: Call) -> Outcome:
+    """Call a plain function. Whatever happens is an outcome: nothing may escape and take the thread with it."""
+    entered = here.set(call)
+    try:
+        arguments = _arguments(call)
+        if isinstance(arguments, Unfit):
+            return arguments
+        args, kwargs = arguments
+        crashpoint("user.before")
+        value = call.function(*args, **kwargs)
+        crashpoint("user.after")
+        return _returned(call, value)
+    except BaseException as error:
+        return raised(call, error)
+    finally:
+        here.reset(entered)
+
+
+async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None) -> Outcome:
+    """Call a coroutine function. Whatever happens is an outcome; the caller recognises a cancellation from outside."""
+    here.set(call)
+    try:
+        arguments = _arguments(call)
+        if isinstance(arguments, Unfit):
+            return arguments
+        args, kwargs = arguments
+        crashpoint("user.before")
+        coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
+        value = await (coroutine if injector is None else injector.awaited(coroutine))
+        crashpoint("user.after")
+        return _returned(call, value)
+    except BaseException as error:
+        return raised(call, error)
+
+
+def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
+    try:
+        args, kwargs = call.codec.decode_call(call.arguments, call.payloads)
+        call.payloads.clear()
+        if args or kwargs or call.signature.parameters:
+            bind(call.signature, args, kwargs, call.task)
+        return args, kwargs
+    except (CodecError, ArgumentsDoNotBind) as error:
+        if damage := damage_of(call.arguments, of_call=True):
+            return Unfit(f"{DAMAGED}: {damage}")
+        return Unfit(f"the stored arguments do not fit this code: {error}")
+
+
+def _returned(call: Call, value: object) -> Outcome:
+    try:
+        return Returned(*call.codec.pack(value, call.limits, at="result"))
+    except NotEncodable as error:
+        return Raised(call.codec.encode_error(error), f"the result cannot be stored: {error}", fatal=True)
+
+
+def raised(call: Call, error: BaseException) -> Raised:
+    """Return the outcome of a raised exception."""
+    payloads: tuple[Payload, ...] = ()
+    try:
+        record, payloads = call.codec.pack_error(error, call.limits)
+    except BaseException as worse:  # an exception whose own methods raise
+        message = f"it cannot be described: describing it raised {type(worse).__name__}"
+        record = ErrorRecord(type_name=type(error).__name__, message=message, traceback="", data=None)
+    why = f"{record.type_name.rpartition(':')[2]}: {record.message}"
+    kinds, fatal = exception_names(type(error)), isinstance(error, Fatal)
+    if not isinstance(error, RetryLater):
+        return Raised(record, why, payloads, kinds, fatal=fatal)
+    try:
+        return Raised(record, why, payloads, kinds, retry_after=parse_duration(error.delay))
+    except HoldfastError as wrong:
+        return Raised(record, f"{why} ({wrong})", payloads, kinds)

@@ -1,0 +1,471 @@
+"""A process for tasks: its messages, and its main loop, which takes a question, runs the call and sends its answer.
+
+Calls run on the main thread, one at a time, so that a task may do there what only the main thread may. The child has
+no store and decides nothing; it ends when its parent is gone or closes the connection.
+
+No value of a user is pickled on the way: arguments, results and payloads are encoded bytes already, and travel as the
+parts of a message; the child decodes them with its own codec. Each question has one answer. At any time before it, the
+parent may send a control for the call that runs, and the child log records: user code never waits for a parent that is
+slow, and beyond the channel's limit records are counted and dropped. So what a task logs right before it crashes has
+usually left its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import faulthandler
+import functools
+import inspect
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.codec import ErrorRecord, Payload, SizeLimits
+from holdfast.errors import SoftTimeout
+from holdfast.executors.call import Call, Outcome, Raised, Returned, Unfit, raised, run, run_coroutine
+from holdfast.executors.child_process import LOST_DESCRIPTORS, WAKE, Channel, end_with_parent
+from holdfast.executors.context import Context, cancelled, context_of
+from holdfast.executors.declared import Address, Found, Program, Unreachable, find, this_program
+from holdfast.executors.interrupts import SoftTimeoutInjector
+from holdfast.executors.lifespan import ExitCallbacks, Hooks
+from holdfast.executors.terminal import outlive_the_terminal
+from holdfast.telemetry.logs import logging_telemetry
+from holdfast.telemetry.tasks import ATTRIBUTE, call_fields
+
+CANCEL, SOFT_TIMEOUT = "cancel", "soft timeout"
+
+_BEGIN_SECONDS = 0.2  # for code to reach its own `try`
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LEFT_TO_THE_PARENT = (signal.SIGINT, *_ENDING)
+_MAX_LETTERS = 32_000  # of one text of a record
+_MAX_FACTS = 100
+_UNSENDABLE = ("msg", "args", "exc_info", ATTRIBUTE)
+
+
+class Hello(msgspec.Struct, array_like=True, tag=True):
+    """The first message: the parent's program. File names are bytes, since they need not be text."""
+
+    pid: int
+    argv: list[bytes]
+    name: str
+    path: bytes
+    levels: dict[str, int]  # of the parent's loggers
+
+    @property
+    def program(self) -> Program | None:
+        return Program(self.name, os.fsdecode(self.path)) if self.name or self.path else None
+
+
+class Question(msgspec.Struct, array_like=True, tag=True):
+    """A call. Its parts are the arguments, then the payloads."""
+
+    key: str
+    address: Address
+    limits: SizeLimits
+    digests: list[str]
+    with_hooks: bool = False
+    about: Context | None = None
+
+
+class Control(msgspec.Struct, array_like=True, tag=True):
+    """Something asked of a call in the middle of it, by the number of the question."""
+
+    what: str
+    number: int
+
+
+class Logged(msgspec.Struct, array_like=True, tag=True):
+    """A log record: its plain attributes, and the call that it was made in."""
+
+    facts: dict[str, str | int | float | bool | None]
+    call: tuple[str, str, int] | None
+
+
+class Answer(msgspec.Struct, array_like=True, tag=True):
+    """An outcome: `why` alone means unfit. Its parts are the result, if there is no error, then the payloads."""
+
+    why: str | None
+    error: ErrorRecord | None
+    digests: list[str]
+    kinds: tuple[str, ...] = ()
+    retry_after: float | None = None
+    fatal: bool = False
+    lost: int = 0  # log records that were dropped
+
+
+FromParent = Hello | Question | Control
+FromChild = Answer | Logged
+
+
+def hello(levels: dict[str, int]) -> Hello:
+    program = this_program() or Program("", "")
+    argv = [os.fsencode(each) for each in sys.argv]
+    return Hello(os.getpid(), argv, program.name, os.fsencode(program.path), levels)
+
+
+def question_of(call: Call, address: Address, *, with_hooks: bool = False) -> tuple[Question, list[bytes]]:
+    about = context_of(call.about, call.deadline)
+    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about)
+    return question, [call.arguments, *call.payloads.values()]
+
+
+def answer_of(outcome: Outcome) -> tuple[Answer, list[bytes]]:
+    match outcome:
+        case Returned(result, payloads):
+            return Answer(None, None, _digests(payloads)), [result, *(payload.data for payload in payloads)]
+        case Raised(error, why, payloads, kinds, retry_after, fatal):
+            head = Answer(sendable(why), error, _digests(payloads), tuple(map(sendable, kinds)), retry_after, fatal)
+            return head, [payload.data for payload in payloads]
+        case Unfit(why):
+            return Answer(sendable(why), None, []), []
+        case _:
+            raise TypeError(f"a child has no such outcome: {outcome!r}")
+
+
+def outcome_of(answer: Answer, parts: list[bytes]) -> Outcome:
+    if answer.error is not None:
+        payloads = _payloads(answer.digests, parts)
+        return Raised(answer.error, answer.why or "", payloads, answer.kinds, answer.retry_after, answer.fatal)
+    if answer.why is not None:
+        return Unfit(answer.why)
+    return Returned(parts[0], _payloads(answer.digests, parts[1:]))
+
+
+def _payloads(digests: list[str], parts: list[bytes]) -> tuple[Payload, ...]:
+    return tuple(Payload(digest, data) for digest, data in zip(digests, parts, strict=True))
+
+
+def _digests(payloads: tuple[Payload, ...]) -> list[str]:
+    return [payload.digest for payload in payloads]
+
+
+def sendable(text: str) -> str:
+    """Return the text as UTF-8 can hold it: text of user code may contain halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent that started this process, until it closes the connection."""
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    channel: Channel[FromParent] = Channel(connection, FromParent)
+    with _until_the_parent_closes():
+        hello, _ = channel.receive()
+        assert isinstance(hello, Hello)
+        end_with_parent(hello.pid)
+        outlive_the_terminal()
+        logs = ParentHandler(channel, hello.levels)
+        controls = CallControls(channel, logs)
+        _handle_signals(connection, controls)
+        sys.argv[:] = [os.fsdecode(each) for each in hello.argv]
+        with contextlib.closing(_Worker(hello.program, controls, logs)) as worker:
+            while True:
+                question, parts = channel.receive()
+                if isinstance(question, Question):  # else a control that came too late for its call
+                    answer, parts = worker.answer(question, parts)
+                    answer.lost = logs.take_dropped()
+                    channel.send(answer, parts)
+
+
+@contextlib.contextmanager
+def _until_the_parent_closes() -> Iterator[None]:
+    """End in silence when the parent is gone or closes; with a code of its own if the connection was closed here."""
+    try:
+        yield
+    except EOFError:
+        pass
+    except OSError as error:
+        if error.errno in (errno.EBADF, errno.ENOTSOCK):
+            sys.exit(LOST_DESCRIPTORS)
+
+
+class CallControls:
+    """Apply to the call that runs what the parent asks of it, in the middle of it.
+
+    A signal handler runs on the main thread, where calls do, and also while that waits in a system call. A control has
+    the number of its call: what comes after the call's end is for none.
+    """
+
+    def __init__(self, channel: Channel[FromParent], logs: ParentHandler) -> None:
+        self._channel = channel
+        self._logs = logs
+        logs.on_free = self.look
+        self._number = 0
+        self._call: Call | None = None
+        self._deferred: list[str] = []  # what the call cannot take yet
+        self._task: asyncio.Task[Any] | None = None
+        self._injector: SoftTimeoutInjector | None = None
+        self._begun = self._is_looking = self._look_again = False
+
+    def next_call(self) -> None:
+        self._number += 1
+
+    @contextlib.contextmanager
+    def during(self, call: Call) -> Iterator[None]:
+        """Apply to this call what arrives from now on."""
+        self._call = call
+        try:
+            self.look()
+            self._begun = True
+            yield
+        finally:
+            self._call = self._task = self._injector = None
+            self._begun, self._deferred = False, []
+            cancelled.discard(_id_of(call))
+
+    async def run_coroutine(self, call: Call) -> Outcome:
+        self._task, self._injector = asyncio.current_task(), SoftTimeoutInjector()
+        self.look()
+        return await run_coroutine(call, self._injector)
+
+    def look(self, *_signal: object) -> None:
+        """Apply what has arrived; the handler of the signal, too. Between calls the main loop reads the channel."""
+        self._look_again, call = True, self._call
+        if call is None:
+            return
+        asked, self._deferred = self._deferred, []
+        while self._look_again and not self._is_looking:  # the signal may come in the middle of a look
+            self._is_looking, self._look_again = True, False
+            try:
+                arrived = self._channel.received()
+            finally:
+                self._is_looking = False
+            asked += [each.what for each in arrived if isinstance(each, Control) and each.number == self._number]
+        for what in asked:
+            self._apply(call, what)
+
+    def _apply(self, call: Call, what: str) -> None:
+        task = self._task
+        if what == CANCEL:
+            cancelled.add(_id_of(call))
+        if task is not None and self._injector is not None:
+            strike = task.cancel if what == CANCEL else functools.partial(self._injector.strike, task)
+            task.get_loop().call_soon_threadsafe(strike)
+        elif inspect.iscoroutinefunction(call.function):
+            self._deferred.append(what)  # it is about to begin
+        elif what == SOFT_TIMEOUT and self._logs.is_busy:  # its code could not catch it
+            self._deferred.append(what)
+            self._logs.is_awaited = True
+        elif what == SOFT_TIMEOUT and not self._begun:  # the process took longer to start: as before
+            self._deferred.append(what)
+            again = threading.Timer(_BEGIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, WAKE))
+            again.daemon = True
+            again.start()
+        elif what == SOFT_TIMEOUT:
+            raise SoftTimeout
+
+
+def _id_of(call: Call) -> str:
+    return call.about.invocation_id if isinstance(call.about, Context) else call.key
+
+
+def _handle_signals(connection: socket.socket, controls: CallControls) -> None:
+    """Leave Ctrl-C, and a service manager that stops every process, to the parent.
+
+    Handlers, not SIG_IGN: programs that a task starts react as usual.
+    """
+    for number in _LEFT_TO_THE_PARENT:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _nothing)
+    signal.signal(WAKE, controls.look)
+    forks = _Forks(connection)
+    os.register_at_fork(before=forks.before, after_in_parent=forks.after, after_in_child=forks.inside)
+    with contextlib.suppress(Exception):  # no stderr
+        faulthandler.enable()
+
+
+def _nothing(number: int, frame: object) -> None:
+    pass
+
+
+class _Forks:
+    """Let a fork of this process close the connection, or the parent could not see that we are gone; and let SIGTERM,
+    SIGHUP and SIGQUIT end it, as `multiprocessing` relies on. A signal that comes in between waits.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._before = threading.local()
+
+    def before(self) -> None:
+        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+    def after(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
+
+    def inside(self) -> None:
+        self._connection.close()
+        for number in _ENDING:
+            if signal.getsignal(number) is _nothing:
+                signal.signal(number, signal.SIG_DFL)
+        self.after()
+
+
+class _Worker:
+    """Run calls, and keep between them the functions that were found and the event loop."""
+
+    def __init__(self, program: Program | None, controls: CallControls, logs: ParentHandler) -> None:
+        self._program = program
+        self._logs = logs
+        self._controls = controls
+        self._found: dict[Address, tuple[Found, inspect.Signature]] = {}
+        self._runner: asyncio.Runner | None = None
+        self._hooked: dict[Hooks, ExitCallbacks] = {}
+
+    def close(self) -> None:
+        for exits in self._hooked.values():
+            with contextlib.suppress(Exception):  # their task has its outcome
+                self._loop().run(exits.leave())
+        if self._runner is not None:
+            self._runner.close()
+
+    def answer(self, question: Question, parts: list[bytes]) -> tuple[Answer, list[bytes]]:
+        self._controls.next_call()
+        payloads = dict(zip(question.digests, parts[1:], strict=True))
+        return answer_of(self._outcome(question, parts[0], payloads))
+
+    def _outcome(self, question: Question, arguments: bytes, payloads: dict[str, bytes]) -> Outcome:
+        try:
+            (function, codec, hooks), signature = self._find(question.address)
+            if question.with_hooks:
+                self._enter(hooks)
+        except Unreachable as error:
+            return Unfit(str(error))
+        task = question.address.task
+        call = Call(
+            question.key, task, function, signature, arguments, codec, question.limits, payloads, question.about
+        )
+        outcome: Outcome | None = None
+        try:
+            with self._controls.during(call):
+                outcome = self._run_coroutine(call) if inspect.iscoroutinefunction(function) else run(call)
+            return outcome
+        except SoftTimeout as error:  # user code had not begun, or was through
+            return outcome or raised(call, error)
+
+    def _find(self, address: Address) -> tuple[Found, inspect.Signature]:
+        if address not in self._found:
+            found = find(address, self._program)
+            self._logs.take_over()
+            self._found[address] = found, inspect.signature(found.function)
+        return self._found[address]
+
+    def _enter(self, hooks: Hooks) -> None:
+        """Enter the app's hooks for the rest of this life, on the loop on which its coroutines run."""
+        if not hooks or hooks in self._hooked:
+            return
+        exits = ExitCallbacks(logging_telemetry())
+        try:
+            self._loop().run(hooks.enter(exits))
+            self._logs.take_over()
+        except BaseException as error:
+            with contextlib.suppress(BaseException):
+                self._loop().run(exits.leave())
+            why = f"the hooks of its app failed in a process apart: {type(error).__name__}: {error}"
+            raise Unreachable(why) from error
+        self._hooked[hooks] = exits
+
+    def _loop(self) -> asyncio.Runner:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner
+
+    def _run_coroutine(self, call: Call) -> Outcome:
+        """Run it on a loop that stays: a client that a module keeps between calls belongs to the
+        loop it was made on.
+        """
+        runner = self._loop()
+        try:
+            return runner.run(self._controls.run_coroutine(call), context=contextvars.copy_context())
+        except BaseException as error:  # something beside the coroutine ended the loop: sys.exit() in another task
+            broken, self._runner = runner, None
+            with contextlib.suppress(BaseException):
+                broken.close()
+            record, payloads = call.codec.pack_error(error, call.limits)
+            return Raised(record, f"the event loop was ended: {type(error).__name__}: {record.message}", payloads)
+
+
+# --- log records
+
+_formatter = logging.Formatter()
+
+
+class ParentHandler(logging.Handler):
+    """Send records to the parent. `is_busy` while the main thread is here, which must not be interrupted then: half a
+    record would be sent, and `logging` would swallow what is raised. `on_free` is called afterwards, if `is_awaited`.
+    """
+
+    def __init__(self, channel: Channel[Any], levels: Mapping[str, int]) -> None:
+        super().__init__()
+        self.is_busy = self.is_awaited = False
+        self.on_free: Callable[[], object] = lambda: None
+        self.dropped = 0
+        self._channel = channel
+        self._pid = os.getpid()
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        self.take_over()
+
+    def createLock(self) -> None:
+        self.lock = None  # the channel has its own, for which no thread waits
+
+    def take_over(self) -> None:
+        """Be the only handler. What a module sets up when it is imported, it has set up in the parent as well."""
+        logging.root.handlers[:] = [self]
+        for logger in list(logging.root.manager.loggerDict.values()):
+            if isinstance(logger, logging.Logger) and logger.handlers:
+                logger.handlers[:] = [each for each in logger.handlers if isinstance(each, logging.NullHandler)]
+                logger.propagate = True
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if self.is_busy or threading.get_ident() != threading.main_thread().ident:
+            return super().handle(record)
+        self.is_busy = True
+        try:
+            return super().handle(record)
+        finally:
+            self.is_busy = False
+            if self.is_awaited:
+                self.is_awaited = False
+                self.on_free()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._pid:  # a fork of this process has no parent to send it to
+            if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
+                logging.lastResort.handle(record)
+            return
+        try:
+            self.dropped += not self._channel.post(Logged(_facts(record), call_fields(record)))
+        except Exception:
+            self.handleError(record)
+
+    def take_dropped(self) -> int:
+        """Return how many records were dropped since the last call of this."""
+        dropped, self.dropped = self.dropped, 0
+        return dropped
+
+
+def _facts(record: logging.LogRecord) -> dict[str, str | int | float | bool | None]:
+    """Return what can be sent of a record: its message, and every attribute that is a plain value."""
+    facts: dict[str, str | int | float | bool | None] = {"msg": _text(record.getMessage())}
+    if record.exc_info:
+        facts["exc_text"] = _text(_formatter.formatException(record.exc_info))
+    for name, value in list(record.__dict__.items())[:_MAX_FACTS]:
+        if name not in _UNSENDABLE and name not in facts and isinstance(value, str | int | float | None):
+            is_long = isinstance(value, str) or (isinstance(value, int) and abs(value) >= 2**63)
+            facts[name] = _text(str(value)) if is_long else value
+    return facts
+
+
+def _text(text: str) -> str:
+    return sendable(text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}… (cut)")

@@ -1,0 +1,1 @@
+"""Runners: heartbeat, failure detection, recovery, services, worker processes."""

@@ -1,0 +1,1 @@
+"""Pure decisions about invocations: no I/O, no clock, no async, no logging."""

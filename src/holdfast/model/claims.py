@@ -1,0 +1,151 @@
+"""Claims: how work is taken from the queue, and what a limit does to invocations without a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from msgspec import UnsetType
+
+from holdfast.ids import InvocationId
+from holdfast.model.changes import Change, change_of, entries
+from holdfast.model.limits import Allotment, Held, Limit, why_blocked, why_refused
+from holdfast.model.records import HistoryEntry, InvocationRecord, cut, is_cut_at
+from holdfast.model.status import AVAILABLE, Status
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for up to `limit` due invocations of these lanes, for this owner.
+
+    `start` walks PENDING → RUNNING in the same write, for work that begins at once; without it the work is only
+    reserved. `ids` narrows the request to these invocations. `again`: a claim with this operation id was sent before
+    and its answer was lost.
+
+    `limits` are those of the claimer's tasks, by name. An invocation that has a key and whose task has a limit is taken
+    with a slot or not at all. Without `limited`, the claim ends before the first of them: for work that is only taken
+    ahead, since waiting work should hold no slot.
+    """
+
+    app: str
+    lanes: tuple[str, ...]
+    limit: int
+    owner: str
+    operation: str
+    at: float
+    start: bool = True
+    ids: tuple[InvocationId, ...] = ()
+    again: bool = False
+    limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
+    limited: bool = True
+
+    @property
+    def path(self) -> tuple[Status, ...]:
+        return (Status.PENDING, Status.RUNNING) if self.start else (Status.PENDING,)
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """The records that a claim got, in order.
+
+    If there are fewer than it asked for, `next_due_at` is when the next invocation of these lanes falls due, or None if
+    nothing waits in them. Invocations that are due already were not looked at, or another claimer was faster.
+
+    `refused` are the ids of invocations that ended because they met a limit and were not to wait, `released` the lanes
+    of waiters that go on; the caller sends hints for both. `cut`: an invocation under a limit is next, and the claim
+    was to take none; then nothing is said about the time.
+    """
+
+    records: tuple[InvocationRecord, ...]
+    next_due_at: float | None = None
+    refused: tuple[InvocationId, ...] = ()
+    released: tuple[str, ...] = ()
+    cut: bool = False
+
+
+def claimed(claim: Claim, record: InvocationRecord, slot: str | None = None) -> Change:
+    """Return the change that a claim makes to one record, with its slot if it needs one."""
+    return Change(
+        name="claimed",
+        app=claim.app,
+        id=record.id,
+        path=claim.path,
+        sources=AVAILABLE,
+        epoch=None,
+        operation=claim.operation,
+        at=claim.at,
+        actor=claim.owner,
+        slot=slot,
+    )
+
+
+Lines = tuple[HistoryEntry, ...]
+
+
+class Taking:
+    """What a claim makes of the records that it takes, as `apply_to(claimed(…), record)` would.
+
+    The new lines of a history depend on a record's version and epoch alone, so most records of a batch share them.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._lines: dict[tuple[int, int], tuple[Lines, bool]] = {}
+
+    def take(self, record: InvocationRecord, slot: str | None) -> tuple[InvocationRecord, Lines]:
+        """Return the record as the claim leaves it, and the new lines of its history."""
+        claim, key = self._claim, (record.history[-1].version if record.history else 0, record.epoch)
+        if key not in self._lines:
+            lines = entries(claimed(claim, record), version=key[0], epoch=record.epoch, owner=record.owner)
+            self._lines[key] = lines, is_cut_at(lines[-1].version)
+        lines, is_cut = self._lines[key]
+        last, history = lines[-1], record.history + lines
+        taken = msgspec.structs.replace(
+            record,
+            status=last.status,
+            owner=last.owner,
+            epoch=last.epoch,
+            attempt=record.attempt + claim.start,
+            changed_at=claim.at,
+            reason="",
+            history=cut(history) if is_cut else history,
+            claim_token=claim.operation,
+            slot=slot or record.slot,
+            dedup_key=None,
+            start_by=None if claim.start else record.start_by,
+        )
+        return taken, lines
+
+
+_WAITING = frozenset({Status.CONCURRENCY_CONTROLLED})
+
+
+def blocked(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """Move an invocation without a free slot out of the queue. It keeps its place, and waits."""
+    path = (Status.CONCURRENCY_CONTROLLED,)
+    return change_of("blocked", record, path, AVAILABLE, operation=operation, at=at, why=why)
+
+
+def refused(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """End an invocation without a free slot that is not to wait. Only one that has never started can end so."""
+    path, sources = (Status.CONCURRENCY_CONTROLLED_FINAL,), frozenset({Status.REGISTERED})
+    return change_of("refused", record, path, sources, operation=operation, at=at, why=why)
+
+
+def turned_away(claim: Claim, allotment: Allotment, held: Held) -> Iterator[tuple[InvocationRecord, Change]]:
+    """Yield the changes of the records for which a claim found no slot."""
+    for record in allotment.blocked:
+        why = why_blocked(record.limit_key or "")
+        yield record, blocked(record, operation=claim.operation, at=claim.at, why=why)
+    for record in allotment.refused:
+        why = why_refused(record.limit_key or "", held.of(record.limit_key or ""))
+        yield record, refused(record, operation=claim.operation, at=claim.at, why=why)
+
+
+def released(record: InvocationRecord, *, operation: str, at: float, why: str = "a slot is free") -> Change:
+    """Return a waiter to its old place in the queue: a slot is free."""
+    return change_of("released", record, (Status.REROUTED,), _WAITING, operation=operation, at=at, why=why)
+
+
+def back_in_queue(record: InvocationRecord, change: Change) -> tuple[str, float, int]:
+    """Return the lane, due time and priority of an invocation that a change made available."""
+    lane = record.lane if isinstance(change.lane, UnsetType) else change.lane
+    return lane, record.due_at if isinstance(change.due_at, UnsetType) else change.due_at, record.priority

@@ -1,0 +1,323 @@
+"""Why an invocation stands where it stands, in a sentence or two: what holds it back, and what would release it.
+
+Pure: it looks at the record, at what surrounds it, and at the time. Whether something holds it back is not decided
+here but in `holdfast.model.eligibility`, by the conditions that runners go by; here is a sentence for each.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.clock import format_duration
+from holdfast.model.cancellation import must_end_by
+from holdfast.model.eligibility import Reason, Standing, held_back, lane_obstacle, offer_of
+from holdfast.model.limits import Limit
+from holdfast.model.parking import what_helps
+from holdfast.model.queues import QueuePause
+from holdfast.model.records import InvocationRecord, RunnerRecord, runner_of
+from holdfast.model.status import AVAILABLE, OWNED, TABLE, Status
+
+MAX_NAMED = 3
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `explain` needs besides the invocation: `holders` hold the slots of its limit key, `limit` is their number,
+    if known. `children` are some unfinished invocations that it has submitted, `first_child` the explanation of the
+    first.
+    """
+
+    roster: Sequence[RunnerRecord] = ()
+    now: float
+    dead_after_seconds: float
+    pauses: Sequence[QueuePause] = ()
+    holders: Sequence[InvocationRecord] = ()
+    limit: Limit | None = None
+    children: Sequence[InvocationRecord] = ()
+    first_child: str = ""
+
+    @property
+    def alive(self) -> list[RunnerRecord]:
+        return living(self.roster, self.now, self.dead_after_seconds)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        return frozenset(pause.name for pause in self.pauses)
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasons` keep it from being claimed, the first one first; there are none if a runner may take it now."""
+
+    reasons: tuple[Reason, ...]
+    text: str
+
+
+def living(roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float) -> list[RunnerRecord]:
+    """Return the runners with a recent heartbeat."""
+    return [runner for runner in roster if now - runner.heartbeat_at <= dead_after_seconds]
+
+
+def explain(record: InvocationRecord, around: Surroundings) -> Explanation:
+    """Explain what an invocation waits for, or how it ended."""
+    standing = Standing(record, around.now, around.limit, len(around.holders))
+    reasons = tuple(held_back(standing, [offer_of(runner) for runner in around.alive], around.paused))
+    if record.status not in AVAILABLE:
+        return Explanation(reasons=reasons, text=_by_status(record, around))
+    first, *others = [f"{_SAYS[reason](record, around)}." for reason in reasons] or [_free(record, around)]
+    text = " ".join([first, *[f"Besides, {other}" for other in others], *_expires(record, around)])
+    return Explanation(reasons=reasons, text=text)
+
+
+# --- one that is in the queue
+
+
+def _free(record: InvocationRecord, around: Surroundings) -> str:
+    lane = record.lane
+    taking = [runner for runner in around.alive if lane_obstacle(lane, offer_of(runner)) is None]
+    places = sum(runner.capacity for runner in taking)
+    busy = sum(worker.running for runner in taking for worker in runner.workers)
+    serve = "1 runner serves" if len(taking) == 1 else f"{len(taking)} runners serve"
+    used = "all of its slots are" if busy >= places else f"{busy} of {places} slots are"
+    silent = _silent_workers(taking, around)
+    return f"waiting for {_since(record, around)} for a free slot; {serve} it, and {used} busy{silent}."
+
+
+def _silent_workers(runners: Sequence[RunnerRecord], around: Surroundings) -> str:
+    """Name workers that take no work, although they have free slots."""
+    workers = [worker for runner in runners for worker in runner.workers]
+    silent = [worker.unresponsive_since for worker in workers if worker.unresponsive_since is not None]
+    if not silent:
+        return ""
+    longest = seconds_in_words(around.now - min(silent))
+    if len(workers) == 1:
+        return f"; its only worker has not answered for {longest}"
+    have = "1 worker has" if len(silent) == 1 else f"{len(silent)} workers have"
+    return f"; {have} not answered, for up to {longest}"
+
+
+def _expires(record: InvocationRecord, around: Surroundings) -> list[str]:
+    if record.start_by is None or record.start_by <= around.now:
+        return []
+    return [f"It expires in {format_duration(record.start_by - around.now)} unless it is started."]
+
+
+def _not_due(record: InvocationRecord, around: Surroundings) -> str:
+    return f"not due for another {format_duration(record.due_at - around.now)}, until {moment_in_words(record.due_at)}"
+
+
+def _in_backoff(record: InvocationRecord, around: Surroundings) -> str:
+    wait = f"the next attempt is due in {format_duration(record.due_at - around.now)}"
+    if not record.errors:
+        return f"an attempt failed; {wait}"
+    times, last = "1 time" if record.failures == 1 else f"{record.failures} times", record.errors[-1].error
+    return f"failed {times}, last with {last}; {wait}"
+
+
+def _no_slot(record: InvocationRecord, around: Surroundings) -> str:
+    held = _held_by(around)
+    return f"no slot of {record.limit_key} is free, held by {held}; the next look of a runner lets it wait for one"
+
+
+def _queue_paused(record: InvocationRecord, around: Surroundings) -> str:
+    pause = next(pause for pause in around.pauses if pause.name == record.queue)
+    since = format_duration(max(0.0, round(around.now - pause.at)))
+    why = f" ({pause.reason})" if pause.reason else ""
+    return (
+        f"the queue '{record.queue}' was paused by {pause.by} {since} ago, at {moment_in_words(pause.at)}{why}. "
+        f"To let it go on: holdfast queues resume {record.queue}"
+    )
+
+
+def _no_runner(record: InvocationRecord, around: Surroundings) -> str:
+    return f"waiting for {_since(record, around)}: no runner is alive on this store. Start one with `holdfast run`"
+
+
+def _draining(record: InvocationRecord, around: Surroundings) -> str:
+    alive = around.alive
+    who = f"the only runner, {alive[0].id}, is" if len(alive) == 1 else f"all {len(alive)} runners are"
+    return (
+        f"waiting for {_since(record, around)}: {who} draining, and takes nothing new; no runner is alive that does. "
+        "Start one with `holdfast run`"
+    )
+
+
+def _unknown_task(record: InvocationRecord, around: Surroundings) -> str:
+    return (
+        f"waiting for {_since(record, around)}: no runner knows the task '{record.task}' ({_named(around)}). "
+        "Start one with the code that declares it; if it was renamed, give the new task aliases=[…]"
+    )
+
+
+def _queue_not_served(record: InvocationRecord, around: Surroundings) -> str:
+    tags = f" --tags {','.join(record.tags)}" if record.tags else ""  # else the one that is started would not take it
+    return (
+        f"waiting for {_since(record, around)}: no live runner serves the queue '{record.queue}' ({_named(around)}). "
+        f"Start one: holdfast run --queues {record.queue}{tags}"
+    )
+
+
+def _tags_missing(record: InvocationRecord, around: Surroundings) -> str:
+    tags = f"the tag {record.tags[0]}" if len(record.tags) == 1 else f"all of the tags {', '.join(record.tags)}"
+    return (
+        f"waiting for {_since(record, around)}: no live runner serves the queue '{record.queue}' with {tags} "
+        f"({_named(around)}). Start one: holdfast run --tags {','.join(record.tags)}"
+    )
+
+
+_SAYS: Mapping[Reason, Callable[[InvocationRecord, Surroundings], str]] = {
+    Reason.NOT_DUE: _not_due,
+    Reason.IN_BACKOFF: _in_backoff,
+    Reason.NO_SLOT: _no_slot,
+    Reason.QUEUE_PAUSED: _queue_paused,
+    Reason.NO_RUNNER: _no_runner,
+    Reason.DRAINING: _draining,
+    Reason.UNKNOWN_TASK: _unknown_task,
+    Reason.QUEUE_NOT_SERVED: _queue_not_served,
+    Reason.TAGS_MISSING: _tags_missing,
+}
+"""A sentence for each reason, except that it is not in the queue: then its status tells more."""
+
+
+# --- one that is not
+
+
+def _by_status(record: InvocationRecord, around: Surroundings) -> str:
+    if record.status in OWNED:
+        return _owned(record, around)
+    if (says := _OUTSIDE.get(record.status)) is not None:
+        return says(record, around)
+    reason = f": {record.reason}" if record.reason else ""
+    return f"{TABLE[record.status].meaning}{reason}."
+
+
+def _owned(record: InvocationRecord, around: Surroundings) -> str:
+    meaning = f"{TABLE[record.status].meaning} on {record.owner} for {_since(record, around)}"
+    if record.status is Status.CANCELLING and record.cancellation is not None:
+        left = record.cancellation.until - around.now
+        grace = f"it has {format_duration(left)} left to clean up" if left > 0 else "its time to clean up is over"
+        meaning = f"{record.cancellation}; asked to end on {record.owner} for {_since(record, around)}, {grace}"
+    elif record.terms.timeout is not None:
+        meaning += f" of the {format_duration(record.terms.timeout)} that it may take"
+    entry = next((runner for runner in around.roster if runner.id == runner_of(record.owner)), None)
+    if entry is None:
+        return f"{meaning}, but that runner is no longer on the roster: its work waits for recovery."
+    if not living([entry], around.now, around.dead_after_seconds):
+        silence = format_duration(around.now - entry.heartbeat_at)
+        return (
+            f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
+        )
+    worker = next((each for each in entry.workers if each.id == (record.owner or "").partition("/")[2]), None)
+    if worker is not None and worker.unresponsive_since is not None:
+        return f"{meaning}, but {unanswered(worker.unresponsive_since, around.now)}: {_then(record)}."
+    ahead = entry.heartbeat_at - around.now
+    if ahead > around.dead_after_seconds:
+        meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"
+    return f"{meaning}.{_children(around)}"
+
+
+def unanswered(since: float, now: float) -> str:
+    return f"its worker has not answered for {seconds_in_words(now - since)}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return seconds for people who watch them grow: 24 s, and 3m20s when it is long."""
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < _LONG_SECONDS else format_duration(whole)
+
+
+def _then(record: InvocationRecord) -> str:
+    """Say what happens if the worker goes on not answering."""
+    if record.status is Status.PENDING:
+        return "its runner takes it back in a moment"
+    if must_end_by(record) < float("inf"):
+        return "its runner kills that worker when the time of this call is over"
+    return (
+        "its code may hold the interpreter lock, or the process is stopped. It has no timeout that would end it; "
+        "kill the worker to have it run again"
+    )
+
+
+_LONG_SECONDS = 120
+
+
+def _children(around: Surroundings) -> str:
+    """Name unfinished children. Whether the invocation waits for them is not known."""
+    if not around.children:
+        return ""
+    named = ", ".join(f"{child.id} ({child.task}, {child.status})" for child in around.children[:MAX_NAMED])
+    more = " and more" if len(around.children) > MAX_NAMED else ""
+    each = "child" if len(around.children) == 1 else "children"
+    first = around.first_child and f" {around.children[0].id}: {around.first_child}"
+    return f" It may be waiting for its {each} {named}{more}.{first}"
+
+
+def _parked(record: InvocationRecord, around: Surroundings) -> str:
+    return f"parked for {_since(record, around)}: {record.reason}. {what_helps(record)}"
+
+
+def _suspended(record: InvocationRecord, around: Surroundings) -> str:
+    left = record.due_at - around.now
+    until = f"until {moment_in_words(record.due_at)}, in {format_duration(left)}" if left > 0 else "until it is woken"
+    return f"suspended {until}{': ' if record.reason else ''}{record.reason}."
+
+
+def _without_slot(record: InvocationRecord, around: Surroundings) -> str:
+    waits = f"waits for a slot of {record.limit_key} for {_since(record, around)}"
+    if not around.holders:
+        return f"{waits}; one is free, so it goes back to the queue in a moment."
+    return f"{waits}, held by {_held_by(around)}."
+
+
+def _cancelled(record: InvocationRecord, around: Surroundings) -> str:
+    asked = record.cancellation
+    if asked is None:
+        return f"{TABLE[record.status].meaning}{': ' if record.reason else ''}{record.reason}."
+    how = record.reason.removeprefix(str(asked)).removeprefix("; ")
+    return f"{asked}{f' ({how})' if how else ''}, {format_duration(max(0.0, around.now - asked.at))} ago."
+
+
+_OUTSIDE: Mapping[Status, Callable[[InvocationRecord, Surroundings], str]] = {
+    Status.PARKED: _parked,
+    Status.SUSPENDED: _suspended,
+    Status.CONCURRENCY_CONTROLLED: _without_slot,
+    Status.CANCELLED: _cancelled,
+}
+
+
+# --- words
+
+
+def _since(record: InvocationRecord, around: Surroundings) -> str:
+    return format_duration(max(0.0, around.now - record.changed_at))
+
+
+def moment_in_words(at: float) -> str:
+    try:
+        return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # no date
+        return f"{at:g}"
+
+
+def _named(around: Surroundings) -> str:
+    alive = around.alive
+    more = f" and {len(alive) - MAX_NAMED} others" if len(alive) > MAX_NAMED else ""
+    return f"{len(alive)} alive: {', '.join(runner.id for runner in alive[:MAX_NAMED])}{more}"
+
+
+def _held_by(around: Surroundings) -> str:
+    runners = {runner.id for runner in around.alive}
+    named = [_holder(holder, runners, around.now) for holder in around.holders[:MAX_NAMED]]
+    more = f" and {len(around.holders) - len(named)} others" if len(around.holders) > len(named) else ""
+    return f"{'; '.join(named)}{more}"
+
+
+def _holder(holder: InvocationRecord, alive: set[str], now: float) -> str:
+    claimed_at = next(
+        (line.at for line in reversed(holder.history) if line.status is Status.PENDING), holder.changed_at
+    )
+    text = f"invocation {holder.id} on {holder.owner} for {format_duration(max(0.0, now - claimed_at))}"
+    if runner_of(holder.owner) in alive:
+        return text
+    return f"{text}, whose runner is not alive: its work waits for recovery"

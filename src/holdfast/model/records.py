@@ -1,0 +1,459 @@
+"""Stored records, as frozen values.
+
+An `InvocationRecord` is one call of a task: the truth about that call and its entry in the queue at once, so that no
+second structure can fall out of step. It is never assigned to: a `holdfast.model.changes.Change` describes a step, and
+the store applies it if it still holds.
+
+Its history is bounded: an invocation that is retried for ever must not cost more with every change. Of a long history
+the first line and the last few hundred are kept; the versions say how many are missing in between. It is cut now and
+then, by the version alone, so every store cuts alike. A write whose reply was lost finds its operation in the last
+lines, and crashes in a row are counted there (`max_crash_recoveries` allows no more of them than these lines hold).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import UnsetType
+
+from holdfast.codec import MARK, ErrorRecord, references
+from holdfast.errors import UsageError
+from holdfast.ids import InvocationId
+from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, corrupt
+from holdfast.model.status import Status
+
+DRAIN, STOP = "drain", "stop"
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One edge that an invocation walked. `operation` recognises a retried write whose reply was lost.
+
+    `owner` owned the invocation then. `by` made the change, if not the owner: the runner that performed a recovery.
+    """
+
+    version: Count = msgspec.field(name="v")
+    status: Status = msgspec.field(name="s")
+    at: Moment = msgspec.field(name="t")
+    operation: str = msgspec.field(name="op")
+    owner: str | None = msgspec.field(name="o", default=None)
+    epoch: Count = msgspec.field(name="e", default=0)
+    why: str = msgspec.field(name="w", default="")
+    by: str | None = msgspec.field(name="b", default=None)
+
+
+class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that failed and was followed by another: the `number`-th failure. Attempts count crashes as well."""
+
+    number: Count
+    attempt: Count
+    at: Moment
+    error: ErrorRecord
+
+
+KEY_SECONDS = 86_400.0
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was agreed at submit. It never changes, and no query asks for it."""
+
+    retries: Mapping[str, Any] | None = None  # a policy as `retries.dump_policy` wrote it; it may be of a newer version
+    key_seconds: Seconds = KEY_SECONDS  # how long its key is taken after its end
+    key_until: Moment | None = None  # or until when, whatever becomes of it
+    retention: Mapping[str, Seconds | None] | None = None  # by outcome, how long it is kept; None: for ever
+    timeout: Seconds | None = None  # seconds for each attempt
+    soft_timeout: Seconds | None = None  # seconds after which an attempt is told that its time is up
+    start_by: Moment | None = None  # without a first start by then, it ends
+    cancel_grace: Seconds | None = None  # seconds to clean up; None: as the settings say
+    cancel_children: bool = True  # what it has submitted is cancelled with it
+
+
+PLAIN = Terms()
+
+
+class Cancellation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request to end an invocation: by which user or program, why, when, and until when its code may clean up."""
+
+    by: str
+    at: Moment
+    until: Moment
+    reason: str = ""
+    children: bool = True  # and what it has submitted
+
+    def __str__(self) -> str:
+        return f"cancelled by {self.by}: {self.reason}" if self.reason else f"cancelled by {self.by}"
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened, and that a trigger fired for: an event, the end of an invocation, a schedule's tick."""
+
+    kind: str  # event, end or tick
+    id: str
+    name: str = ""  # of the event, of the task or of the schedule
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What led to an invocation that was not submitted by hand.
+
+    `depth` counts the triggers between it and its first cause, `path` has the last few tasks on that way. Invocations
+    that it submits inherit both, without a trigger or sources of their own.
+    """
+
+    trigger: str = ""
+    sources: tuple[Source, ...] = ()
+    depth: Count = 0
+    path: tuple[str, ...] = ()
+
+
+class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One call of a task, as stored. Records hold no cycles, and there are many: the collector need not visit them."""
+
+    id: InvocationId
+    app: str
+    task: str
+    arguments: bytes
+    created_at: Moment
+    due_at: Moment
+    queue: str = "default"
+    tags: tuple[str, ...] = ()
+    priority: Number = 0
+    status: Status = Status.REGISTERED
+    owner: str | None = None
+    epoch: Count = 0
+    attempt: Count = 0
+    changed_at: Moment = 0.0
+    claim_token: str | None = None
+    fingerprint: str | None = None
+    reason: str = ""
+    result: bytes | None = None
+    error: ErrorRecord | None = None
+    parent_id: InvocationId | None = None
+    at_most_once: bool = False  # a crashed attempt is its last
+    limit_key: str | None = None  # those with the same key share a limit of how many run at once
+    slot: str | None = None  # the place under that limit that it holds
+    key: str | None = None  # no other call of its task has it, as long as it is taken
+    # No other call has it, as long as it waits for its first start.
+    dedup_key: str | None = msgspec.field(default=None, name="twin")
+    start_by: Moment | None = None  # of its terms, as long as it waits for its first start
+    cancellation: Cancellation | None = None
+    terms: Terms = PLAIN
+    errors: tuple[FailedAttempt, ...] = ()  # of attempts before the last; in the end `error` has that of the last
+    retain_until: Moment | None = None  # it has ended, and is kept until then
+    rerun_of: InvocationId | None = None  # the ended invocation that it repeats
+    origin: Origin | None = None  # what triggered it
+    outbox: tuple[str, ...] = ()  # triggers that are yet to be told of its end; until then it is kept
+    history: tuple[HistoryEntry, ...] = ()
+
+    @property
+    def lane(self) -> str:
+        return lane_of(self.queue, self.task, self.tags)
+
+    @property
+    def payloads(self) -> tuple[str, ...]:
+        """Return the digests of its payloads."""
+        return digests_in(self.arguments, self.result, self.error, *[failed.error for failed in self.errors])
+
+    @property
+    def failures(self) -> int:
+        """Return how many attempts have failed and were followed by another."""
+        return self.errors[-1].number if self.errors else 0
+
+    @property
+    def version(self) -> int:
+        return self.history[-1].version if self.history else 0
+
+
+def lane_of(queue: str, task: str, tags: tuple[str, ...] = ()) -> str:
+    """Return what a runner must serve to take an invocation, as one string.
+
+    A runner asks for the lanes that it serves. So work that it cannot do costs it nothing, even at the head of the
+    queue.
+    """
+    return "|".join((queue, task, ",".join(sorted(tags)))) if tags else f"{queue}|{task}"
+
+
+def kept_text(name: str, text: str) -> str:
+    """Return a text of a request, as it is kept. Characters that no store can hold are escaped, and a long text is cut:
+    neither is a reason to refuse the request.
+    """
+    if not isinstance(text, str):
+        raise UsageError(f"{name}={text!r:.80}: expected a text")
+    whole = text.encode("utf-8", "backslashreplace").decode()
+    return whole if len(whole) <= _LONGEST_TEXT else f"{whole[:_LONGEST_TEXT]}…"
+
+
+_LONGEST_TEXT = 2000
+
+
+class Serves(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner takes: these tasks, from these queues (None: from any), without tags that it lacks. Of several
+    queues with work it takes in turn, as many as their weights say, by default 1.
+    """
+
+    tasks: frozenset[str]
+    queues: frozenset[str] | None = None
+    tags: frozenset[str] = frozenset()
+    weights: Mapping[str, int] = msgspec.field(default_factory=dict)
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker of a runner: what owns invocations is called ``runner id/worker id``."""
+
+    id: str
+    pid: Count
+    started_at: Moment
+    running: Count = 0  # invocations, when its runner last heard of it
+    ended: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of late, by queue: see `lifecycle.queues.rates`
+    unresponsive_since: Moment | None = None  # its runner asks it, and it does not answer
+
+
+class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner as the roster knows it."""
+
+    id: str
+    app: str
+    host: str
+    pid: Count
+    version: str
+    started_at: Moment
+    heartbeat_at: Moment
+    concurrency: Count
+    tasks: tuple[str, ...]
+    queues: tuple[str, ...] | None = None  # None: any
+    weights: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of queues with more than one share
+    tags: tuple[str, ...] = ()
+    draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
+    workers: tuple[WorkerRecord, ...] = ()
+    wish: str = ""  # what somebody asks of it: DRAIN, STOP
+    can_run_atomic_service: bool = True
+    declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
+    schema: Number = 0  # the version of the store's schema that its code knows
+    dead_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = (
+        0.0  # by its own settings: it promises to be heard that often
+    )
+    sits_out_until: Moment | None = None  # it left its slot unused: others do its share until then
+
+    @property
+    def capacity(self) -> int:
+        """Return how many invocations the runner runs at once."""
+        return self.concurrency * max(1, len(self.workers))
+
+    @property
+    def serves(self) -> Serves:
+        queues = None if self.queues is None else frozenset(self.queues)
+        tasks, tags = frozenset(self.tasks), frozenset(self.tags)
+        return Serves(tasks=tasks, queues=queues, tags=tags, weights=self.weights)
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a payload's bytes, compressed (`packed`) or as they are."""
+
+    data: bytes
+    packed: bool = False
+
+
+class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
+    """A payload as it is stored: its first piece, and how many there are."""
+
+    digest: str
+    size: Count
+    pieces: Count
+    first: Piece
+
+
+class Collected(NamedTuple):
+    """The outcome of a look at unwanted payloads: how many were removed, and whether there may be more."""
+
+    removed: int
+    more: bool
+
+
+def digests_in(*encoded: bytes | ErrorRecord | UnsetType | None) -> tuple[str, ...]:
+    """Return the payloads that arguments, results and errors refer to, each once."""
+    found: dict[str, None] = {}
+    for part in encoded:
+        data = part.data if isinstance(part, ErrorRecord) else part
+        if isinstance(data, bytes) and data[:1] == MARK:
+            found.update(dict.fromkeys(reference.digest for reference in references(data)))
+    return tuple(found)
+
+
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored record that could not be read.
+
+    It was moved whole, so that a corrupt record neither stops a loop nor is lost. Its `kind` is that of an entry
+    (schedule, trigger, event, join, …), or one of `holdfast.model.decoding`.
+    """
+
+    id: str
+    app: str
+    at: float
+    why: str
+    raw: str
+    kind: str = INVOCATION
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A message between processes that may be lost: an event that other processes may wait for."""
+
+    kind: str  # READY, ENDED, ROSTER, CANCEL, PAUSES or SCHEDULES
+    # Lanes that have work, invocations that ended or are to end, runners that are gone, queues paused or resumed,
+    # schedules that changed; empty means: any.
+    subjects: tuple[str, ...]
+    count: int = 1  # how many invocations it is about
+    # Of work: the oldest due time, and the priorities. None: nobody knows, look everywhere.
+    since: float | None = None
+    priorities: tuple[int, ...] = ()
+
+    def joined(self, other: Hint, max_subjects: int) -> Hint:
+        """Merge two hints. A hint that would name too many subjects names none, which means any."""
+        subjects = tuple(dict.fromkeys(self.subjects + other.subjects))
+        anything = not self.subjects or not other.subjects or len(subjects) > max_subjects
+        since = None if self.since is None or other.since is None else min(self.since, other.since)
+        priorities = tuple(sorted({*self.priorities, *other.priorities}))
+        if since is None or len(priorities) > _MAX_PRIORITIES:
+            since, priorities = None, ()
+        return Hint(self.kind, () if anything else subjects, self.count + other.count, since, priorities)
+
+
+def work_hint(places: Sequence[tuple[str, float, int]]) -> Hint:
+    """Return the hint that work waits: the lane, due time and priority of each invocation."""
+    lanes, priorities = tuple({lane: None for lane, _, _ in places}), {priority for _, _, priority in places}
+    if not places or len(priorities) > _MAX_PRIORITIES:
+        return Hint(READY, lanes, len(places))
+    since = min([due_at for _, due_at, _ in places])
+    return Hint(READY, lanes, len(places), since, tuple(sorted(priorities)))
+
+
+_MAX_PRIORITIES = 8
+
+
+def runner_of(owner: str | None) -> str:
+    """Return the runner's id in the name of an owner."""
+    return (owner or "").partition("/")[0]
+
+
+READY = "ready"
+ENDED = "final"
+ROSTER = "roster"
+CANCEL = "cancel"
+PAUSES = "pauses"
+SCHEDULES = "schedules"
+
+
+class HintChannel(Protocol):
+    """Carries hints between processes. It may lose every one of them: that costs latency, never work."""
+
+    trust: int
+    """For how many polling intervals those who wait may rely on hints alone; 0 while none arrive."""
+
+    def send(self, hints: Sequence[Hint]) -> None:
+        """Send hints to the other processes, soon, without waiting and without raising."""
+        ...
+
+    def listen(self, kind: str, receive: Callable[[Hint], None]) -> None:
+        """From now on call `receive` on the running event loop for each hint of that kind from another process.
+
+        When hints may have been lost, or stop coming, it is called with a hint that names no subject.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A small record of some `kind` under a name: a schedule, a trigger.
+
+    The store does not read its `body`, which is JSON. Its `version` grows by one with each change, and a change applies
+    only to the version that was read. `due_at` is when it is to be looked at next; None: never.
+    """
+
+    app: str
+    kind: str
+    name: str
+    body: bytes
+    version: Count = 1
+    due_at: Moment | None = None
+    keep_until: Moment | None = None  # removed some time after that; None: kept until somebody removes it
+
+
+_decoders: dict[str, Callable[[Entry], object]] = {}
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def entry_reader(
+    cls: type[T], *kinds: str, named: str = "", check: Callable[[T], object] | None = None
+) -> Callable[[Entry], T]:
+    """Make the function that reads the bodies of entries of these kinds; `store check` reads them with it, too.
+
+    It raises `CorruptRecord`, which calls the record `named`, for a body that it cannot read or that `check` refuses:
+    perhaps a newer version wrote it.
+    """
+    decoder, has_version = JsonDecoder[T](cls), "version" in cls.__struct_fields__
+
+    def read(entry: Entry) -> T:
+        try:
+            record = decoder.decode(entry.body)
+            if check is not None:
+                check(record)
+            return msgspec.structs.replace(record, version=entry.version) if has_version else record
+        except Exception as error:
+            raise corrupt(named or kinds[0], entry.name, error) from error
+
+    _decoders.update(dict.fromkeys(kinds, read))
+    return read
+
+
+def read_body(entry: Entry) -> None:
+    """Raise `CorruptRecord` if what an entry says cannot be read, as far as its kind is known here."""
+    if entry.kind in _decoders:
+        _decoders[entry.kind](entry)
+
+
+def registered(
+    record: InvocationRecord, *, operation: str, at: float, actor: str | None = None, why: str = ""
+) -> InvocationRecord:
+    """Return the record as it enters the store: REGISTERED, with the first line of its history."""
+    history = first_history(operation, at, why)
+    return msgspec.structs.replace(
+        record, status=Status.REGISTERED, owner=None, epoch=0, changed_at=at, history=history
+    )
+
+
+def first_history(operation: str, at: float, why: str = "") -> tuple[HistoryEntry]:
+    """Return the history of an invocation that enters the store."""
+    return (HistoryEntry(version=1, status=Status.REGISTERED, at=at, operation=operation, why=why),)
+
+
+KEPT_LINES = 256
+CUT_EVERY = 64
+CUT_WITHIN = 4  # a change has a few lines, and may step over the very version
+LONGEST = KEPT_LINES + CUT_EVERY  # up to here nothing is cut
+
+
+def is_cut_at(version: int) -> bool:
+    """Return whether the change that leads to this version cuts the history."""
+    return version > LONGEST and version % CUT_EVERY < CUT_WITHIN
+
+
+def cut(history: tuple[HistoryEntry, ...]) -> tuple[HistoryEntry, ...]:
+    return history if len(history) <= KEPT_LINES + 1 else history[:1] + history[-KEPT_LINES:]
+
+
+def left_out(history: Sequence[HistoryEntry]) -> int:
+    """Return how many lines are missing after the first."""
+    return history[-1].version - len(history) if history else 0
+
+
+def is_whole(history: Sequence[HistoryEntry]) -> bool:
+    """Return whether only lines are missing that a cut leaves out."""
+    missing = left_out(history)
+    return missing == 0 or (missing > 0 and len(history) > KEPT_LINES and history[1].version == missing + 2)
+
+
+def neighbours(history: Sequence[HistoryEntry]) -> Iterator[tuple[HistoryEntry, HistoryEntry]]:
+    """Return each line with its successor. The successor of the first line may have been left out."""
+    return pairwise(history[1:] if left_out(history) > 0 and is_whole(history) else history)

@@ -1,0 +1,1 @@
+"""The path of an invocation: submit, claim, execute, settle, wait."""

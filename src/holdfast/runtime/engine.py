@@ -1,0 +1,115 @@
+"""The engine of one app in one process: what its parts share.
+
+Each part is made from the engine and takes what it needs from it. The engine does not know the app; a feature adds its
+own parts (`part`) and may put its own outbox in place. It is built and used on one event loop.
+
+What the end of an invocation causes elsewhere is named in the write of that end: every change is written through the
+`Outbox`. Without a feature that listens to ends, that is all; the triggers put their own in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from holdfast.clock import Clock
+from holdfast.codec import Codec, SizeLimits
+from holdfast.ids import Ids
+from holdfast.model.changes import Change, Verdict
+from holdfast.model.names import core_app, is_core
+from holdfast.model.records import InvocationRecord
+from holdfast.runtime.cancel import Canceller
+from holdfast.runtime.hints import Hub
+from holdfast.runtime.payloads import PayloadStore
+from holdfast.runtime.submit import Submitter
+from holdfast.runtime.wait import Watcher
+from holdfast.settings import Settings
+from holdfast.store.contract import Store
+from holdfast.telemetry import Telemetry
+
+
+class Outbox:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
+        """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
+        return await self._store.apply([change for _, change in wanted])
+
+    async def get_ready(self) -> None:
+        """Read what the first end would have to wait for."""
+
+    async def finish(self) -> None:
+        """Give deliveries that are under way a moment; a service makes up for the others."""
+
+
+P = TypeVar("P")
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        app: str,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        rng: random.Random,
+        telemetry: Telemetry,
+        codec: Codec | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.ids = ids
+        self.rng = rng
+        self.codec = codec or Codec()
+        self.settings = settings or Settings()
+        self.telemetry = telemetry
+        self.hub = Hub(telemetry)
+        self.limits = SizeLimits(self.settings.inline_limit, self.settings.payload_limit)
+        self._serve(app)
+
+    def _serve(self, app: str) -> None:
+        self.app, self.is_core = app, is_core(app)
+        self.payloads = PayloadStore(self.store, app=app, chunk_threshold=self.settings.chunk_threshold)
+        self.outbox = Outbox(self.store)
+        self.submitter = Submitter(self)
+        self.canceller = Canceller(self)
+        self.watcher = Watcher(self)
+        self._parts: dict[type, Any] = {}
+        self._core: Engine | None = None
+
+    def part(self, kind: type[P]) -> P:
+        """Return the part of that class, which is made from the engine when it is first asked for."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)  # type: ignore[call-arg]
+        part: P = self._parts[kind]
+        return part
+
+    def put_part(self, kind: type[P], part: P) -> None:
+        """Replace a part before it is first used: for tests."""
+        self._parts[kind] = part
+
+    @property
+    def core(self) -> Engine:
+        """Return the engine for core tasks, which lie in an app of their own on the same store."""
+        if self._core is None:
+            self._core = copy.copy(self)
+            self._core._serve(core_app(self.app))
+        return self._core
+
+    async def open(self, session: object = None) -> None:
+        """`session`: see `holdfast.store.contract.Store.open`."""
+        await (self.store.open() if session is None else self.store.open(session))
+        self.hub.connect(self.store.hints())
+
+    async def close(self) -> None:
+        await self.outbox.finish()
+        for part in [*self._parts.values(), self.submitter]:
+            if hasattr(part, "close"):
+                await part.close()
+        self.hub.connect(None)
+        await self.store.close()

@@ -1,0 +1,414 @@
+"""Execute: the calls that run in a worker, since when, and in which executors.
+
+Work is handed over as records that are RUNNING in the store; large arguments are fetched first. Outcomes come back with
+their records, on the engine's loop. Nothing is written here: the worker decides what an outcome means, and whether work
+may begin at all.
+
+**Stopping** (`CallStopper`). A cancelled call is asked first: coroutines by a CancelledError, all others by their
+context. When the grace is over, or the timeout of an attempt, the call is ended by force: a process is killed, a
+coroutine is cancelled (once more), an exception is raised in a thread. A call that still runs a moment later cannot be
+stopped: it is given up, its record says so, and its slot stays taken until it ends.
+
+**Suspects.** Work that was running when its process died, and again when the next one did, runs in a process of its
+own. All calls of a worker share its process, so a crash is charged to each of them, and one is guilty. Isolated, the
+next crash strikes its cause alone: a poison pill ends after its own crashes, and its neighbours succeed. One crash
+alone makes no suspects: most come from the system or a person, and dozens of new processes at once would delay all
+work. Work that ran in two workers that had to be killed, since they did not answer while another call was past its
+time, is suspected likewise: it may hold the interpreter. A worker isolates only so many; the others wait in the queue.
+
+Some tasks cannot run in another process: those declared in the program itself (it would have to run once more), and
+those without a name to find them by. They stay where they always run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.clock import format_duration
+from holdfast.codec import MARK, Codec, references
+from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable, TimedOut
+from holdfast.executors import context
+from holdfast.executors.call import INTERRUPTED, Call, Interrupted, Outcome, Raised, Unfit
+from holdfast.executors.context import cancelled, deadline_in
+from holdfast.executors.declared import MAINS, Unreachable, address_of
+from holdfast.executors.local import Deliver, Executor
+from holdfast.model.crashes import crashes_in_a_row, kills_in_a_row
+from holdfast.model.parking import GONE
+from holdfast.model.records import PLAIN, InvocationRecord
+from holdfast.model.retries import exception_names
+from holdfast.runtime.definition import ExecutorKind, TaskDefinition
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.outage import Outage, cancel_tasks
+from holdfast.telemetry.events import DutyFailed, Started, Unstoppable
+
+if TYPE_CHECKING:
+    from holdfast.runtime.worker import Worker
+
+MakeExecutor = Callable[[ExecutorKind, Deliver], Executor]
+
+STUBBORN_SECONDS = 1.0  # for what is ended by force
+_GAVE_WAY = frozenset(
+    {
+        "asyncio.exceptions:CancelledError",
+        "concurrent.futures._base:CancelledError",
+        "holdfast.errors:InvocationCancelled",
+        "holdfast.executors.interrupts:Stopped",
+    }
+)
+_STILL_RUNS = "its code could not be stopped and still runs"
+_FORCED = "its code did not end by itself and was stopped"
+_CRASHES = 2  # make a suspect, or fewer if fewer are forgiven
+_KILLS = 2  # beside others that were past their time
+ISOLATED_SLOTS = max(10, 4 * (os.cpu_count() or 1))  # of a worker: each is an interpreter
+CROWDED_SECONDS = 3.0  # after which one looks again for room
+
+
+class Ended(NamedTuple):
+    """An invocation whose user code is done, after so many seconds."""
+
+    record: InvocationRecord
+    outcome: Outcome
+    seconds: float
+
+
+class RunningCalls:
+    """The calls of one worker, from the start to the outcome, which the worker gets."""
+
+    def __init__(self, worker: Worker, engine: Engine, search: Outage, make_executor: MakeExecutor) -> None:
+        self._worker = worker
+        self._codec = engine.codec
+        self._limits = engine.limits
+        self._payloads = engine.payloads
+        self._search = search
+        self._telemetry = engine.telemetry
+        self._make_executor = make_executor
+        self._suspects = Suspects(engine.codec, max_crashes=engine.settings.max_crash_recoveries)
+        self._executors: dict[ExecutorKind, Executor] = {}
+        self._fetching: set[asyncio.Task[None]] = set()
+        self._began: dict[str, float] = {}
+        self.records: dict[str, InvocationRecord] = {}
+        self._stopper = CallStopper(self._request, self._give_up)
+        self.abandoned: set[str] = set()  # calls that cannot be stopped, and have their slots
+        self._keys: dict[str, str] = {}  # of calls that are not called by their id, since an abandoned one is
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def fetching(self) -> int:
+        """Return how many invocations wait for their arguments."""
+        return len(self._fetching)
+
+    @property
+    def isolated(self) -> tuple[str, ...]:
+        """Return the invocations that were moved into processes of their own."""
+        return self._suspects.isolated
+
+    # --- beginning
+
+    def begin(self, records: Sequence[InvocationRecord]) -> None:
+        """Take a slot for each of these, and call them; those with large arguments once these are fetched."""
+        here: list[InvocationRecord] = []
+        for record in records:
+            self.records[record.id] = record
+            if record.arguments[:1] == MARK:
+                task = asyncio.create_task(self._fetch_and_call(record))
+                self._fetching.add(task)
+                task.add_done_callback(self._fetching.discard)
+            else:
+                here.append(record)
+        self._call([(record, {}) for record in here])
+
+    async def _fetch_and_call(self, record: InvocationRecord) -> None:
+        found: dict[str, bytes] | Unfit | None = None
+
+        async def fetch(again: bool) -> dict[str, bytes] | Unfit:
+            try:
+                return await self._payloads.fetch(references(record.arguments))
+            except (StoreUnavailable, StoreReadOnly):
+                raise  # it may pass
+            except Exception as error:
+                why = error if isinstance(error, PayloadLost) else f"{type(error).__name__}: {error}"
+                return Unfit(f"{GONE}: {why}")
+
+        try:
+            found = await self._search.until_answered(f"fetching the arguments of {record.id}", fetch)
+        except (StoreError, asyncio.CancelledError) as error:
+            if isinstance(error, StoreError):  # a stop
+                self._telemetry.emit(DutyFailed("worker", f"fetch the arguments of {record.id}", error))
+        why_not = self._worker.why_not()
+        if isinstance(found, Unfit):
+            self._deliver([(record.id, found)])
+        elif record.id not in self.records:
+            pass  # it was cancelled meanwhile
+        elif found is not None and not why_not:
+            self._call([(record, found)])
+        elif self.records.pop(record.id, None) is not None:
+            self._worker.hand_back([record], why_not, 0.0)
+
+    def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
+        batches: dict[ExecutorKind, list[Call]] = {}
+        crowded: list[InvocationRecord] = []
+        now = _loop_time()
+        for record, payloads in records:
+            task = self._worker.tasks[record.task]
+            kind = task.executor if record.attempt < 2 else self._suspects.executor_for(record, task)
+            if kind is None:
+                crowded.append(self.records.pop(record.id))
+                continue
+            self._began[record.id] = now
+            call = Call(
+                record.id,
+                task.name,
+                task.function,
+                task.signature,
+                record.arguments,
+                self._codec,
+                self._limits,
+                payloads,
+                record,
+            )
+            if self.abandoned or record.terms is not PLAIN:
+                call = self._limited(call, record)
+            batches.setdefault(kind, []).append(call)
+        if crowded:
+            why = "as many as can run apart from others do so already"
+            self._worker.hand_back(crowded, why, CROWDED_SECONDS)
+        self._worker.count_started(len(records) - len(crowded))
+        if self._telemetry.wants(Started):
+            self._telemetry.emit(Started(tuple(record for record, _ in records if record.id in self.records)))
+        if ExecutorKind.ISOLATED in batches:
+            self._worker.on_isolated()  # before they can do any harm
+        for kind, calls in batches.items():
+            self._at(kind).start(calls)
+
+    def _limited(self, call: Call, record: InvocationRecord) -> Call:
+        """Return the call with the time limits of its terms; it is watched, if there are any."""
+        terms = record.terms
+        if record.id in self.abandoned:
+            self._keys[record.id] = key = f"{record.id}~{record.epoch}"
+            call = call._replace(key=key)
+        if terms.timeout is None and terms.soft_timeout is None:
+            return call
+        self._stopper.watch(record)
+        deadline = None if terms.timeout is None else deadline_in(terms.timeout)
+        return call._replace(deadline=deadline, has_soft_timeout=terms.soft_timeout is not None)
+
+    def _at(self, kind: ExecutorKind) -> Executor:
+        if kind not in self._executors:
+            self._executors[kind] = self._make_executor(kind, self._deliver)
+        return self._executors[kind]
+
+    # --- ending
+
+    def _deliver(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
+        """Take the outcomes of user code, on the engine's loop."""
+        ended, now = [], _loop_time()
+        for key, outcome in outcomes:
+            id = key
+            if self.abandoned or self._keys:
+                if key in self.abandoned:
+                    self.abandoned.discard(key)
+                    cancelled.discard(key.partition("~")[0])
+                    continue
+                id = key.partition("~")[0]
+                self._keys.pop(id, None)
+            record = self.records.pop(id, None)
+            began = self._began.pop(id, now)
+            if record is None:
+                self._stopper.forget(id)
+                cancelled.discard(id)
+                continue  # it was marked as killed already when the drain timeout was over
+            if record.attempt > 1 and self._suspects.on_isolated_outcome(id, outcome):
+                self._worker.count_started(-1)
+                self._worker.begin([record])
+                continue
+            if self._stopper.watched and id in self._stopper.watched:
+                outcome = self._stopper.ended(record, outcome)
+            ended.append(Ended(record, outcome, now - began))
+        self._worker.end(ended)
+
+    def cancel(self, record: InvocationRecord, grace_seconds: float) -> None:
+        """End an invocation that its owner runs; called once or more."""
+        mine = self.records.get(record.id)
+        if mine is None or mine.epoch != record.epoch or mine.status is record.status:
+            return
+        self.records[record.id] = record
+        if record.id in self._began:
+            self._stopper.cancel(record, grace_seconds)
+        else:  # it waits for its arguments
+            del self.records[record.id]
+            self._worker.end([Ended(record, INTERRUPTED, 0.0)])
+
+    def _request(self, what: str, id: str) -> None:
+        keys = [self._keys.get(id, id)]
+        for executor in self._executors.values():
+            getattr(executor, what)(keys)
+
+    def _give_up(self, id: str, outcome: Outcome) -> None:
+        """Go on without a call that cannot be stopped. Its slot is taken until it ends."""
+        record = self.records.pop(id, None)
+        if record is None:
+            return
+        self._telemetry.emit(Unstoppable(record))
+        self._stopper.forget(id)
+        key = self._keys.pop(id, id)
+        self.abandoned.add(key)
+        self._suspects.on_isolated_outcome(id, outcome)
+        self._worker.end([Ended(record, outcome, _loop_time() - self._began.pop(id, 0.0))])
+        self._worker.on_given_up(any(executor.is_blocked(key) for executor in self._executors.values()))
+
+    def interrupt(self) -> None:
+        """End user code, where that is possible."""
+        for executor in self._executors.values():
+            executor.interrupt(list(self.records))
+
+    def stop_fetching(self) -> None:
+        for task in self._fetching:
+            task.cancel()
+
+    async def close(self) -> None:
+        self._stopper.close()
+        await cancel_tasks(*self._fetching)
+        for executor in self._executors.values():
+            executor.close()
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+Request = Callable[[str, str], None]
+GiveUp = Callable[[str, Outcome], None]
+
+
+class CallStopper:
+    """End calls in time. `request` calls the executor of an invocation by one of "cancel", "raise_soft_timeout",
+    "force"; `give_up` goes on without the call.
+    """
+
+    def __init__(self, request: Request, give_up: GiveUp) -> None:
+        self._request = request
+        self._give_up = give_up
+        self._codec = Codec()
+        self._late: set[str] = set()
+        self._forced: set[str] = set()
+        self._asked: set[str] = set()
+        self.watched: dict[str, list[asyncio.TimerHandle]] = {}
+
+    def watch(self, record: InvocationRecord) -> None:
+        """Set the timers of a call that begins."""
+        terms, id = record.terms, record.id
+        if terms.soft_timeout is not None:
+            self._later(id, terms.soft_timeout, lambda: self._request("raise_soft_timeout", id))
+        if terms.timeout is not None:
+            self._later(id, terms.timeout, lambda: self._time_out(record))
+
+    def cancel(self, record: InvocationRecord, grace_seconds: float) -> None:
+        """Ask a running call to end within that time."""
+        id = record.id
+        self._silence(id)
+        self._asked.add(id)
+        context.cancelled.add(id)
+        self._request("cancel", id)
+        self._later(id, grace_seconds, lambda: self._force(id, Interrupted(_STILL_RUNS)))
+
+    def _time_out(self, record: InvocationRecord) -> None:
+        self._late.add(record.id)
+        self._force(record.id, timed_out(record, self._codec, f"; {_STILL_RUNS}"))
+
+    def _force(self, id: str, in_the_end: Outcome) -> None:
+        self._forced.add(id)
+        self._request("force", id)
+        self._later(id, STUBBORN_SECONDS, lambda: self._give_up(id, in_the_end))
+
+    def _later(self, id: str, seconds: float, what: Callable[[], None]) -> None:
+        timer = asyncio.get_running_loop().call_later(seconds, what)
+        self.watched.setdefault(id, []).append(timer)
+
+    def _silence(self, id: str) -> None:
+        for timer in self.watched.pop(id, ()):
+            timer.cancel()
+
+    def ended(self, record: InvocationRecord, outcome: Outcome) -> Outcome:
+        """Return what the outcome of a watched call means."""
+        id = record.id
+        is_late, is_forced, is_asked = id in self._late, id in self._forced, id in self._asked
+        self.forget(id)
+        context.cancelled.discard(id)
+        stopped = is_forced or (isinstance(outcome, Raised) and not _GAVE_WAY.isdisjoint(outcome.kinds))
+        if is_asked and isinstance(outcome, Raised) and stopped:
+            return Interrupted(_FORCED if is_forced else "")
+        if is_asked and isinstance(outcome, Interrupted) and not outcome.how:
+            return Interrupted(_FORCED if is_forced else "the runner stopped")
+        if is_late and not is_asked and isinstance(outcome, Interrupted | Raised):
+            return timed_out(record, self._codec)
+        return outcome
+
+    def forget(self, id: str) -> None:
+        self._silence(id)
+        self._late.discard(id)
+        self._forced.discard(id)
+        self._asked.discard(id)
+
+    def close(self) -> None:
+        for id in tuple(self.watched):
+            self.forget(id)
+
+
+def timed_out(record: InvocationRecord, codec: Codec, more: str = "") -> Raised:
+    """Return the outcome of an attempt whose time is over."""
+    why = f"timed out after {format_duration(record.terms.timeout or 0.0)}{more}"
+    error = codec.encode_error(TimedOut(f"{record.task} {record.id} {why}", invocation_id=record.id))
+    return Raised(error, f"TimedOut: {why}", kinds=exception_names(TimedOut))
+
+
+class Suspects:
+    def __init__(self, codec: Codec, *, max_crashes: int) -> None:
+        self._codec = codec
+        self._crashes = max(1, min(_CRASHES, max_crashes))
+        self._elsewhere: set[str] = set()
+        self._at_home: set[str] = set()
+
+    @property
+    def isolated(self) -> tuple[str, ...]:
+        """Return the invocations that run in processes of their own now."""
+        return tuple(sorted(self._elsewhere))
+
+    def executor_for(self, record: InvocationRecord, task: TaskDefinition) -> ExecutorKind | None:
+        """Return where to run it this time; None: in a process of its own, for which there is no room now."""
+        if task.executor is ExecutorKind.PROCESS or not self._is_suspect(record):
+            return task.executor
+        if record.id in self._at_home or not self._can_be_found(task):
+            return task.executor
+        if len(self._elsewhere) >= ISOLATED_SLOTS:
+            return None
+        self._elsewhere.add(record.id)
+        return ExecutorKind.ISOLATED
+
+    def _is_suspect(self, record: InvocationRecord) -> bool:
+        return crashes_in_a_row(record.history) >= self._crashes or kills_in_a_row(record.history) >= _KILLS
+
+    def _can_be_found(self, task: TaskDefinition) -> bool:
+        if getattr(task.function, "__module__", None) in MAINS:
+            return False
+        try:
+            address_of(task.name, task.function, self._codec)
+        except Unreachable:
+            return False
+        return True
+
+    def on_isolated_outcome(self, id: str, outcome: Outcome) -> bool:
+        """Note an outcome. Return True if it could not begin in a process of its own, and is yet to be tried where its
+        task usually runs.
+        """
+        went = id in self._elsewhere
+        self._elsewhere.discard(id)
+        self._at_home.discard(id)
+        if went and isinstance(outcome, Unfit):
+            self._at_home.add(id)
+            return True
+        return False

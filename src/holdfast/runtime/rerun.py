@@ -1,0 +1,98 @@
+"""Rerun: what has ended is stored once more, as a new invocation with the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.codec import Reference, damage_of, references
+from holdfast.errors import PayloadLost
+from holdfast.ids import InvocationId, derived_id, is_id
+from holdfast.model.parking import DAMAGED
+from holdfast.model.records import KEY_SECONDS, InvocationRecord, registered
+from holdfast.model.status import FINAL
+from holdfast.runtime.engine import Engine
+
+_TIME_CHARACTERS = 10  # of an id: the millisecond
+
+
+class Rerun(NamedTuple):
+    """An ended invocation, and the invocation that repeats it; or why there is none."""
+
+    original: InvocationRecord
+    id: str | None
+    why: str = ""
+
+
+class Rerunner:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self._app = engine.app
+
+    def is_of(self, request: str, record: InvocationRecord) -> bool:
+        """Return whether this request has made that invocation: it is not to be repeated by the same request."""
+        return record.rerun_of is not None and record.id == self._id(record.rerun_of, request)
+
+    def _id(self, original: str, request: str) -> InvocationId:
+        """Return the id of a rerun. It sorts by the time of the request, if its id has one."""
+        derived = derived_id("rerun", self._app, original, request)
+        return InvocationId(request[:_TIME_CHARACTERS] + derived[_TIME_CHARACTERS:]) if is_id(request) else derived
+
+    async def rerun(self, originals: Sequence[InvocationRecord], *, request: str, due_at: float) -> list[Rerun]:
+        """Store a new invocation for each of these, or say why not. Idempotent, by the request."""
+        damage: dict[str, str] = {}  # by digest, as several may share one
+        refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage))}
+        fresh = [self._repeated(record, request, due_at) for record in originals if record.id not in refusals]
+        for new, there in zip(fresh, await self._engine.submitter.submit(fresh), strict=True):
+            if there is not None and there.rerun_of != new.rerun_of:
+                refusals[new.rerun_of or new.id] = f"its new id {new.id} is taken by something else"
+        return [
+            Rerun(record, None, refusals[record.id])
+            if record.id in refusals
+            else Rerun(record, self._id(record.id, request))
+            for record in originals
+        ]
+
+    async def _why_not(self, record: InvocationRecord, damage: dict[str, str]) -> str:
+        """Return why it cannot be run again; empty if it can. Payloads of its arguments are kept for a day from now."""
+        if record.status not in FINAL:
+            return f"it is {record.status}; only what has ended can be run again"
+        if damage_found := damage_of(record.arguments, of_call=True):
+            return f"{DAMAGED}: {damage_found}"
+        for reference in references(record.arguments):
+            if reference.digest not in damage:
+                damage[reference.digest] = await self._damage(reference)
+            if why := damage[reference.digest]:
+                return f"its arguments cannot be read: {why}"
+        return ""
+
+    async def _damage(self, reference: Reference) -> str:
+        await self._store.keep_payloads(self._app, [reference.digest])
+        try:
+            await self._engine.payloads.fetch([reference])
+        except PayloadLost as error:
+            return str(error)
+        return ""
+
+    def _repeated(self, record: InvocationRecord, request: str, due_at: float) -> InvocationRecord:
+        now = self._store.now()
+        fresh = InvocationRecord(
+            id=self._id(record.id, request),
+            app=record.app,
+            task=record.task,
+            arguments=record.arguments,
+            queue=record.queue,
+            tags=record.tags,
+            priority=record.priority,
+            at_most_once=record.at_most_once,
+            limit_key=record.limit_key,
+            terms=msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None),
+            rerun_of=record.id,
+            created_at=now,
+            due_at=due_at,
+        )
+        operation = derived_id("rerun operation", self._app, record.id, request)
+        return registered(fresh, operation=operation, at=now, why=f"rerun of {record.id}")

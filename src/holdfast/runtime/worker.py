@@ -1,0 +1,634 @@
+"""A worker: it fills its slots with claimed invocations and settles their outcomes.
+
+The loop is short: look for work if there is reason to (a hint, a full batch last time, something falling due, a polling
+interval gone by) and a slot is free; hand what was claimed to executors; sleep until something happens. Outcomes go to
+the settler, and the slot is free again at once: the next claim and the previous settle are written together. A worker
+claims and starts only while its runner permits it.
+
+A worker that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is lost,
+and nothing it writes later can be mistaken for the work of the next owner.
+
+Beside the loop: `Audit` compares what the store says that the worker owns with what it knows of. A claim that was still
+executing when its repetition had read, or an end that was given up, leaves work behind in the name of a living owner.
+What is unknown twice in a row, in the same epoch, is treated like the work of a dead owner. `wake_parked` gives parked
+work another try when the code has changed. `Throughput` counts ended calls by queue, in memory, for the heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.crashpoints import crashpoint
+from holdfast.errors import StoreError
+from holdfast.executors.call import INTERRUPTED, Raised, Returned
+from holdfast.executors.declared import refuse_while_importing
+from holdfast.executors.lifespan import Hooks
+from holdfast.executors.local import Deliver, Executor, LoopExecutor, ThreadExecutor
+from holdfast.executors.loop import LoopThread
+from holdfast.executors.processes import ProcessExecutor
+from holdfast.model import changes
+from holdfast.model.cancellation import is_too_late
+from holdfast.model.changes import Applied, Change
+from holdfast.model.names import counted
+from holdfast.model.queues import RATE_SECONDS
+from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, Serves, runner_of
+from holdfast.model.status import OWNED, Status
+from holdfast.runtime.cancel import CancellationListener
+from holdfast.runtime.claim import MANY, Claimer, Demand, Lanes, Permit, Reserve
+from holdfast.runtime.definition import ExecutorKind, TaskDefinition, limits_of
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.execute import ISOLATED_SLOTS, Ended, MakeExecutor, RunningCalls
+from holdfast.runtime.hints import Wakeup
+from holdfast.runtime.limits import Limits as RunningLimits
+from holdfast.runtime.outage import Outage, cancel_tasks
+from holdfast.runtime.release import Releaser
+from holdfast.runtime.settle import Settler
+from holdfast.runtime.wait import get_readable, pages
+from holdfast.store.contract import Ability, Filter
+from holdfast.telemetry import Telemetry
+from holdfast.telemetry import events as e
+
+DISCOVERY_SECONDS = 5.0  # how long work in a lane unknown to a runner may wait if its hint was lost
+_WITH_HINTS = 6  # times as seldom where hints are reliable
+_WITHOUT_PERMIT_SECONDS = 1.0
+_PAUSED = "its queue is paused"
+_STOPS = "the runner stops"
+_UNHEARD = "its runner cannot reach the store"
+_GRACE_SECONDS = 1.0  # for user code that was interrupted
+_LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store
+AUDIT_SECONDS = 15.0
+AGAIN_SECONDS = 2.0  # suspects are looked at soon: a caller may wait for their end
+_AT_ONCE = 500
+_UNKNOWN = "its owner does not know of it"
+_PORTION_SECONDS = 10.0
+
+
+class Account(msgspec.Struct):
+    """Count what a runner did, for the last line that it prints."""
+
+    started: int = 0
+    ended: int = 0
+    interrupted: int = 0
+    deaths: int = 0  # of worker processes
+
+    def add(self, other: Account) -> None:
+        self.started += other.started
+        self.ended += other.ended
+        self.interrupted += other.interrupted
+        self.deaths += other.deaths
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker differs from others.
+
+    After `max_tasks` it retires by itself. With `leaves_unfinished` it relies on its runner for calls that still run
+    after the drain timeout: the runner ends its process and gives the work back. A worker `for_core` tasks heeds no
+    pauses, and does not look again after a full claim: what one run of a core task leaves, the next one finds. It waits
+    `patience` polling intervals before an unasked look, and looks every `look_seconds` for cancelled invocations.
+    """
+
+    owner: str
+    serves: Serves
+    concurrency: int
+    drain_timeout_seconds: float = 0.0
+    max_tasks: int | None = None
+    leaves_unfinished: bool = False
+    patience: int = 1
+    look_seconds: float = 2.0
+    for_core: bool = False
+
+
+class Worker:
+    """Run invocations as one owner. `make_executor` is for tests, `hooks` are those of the app."""
+
+    why_ended = ""  # if it ends by itself, and leaves something behind
+
+    def __init__(
+        self,
+        engine: Engine,
+        definitions: Iterable[TaskDefinition],
+        options: WorkerOptions,
+        permit: Permit,
+        releaser: Releaser,
+        *,
+        make_executor: MakeExecutor | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        refuse_while_importing()
+        self._engine = engine
+        self.owner = options.owner
+        self._app = engine.app
+        self._concurrency = options.concurrency
+        self._permit = permit
+        self._max_tasks = options.max_tasks
+        self._leaves_unfinished = options.leaves_unfinished
+        self._for_core = options.for_core
+        self.account = Account()
+        self._throughput = Throughput()
+        self.on_isolated: Callable[[], None] = lambda: None
+        self._store = engine.store
+        self._hub = engine.hub
+        self.tasks: Mapping[str, TaskDefinition] = {name: d for d in definitions for name in d.names}
+        self._lanes = Lanes(options.serves)
+        self._lanes.hear([lane for d in self.tasks.values() for lane in d.lanes])
+        self._next_discovery = 0.0
+        poll = engine.settings.poll_interval_seconds * options.patience
+        self._demand = Demand(poll, doubts=not options.for_core)
+        self._drain = options.drain_timeout_seconds
+        self._telemetry = engine.telemetry
+        self._wakeup = Wakeup()
+        self._search = Outage(engine.rng, engine.telemetry)
+        slots = RunningLimits(engine, limits_of(self.tasks.values()))
+        self._claimer = Claimer(engine, self._search, permit, owner=self.owner, limits=slots.known)
+        self._outage = Outage(engine.rng, engine.telemetry)
+        self._settler = Settler(engine, self._outage, releaser, slots, self._started, self._wakeup.notify)
+        coroutines = LoopThread("holdfast-coroutines", engine.telemetry) if hooks else None
+        self._around = hooks.around(coroutines) if hooks and coroutines else None
+        make_executor = make_executor or functools.partial(_executor, engine.telemetry, self._concurrency, coroutines)
+        self._running = RunningCalls(self, engine, self._search, make_executor)
+        self._reserve = Reserve(self._concurrency, is_small=Ability.BATCHED_CLAIMS in engine.store.abilities)
+        abilities = engine.store.abilities
+        self._ahead = bool(abilities & (Ability.COSTLY_CLAIMS | Ability.BATCHED_CLAIMS))
+        # A crash ends at-most-once calls that are RUNNING, so none is marked as that before its code begins.
+        self._begins_ahead = not any(task.at_most_once for task in self.tasks.values())
+        self._prefetching: asyncio.Task[None] | None = None
+        self._starting = 0  # slots of reserved work whose start is being written
+        self._stopping = False
+        self._fenced = self._has_drained = False
+        self._claiming = 0
+        self._audit = Audit(engine, releaser, self.owner, self._known)
+        self._cancellations = CancellationListener(
+            engine, self.owner, options.look_seconds, self._holds, self._is_to_end
+        )
+        self._drains_until = float("inf")  # by the loop's time; endless for a worker that retires
+
+    # --- life
+
+    async def run(self, ready: Callable[[], None] = lambda: None, over: Callable[[], None] = lambda: None) -> Account:
+        """Work until `stop`. Return what was done.
+
+        `ready` is called once it looks for work, `over` when that has ended; then hooks may still take their time.
+        """
+        unsubscribe = self._hub.on(READY, self._hinted)
+        self._permit.on_grant(self._wakeup.notify)
+        if not self._for_core:
+            self._permit.on_pause(self._on_pauses)
+            self._on_pauses(self._permit.paused)
+        try:
+            async with self._around or contextlib.nullcontext():
+                await self._work(ready)
+                over()
+        finally:
+            unsubscribe()
+            await self._running.close()
+        return self.account
+
+    async def _work(self, ready: Callable[[], None]) -> None:
+        audit, listener = (asyncio.create_task(work) for work in (self._audit.run(), self._cancellations.run()))
+        try:
+            await self._engine.outbox.get_ready()
+            await self._look_for_work(ready)
+            await cancel_tasks(audit)
+            if not self._fenced:
+                await self._finish()
+        finally:
+            await cancel_tasks(audit, listener)
+
+    async def _look_for_work(self, ready: Callable[[], None]) -> None:
+        known = (self._engine, self.owner, self.tasks)
+        try:
+            await self._search.until_reached("waking parked work", lambda again: wake_parked(*known))
+            await self._discover()
+            why = f"it serves {len(self.tasks)} tasks in {self._concurrency} slots"
+            self._telemetry.emit(e.WorkerStarted(self.owner, why))
+            ready()
+            while not self._stopping:
+                if not self._permit.holds():
+                    self.hand_back(self._reserve.take(len(self._reserve)), _UNHEARD)
+                    await self._wakeup.wait(_WITHOUT_PERMIT_SECONDS)  # a permit wakes it
+                    continue
+                await self._fill()
+                if not await self._wakeup.wait(self._patience_for_news()) or self._is_overdue():
+                    await self._look_unasked()
+        except StoreError:
+            if not self._stopping:
+                raise
+
+    @property
+    def running(self) -> int:
+        """Return how many invocations it has begun and not ended."""
+        return len(self._running)
+
+    def ended_lately(self) -> dict[str, int]:
+        """Return how many calls have ended over the last minutes, by queue."""
+        return self._throughput.lately(self._loop_time())
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether it takes no more work."""
+        return self._stopping
+
+    def retire(self) -> None:
+        """Take no more work, and end when all calls are done, however long that takes: another worker carries on."""
+        self._stopping = True
+        self._search.give_up_in(0)
+        self._wakeup.notify()
+
+    async def has_lost(self) -> bool:
+        """Return whether an invocation that it runs has another owner by now, or none."""
+        held = [record.id for record in self._running.records.values()]
+        found = await get_readable(self._store, self._app, held)
+        taken = {record.id for record in found if record is not None and record.owner != self.owner}
+        return not taken.isdisjoint(self._running.records)
+
+    def give_up(self, why: str) -> None:
+        """End now, and leave its invocations to its runner, which starts another worker: only a new
+        process can go on.
+        """
+        if not self._stopping:
+            self.why_ended = why
+            self._telemetry.emit(e.WorkerEnds(self.owner, why))
+            self.stop(hurry=True)
+
+    def needs_restart(self) -> str:
+        """Return why only a new process can use the store; empty if this one can."""
+        return self._store.needs_restart(by_children=True)
+
+    def fence(self) -> None:
+        """End user code where that is possible, and write no end any more: all that it owned was taken from it. Only
+        what a claim still brings is handed back, since no runner knows of it yet.
+        """
+        self._fenced = self._stopping = True
+        self._search.give_up_in(0)
+        self._outage.give_up_in(0)
+        self._running.interrupt()
+        self._running.records.clear()
+        self._reserve.take(len(self._reserve))
+        self._wakeup.notify()
+
+    def stop(self, *, hurry: bool = False) -> None:
+        """Take no more work and end when all calls are done; `hurry` ends them now.
+
+        If the store is away, looking for work ends at once, and ends that cannot be written are given up some time
+        after the drain timeout: the invocations stay RUNNING in this owner's name, and recovery takes them up.
+        """
+        self._stopping = True
+        self._search.give_up_in(0)
+        self._outage.give_up_in(_GRACE_SECONDS + (0 if hurry else self._drain + _LAST_WORDS_SECONDS))
+        self._drains_until = min(self._drains_until, self._loop_time() + (0.0 if hurry else self._drain))
+        self._wakeup.notify()
+
+    # --- claiming
+
+    def _on_pauses(self, paused: frozenset[str]) -> None:
+        """Take nothing from these queues. Reserved work of theirs that has not begun goes back."""
+        self._lanes.pause(paused)
+        self.hand_back(self._reserve.of_queues(paused), _PAUSED)
+        self._demand.anything()
+        self._wakeup.notify()
+
+    def _hinted(self, hint: Hint) -> None:
+        accepted = self._lanes.hear(hint.subjects)
+        if accepted or not hint.subjects:
+            self._demand.heard(hint.count if accepted else MANY)
+            self._wakeup.notify()
+
+    async def _look_unasked(self) -> None:
+        """Look for work without a hint, and now and then for lanes that no hint has named."""
+        self._demand.anything()
+        if self._loop_time() >= self._next_discovery:
+            await self._discover()
+
+    async def _discover(self) -> None:
+        found = await self._search.until_answered("looking for lanes", lambda again: self._store.lanes(self._app))
+        self._lanes.know(found, self._loop_time())
+        self._next_discovery = self._loop_time() + DISCOVERY_SECONDS * (_WITH_HINTS if self._hub.trust else 1)
+
+    async def _fill(self) -> None:
+        """Give the free slots something to do: reserved work first, then the answer of a claim."""
+        self.hand_back(self._reserve.stale(self._loop_time()))
+        self._start(self._reserve.take(self._free()))
+        demand = self._demand
+        if not demand.look or self._prefetching is not None:
+            return
+        ahead = self._ahead and demand.expected > self._concurrency and not demand.slot_next
+        if ahead and self._reserve.room(self._loop_time()):
+            self._prefetching = asyncio.create_task(self._prefetch())
+        elif free := max(0, self._free()):
+            records = await self._claim(free, start=True)
+            demand.slot_next = len(records) == free and bool([record for record in records if record.slot])
+            self.begin(records)
+            if demand.look and self._lanes.turns.are_on:
+                self._wakeup.notify()  # the next queue has its turn at once
+
+    def _free(self) -> int:
+        # A large end keeps its slot until its payloads are stored: else memory could fill faster than the store takes.
+        taken = len(self._running.records) + len(self._running.abandoned)
+        free = self._concurrency - taken - self._starting - self._settler.storing
+        if self._max_tasks is None:
+            return free
+        return min(free, self._max_tasks - self.account.started - self._starting - self._running.fetching)
+
+    async def _claim(self, most: int, *, start: bool, limited: bool = True) -> tuple[InvocationRecord, ...]:
+        expected = self._demand.taken()
+        wanted = min(most, expected)
+        self._claiming += 1
+        try:
+            if self._lanes.turns.wants_to_know(self._loop_time()):
+                await self._discover()
+            ask = self._lanes.next(wanted)
+            claimed = await self._claimer.claim(ask.lanes, ask.most, start=start, limited=limited)
+        finally:
+            self._claiming -= 1
+        self._demand.learn(self._lanes.turns, ask, claimed, expected, self._loop_time())
+        return claimed.records
+
+    async def _prefetch(self) -> None:
+        try:
+            now = self._loop_time()
+            room = self._reserve.room(now)
+            start = self._begins_ahead and self._reserve.begins_at_once(room, now)
+            claimed = await self._claim(room, start=start, limited=False)
+            if self._fenced:
+                self.hand_back(list(claimed), _UNHEARD)
+                return
+            self._reserve.add(claimed, self._loop_time())
+            if self._lanes.paused:  # perhaps since the claim was sent
+                self.hand_back(self._reserve.of_queues(self._lanes.paused), _PAUSED)
+        except StoreError as error:
+            # A stop; the next claim finds what this one got.
+            self._telemetry.emit(e.DutyFailed("worker", "claim ahead", error))
+        finally:
+            self._prefetching = None
+            self._wakeup.notify()
+
+    def _start(self, reserved: list[InvocationRecord]) -> None:
+        """Begin reserved work that is RUNNING already; write the start of the rest, which begins
+        when that is durable.
+        """
+        self.begin([record for record in reserved if record.status is Status.RUNNING])
+        pending = [record for record in reserved if record.status is Status.PENDING]
+        self._starting += len(pending)
+        self._settler.settle([(record, self._settler.start_of(record)) for record in pending])
+
+    def _started(self, record: InvocationRecord, change: Change, ours: bool) -> None:
+        """Begin reserved work whose start is written, if it is still ours."""
+        self._starting -= 1
+        if ours:
+            self.begin([changes.apply_to(change, record)])
+        self._wakeup.notify()
+
+    def hand_back(
+        self, reserved: list[InvocationRecord], why: str = "it lay claimed for too long", wait: float = 0.0
+    ) -> None:
+        if reserved:
+            self._telemetry.emit(e.HandedBack(len(reserved), why, self.owner))
+            self._settler.settle([(record, self._settler.return_of(record, why, wait)) for record in reserved])
+
+    @staticmethod
+    def _loop_time() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _patience_for_news(self) -> float | None:
+        """Return the seconds to sleep before an unasked look; None when no slot is free, since then only an outcome
+        matters.
+        """
+        if self._free() <= 0 or self._prefetching is not None:
+            return self._reserve.patience(self._loop_time())
+        now = self._store.now() - self._store.clock_error()  # the time by which the claimer claims
+        return self._demand.pause(now, self._loop_time(), self._hub.trust)
+
+    def _is_overdue(self) -> bool:
+        """Return whether an unasked look is due, however often the worker is woken."""
+        return not self._demand.look and self._free() > 0 and self._patience_for_news() == 0.0
+
+    # --- running
+
+    def begin(self, records: Sequence[InvocationRecord]) -> None:
+        """Call these. Their claim, or the write of their start, may have taken so long that they may not begin any
+        more.
+        """
+        if self._fenced or self._has_drained or not self._permit.holds():
+            self.hand_back(list(records), _STOPS if self._has_drained else _UNHEARD)
+            return
+        for record in records:
+            if record.terms is not PLAIN and record.terms.start_by is not None:
+                records = self._in_time(records)
+                break
+        self._running.begin(records)
+
+    def _in_time(self, records: Sequence[InvocationRecord]) -> list[InvocationRecord]:
+        """Return the records that may be started. The others have just expired, and end."""
+        now = self._store.now()
+        late = [record for record in records if is_too_late(record, now)]
+        ends = [(record, self._settler.expiry_of(record)) for record in late]
+        self._settler.settle([(record, change) for record, change in ends if change is not None])
+        return [record for record in records if record not in late]
+
+    # --- being asked to end
+
+    def _holds(self, id: str | None) -> bool:
+        if id is None:
+            return bool(self._running.records) or len(self._reserve) > 0
+        return id in self._running.records or id in self._reserve.ids()
+
+    def _is_to_end(self, record: InvocationRecord) -> None:
+        if self._reserve.remove(record.id):
+            self._settler.settle([(record, self._settler.change_for(record, INTERRUPTED, None))])
+        elif record.cancellation is not None:
+            self._running.cancel(record, max(0.0, record.cancellation.until - self._store.now()))
+
+    def why_not(self) -> str:
+        """Return why no call may begin now; empty if it may."""
+        if self._stopping:
+            return _STOPS
+        return "" if self._permit.holds() else _UNHEARD
+
+    def on_given_up(self, is_loop_blocked: bool) -> None:
+        """Leave the work to another worker, if that helps: the end of this process ends a call that
+        cannot be stopped.
+        """
+        if not self._leaves_unfinished or self._stopping:
+            return
+        if is_loop_blocked:
+            self.give_up(f"code that cannot be stopped blocked the event loop of its worker {self.owner}")
+        elif len(self._running.abandoned) >= self._concurrency:
+            why = f"code that cannot be stopped has all of its {self._concurrency} slots"
+            self._telemetry.emit(e.WorkerEnds(self.owner, why))
+            self.retire()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether user code runs, also a call that was given up."""
+        return bool(self._running.records or self._running.abandoned)
+
+    @property
+    def isolated(self) -> tuple[str, ...]:
+        """Return the invocations that were moved into processes of their own."""
+        return self._running.isolated
+
+    def count_started(self, count: int) -> None:
+        """Count calls that have begun; -1: one begins anew."""
+        self.account.started += count
+        if self._max_tasks is not None and self.account.started >= self._max_tasks and not self._stopping:
+            self._telemetry.emit(e.WorkerRetires(self.owner, f"it has started its {self._max_tasks} tasks"))
+            self.retire()
+
+    def end(self, ended: Sequence[Ended]) -> None:
+        """Settle calls whose user code is done; called on the engine's loop."""
+        settled, large, interrupted = [], {}, 0
+        now = self._loop_time()
+        counted = self._throughput.current(now)
+        for record, outcome, seconds in ended:
+            if self._ahead:
+                self._reserve.learn(record.task, seconds, now)
+            fingerprint = None if isinstance(outcome, Returned) else self.tasks[record.task].fingerprint
+            change = self._settler.change_for(record, outcome, fingerprint)
+            settled.append((record, change))
+            interrupted += outcome is INTERRUPTED
+            counted[record.queue] += outcome is not INTERRUPTED
+            if isinstance(outcome, Returned | Raised) and outcome.payloads:
+                large[change.operation] = outcome.payloads
+        self.account.interrupted += interrupted
+        self.account.ended += len(settled) - interrupted
+        self._settler.settle(settled, large)
+        if not self._stopping and self._permit.holds():
+            self._start(self._reserve.take(self._free()))  # in the same write
+        self._wakeup.notify()
+
+    # --- ending
+
+    async def _finish(self) -> None:
+        """Let running work end within the drain timeout, then end it; nothing waits for a recovery
+        after a clean stop.
+        """
+        crashpoint("handback.before")
+        if self._running:
+            limit = "" if self._drains_until == float("inf") else f" up to {self._drain:g} s"
+            why = f"it waits{limit} for {counted(len(self._running), 'invocation')}"
+            self._telemetry.emit(e.WorkerDrains(self.owner, why))
+        if self._prefetching is not None:
+            await self._prefetching
+        self.hand_back(self._reserve.take(len(self._reserve)), _STOPS)
+        self._running.stop_fetching()
+        await self._drained(lambda: self._drains_until)
+        self._has_drained = True
+        if self._running:
+            self._running.interrupt()
+            graced = self._loop_time() + _GRACE_SECONDS
+            await self._drained(lambda: graced)
+        if not self._leaves_unfinished:
+            left = [
+                (record, self._settler.change_for(record, INTERRUPTED, None))
+                for record in self._running.records.values()
+            ]
+            if left:
+                why = "a thread cannot be ended, only its process can: it may go on here while it is run elsewhere"
+                self._telemetry.emit(e.HandedBack(len(left), why, self.owner, has_begun=True))
+            self._running.records.clear()
+            self.account.interrupted += len(left)
+            self._settler.settle(left)
+        await self._settler.finish()
+        crashpoint("handback.after")
+
+    async def _drained(self, until: Callable[[], float]) -> None:
+        """Wait until no call runs any more, or until that time, which a stop in a hurry brings forward."""
+        while (self._running or self._starting) and (left := until() - self._loop_time()) > 0:
+            await self._wakeup.wait(None if left == float("inf") else left)
+
+    # --- duties
+
+    def _known(self) -> set[str] | None:
+        return None if self._claiming else self._running.records.keys() | self._reserve.ids() | self._settler.busy
+
+
+def _executor(
+    telemetry: Telemetry, concurrency: int, coroutines: LoopThread | None, kind: ExecutorKind, deliver: Deliver
+) -> Executor:
+    match kind:
+        case ExecutorKind.THREAD:
+            return ThreadExecutor(concurrency, deliver)
+        case ExecutorKind.LOOP:
+            return LoopExecutor(deliver, telemetry, coroutines)
+        case ExecutorKind.PROCESS:
+            return ProcessExecutor(concurrency, deliver, telemetry)
+        case ExecutorKind.ISOLATED:
+            return ProcessExecutor(ISOLATED_SLOTS, deliver, telemetry, calls_per_process=1, with_hooks=True)
+
+
+class Audit:
+    """Find invocations that the store gives to this owner and the worker does not know. `known` returns the invocations
+    that the worker knows, or None while a claim is under way.
+    """
+
+    def __init__(
+        self, engine: Engine, releaser: Releaser, owner: str, known: Callable[[], Collection[str] | None]
+    ) -> None:
+        self._engine = engine
+        self._releaser = releaser
+        self._owner = owner
+        self._known = known
+        self._suspects: set[tuple[str, int]] = set()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS if self._suspects else AUDIT_SECONDS)
+            try:
+                await self._look()
+            except Exception as error:
+                self._engine.telemetry.emit(e.DutyFailed("worker", f"audit {self._owner}", error))
+
+    async def _look(self) -> None:
+        where = Filter(runner=runner_of(self._owner), statuses=OWNED)
+        found = await self._engine.store.find(self._engine.app, where, _AT_ONCE, set_aside=True)
+        known = self._known()
+        if known is None:
+            return  # and those of the last look are still to be looked at
+        strange = [record for record in found if record.owner == self._owner and record.id not in known]
+        left = [record for record in strange if (record.id, record.epoch) in self._suspects]
+        self._suspects = {(record.id, record.epoch) for record in strange}
+        cancelled = [
+            record for record in left if record.status is Status.CANCELLING
+        ]  # no code runs that could end them
+        await self._releaser.end(cancelled, _UNKNOWN)
+        await self._releaser.recover([record for record in left if record not in cancelled], _UNKNOWN)
+
+
+async def wake_parked(engine: Engine, owner: str, tasks: Mapping[str, TaskDefinition]) -> None:
+    store = engine.store
+    where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(tasks))
+    async for parked in pages(store, engine.app, where):
+        changed = [record for record in parked if record.fingerprint != tasks[record.task].fingerprint]
+        at, why = store.now(), f"{owner} has other code"
+        woken = [changes.woken(record, operation=engine.ids.operation(), at=at, why=why) for record in changed]
+        verdicts = await store.apply(woken)
+        for record, verdict in zip(changed, verdicts, strict=True):
+            if isinstance(verdict, Applied):
+                engine.telemetry.emit(e.Woken(record))
+
+
+class Throughput:
+    def __init__(self) -> None:
+        self._portions: deque[tuple[float, Counter[str]]] = deque()  # with the times when they began
+
+    def current(self, now: float) -> Counter[str]:
+        """Return the counter of calls that end now, by queue."""
+        if not self._portions or now - self._portions[-1][0] >= _PORTION_SECONDS:
+            self._forget(now)
+            self._portions.append((now, Counter()))
+        return self._portions[-1][1]
+
+    def lately(self, now: float) -> dict[str, int]:
+        """Return how many calls have ended within `RATE_SECONDS`."""
+        self._forget(now)
+        return dict(sum((portion for _, portion in self._portions), Counter[str]()))
+
+    def _forget(self, now: float) -> None:
+        while self._portions and now - self._portions[0][0] > RATE_SECONDS:
+            self._portions.popleft()

@@ -1,0 +1,1 @@
+"""The memory store: the reference that the others have to agree with."""

@@ -1,0 +1,237 @@
+"""Invocations in MongoDB: inserts, changes, slots and their waiters, queues, and removal.
+
+A change is one guarded update, and a batch of them one bulk write. The unique index `slot` gives each slot at most one
+holder, so that nothing is locked or counted before a write. A waiter returns to the queue by one findOneAndUpdate,
+which takes the first of the index `waiting`. The TTL index removes invocations by the field `expires_at`. It is set
+with the end; for an invocation with an outbox, once that is emptied.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+from pymongo import ASCENDING, ReturnDocument
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.errors import BulkWriteError, OperationFailure
+
+from holdfast.errors import CorruptRecord
+from holdfast.ids import InvocationId
+from holdfast.model.changes import (
+    APPLIED,
+    APPLIED_AGAIN,
+    MISSING,
+    Change,
+    Clearing,
+    Lost,
+    Verdict,
+    applies,
+    was_applied,
+)
+from holdfast.model.claims import released
+from holdfast.model.limits import Holder, Release
+from holdfast.model.queues import QueueDepth, gathered, in_lane
+from holdfast.model.records import InvocationRecord
+from holdfast.model.retention import OUTCOMES
+from holdfast.model.status import Status
+from holdfast.store.mongo import queries, schema
+from holdfast.store.mongo.documents import Document, is_cleared, key_of, pipeline, updates_of
+from holdfast.store.mongo.quarantine import Collections, Quarantine
+from holdfast.store.mongo.queries import is_moment
+from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_the_document, is_transient
+from holdfast.store.mongo.sentinels import REAL_DUE
+
+There = AsyncCollection[Document]
+
+_OVER: Document = {"status": {"$in": list(OUTCOMES)}, "outbox": {"$exists": False}}
+_MAX_LEFT = 100
+
+
+class Invocations:
+    """Writes invocations. See `holdfast.store.contract.Store` for `insert` and `apply`."""
+
+    def __init__(self, collection: Collections, quarantine: Quarantine) -> None:
+        self._collection = collection
+        self.quarantine = quarantine
+
+    async def insert(self, records: Sequence[InvocationRecord], documents: list[Document]) -> list[bool]:
+        invocations = self._collection(schema.INVOCATIONS)
+        try:
+            await invocations.insert_many(documents, ordered=False)
+            return [True] * len(records)
+        except BulkWriteError as error:
+            errors = error.details.get("writeErrors", [])
+            if error.details.get("writeConcernErrors") or any(item["code"] != DUPLICATE for item in errors):
+                raise
+            taken = {item["index"] for item in errors}
+        ids = [documents[index]["_id"] for index in taken]
+        found = await queries.first_operations(self._collection(schema.INVOCATIONS, majority=True), ids)
+        return [
+            index not in taken or found.get(documents[index]["_id"]) == record.history[0].operation
+            for index, record in enumerate(records)
+        ]
+
+    async def apply(self, items: list[tuple[int, Change | Clearing]], *, together: bool = True) -> dict[int, Verdict]:
+        """Send one unordered bulk of guarded updates. If fewer matched than were sent, one read decides each."""
+        updates = updates_of([change for _, change in items], together=together)
+        failure: BulkWriteError | None = None
+        try:
+            result = await self._collection(schema.INVOCATIONS).bulk_write(updates, ordered=False)
+            matched = result.matched_count
+        except BulkWriteError as error:
+            if is_transient(error):
+                raise
+            if len(updates) < len(items):  # a document that is refused stops those that were to change with it
+                return await self.apply(items, together=False)
+            failure, matched = error, error.details.get("nMatched", 0)
+        if matched == len(items) and failure is None:
+            return {index: APPLIED for index, _ in items}
+        return await self._decide(items, matched, failure)
+
+    async def _decide(
+        self, items: list[tuple[int, Change | Clearing]], matched: int, failure: BulkWriteError | None
+    ) -> dict[int, Verdict]:
+        ids = [key_of(change.app, change.id) for _, change in items]
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        found = {document["_id"]: document for document in await queries.by_key(invocations, ids)}
+        verdicts: dict[int, Verdict] = {}
+        moved_on: list[tuple[int, Change | Clearing]] = []
+        for index, change in items:
+            document = found.get(key_of(change.app, change.id))
+            records = [] if document is None else await self.quarantine.readable([document])
+            if not records:
+                verdicts[index] = MISSING
+            elif isinstance(change, Clearing):
+                if failure is not None and not is_cleared(change, records[0]):
+                    raise failure
+                verdicts[index] = APPLIED if matched else APPLIED_AGAIN
+            elif was_applied(change.operation, records[0].history):
+                verdicts[index] = APPLIED if matched else APPLIED_AGAIN
+            elif change.version is not None and applies(change, records[0]):
+                moved_on.append((index, replace(change, version=None)))
+            elif failure is not None and applies(change, records[0]):
+                raise failure  # nobody else was faster: the server refuses this very write
+            else:
+                verdicts[index] = Lost(records[0].status, records[0].owner, records[0].epoch)
+        return verdicts | (await self.apply(moved_on) if moved_on else {})
+
+    async def release_waiters(
+        self, app: str, wishes: Sequence[Release], operation: str, at: float
+    ) -> list[InvocationRecord]:
+        """Return the waiters that went back to the queue."""
+        invocations = self._collection(schema.INVOCATIONS)
+        # Waiters are rare: then one question is all. An invocation that begins to wait later looks once more itself.
+        if len(wishes) == 1:
+            wishes = wishes if await queries.has_waiters(invocations, app, wishes[0].limit_key) else []
+        elif wishes:
+            waiting = await queries.waiting_keys(invocations, app, [wish.limit_key for wish in wishes])
+            wishes = [wish for wish in wishes if wish.limit_key in waiting]
+        counted = [wish.limit_key for wish in wishes if wish.max_running is not None]
+        held = await held_slots(invocations, app, counted) if counted else {}
+        gone: list[InvocationRecord] = []
+        for wish in wishes:
+            free, key = wish.count, wish.limit_key
+            if wish.max_running is not None:
+                free = min(free, wish.max_running - len(held[key]))
+            for _ in range(free):
+                if (found := await self._release_one(app, wish, operation, at)) is None:
+                    break
+                gone += await self.quarantine.readable([found])
+        return gone
+
+    async def _release_one(self, app: str, wish: Release, operation: str, at: float) -> Document | None:
+        """Let the longest waiter go back to the queue. A corrupt one is quarantined, one that the server refuses for a
+        reason of its own is left, and the next one goes.
+        """
+        invocations, left = self._collection(schema.INVOCATIONS), list[str]()
+        update = pipeline(released(anything(app), operation=operation, at=at))
+        wanted = queries.waiting(app, wish.limit_key, wish.without)
+        first: dict[str, Any] = {"sort": queries.QUEUE_ORDER, "hint": "waiting"}
+        while True:
+            try:
+                return await invocations.find_one_and_update(
+                    wanted, update, **first, return_document=ReturnDocument.AFTER
+                )
+            except OperationFailure as error:
+                if is_about_everything(error):
+                    raise
+                document = await invocations.find_one(wanted, **first)
+                if document is None:
+                    return None
+                key = document["_id"]
+                if is_about_the_document(error):
+                    await self.quarantine.set_aside(document, CorruptRecord(f"{key} cannot be released: {error}"))
+                elif len(left) < _MAX_LEFT:
+                    self.quarantine.leave(key, error)
+                    left.append(key)
+                    wanted["_id"] = {"$nin": left}
+                else:
+                    raise
+
+
+def anything(app: str) -> InvocationRecord:
+    """Return a record that stands for any, in changes that depend on none."""
+    return InvocationRecord(id=InvocationId("*"), app=app, task="*", arguments=b"", created_at=0, due_at=0)
+
+
+# --- removal
+
+
+async def remove(invocations: There, keys: Sequence[str]) -> int:
+    return (await invocations.delete_many({"_id": {"$in": list(keys)}} | _OVER)).deleted_count
+
+
+async def remove_expired(invocations: There, app: str, at: float, limit: int) -> int:
+    """Remove ended invocations whose time is over. Index: expires."""
+    if limit <= 0:
+        return 0
+    wanted = {"expires_at": {"$lte": dt.datetime.fromtimestamp(at, dt.UTC)}, "app": app}
+    cursor = invocations.find(wanted, {"_id": True}, hint="expires").sort([("expires_at", ASCENDING)]).limit(limit)
+    return await remove(invocations, [found["_id"] for found in await cursor.to_list()])
+
+
+# --- slots
+
+
+async def held_slots(invocations: There, app: str, keys: Sequence[str]) -> dict[str, dict[str, Holder]]:
+    """Return for each key its held slots, with their holders."""
+    held: dict[str, dict[str, Holder]] = {key: {} for key in keys}
+    for found in await queries.held(invocations, app, keys):
+        held[found["limit_key"]][found["slot"]] = Holder(str(found.get("id")), str(found.get("owner")))
+    return held
+
+
+async def waiting_keys(invocations: There, app: str) -> dict[str, int]:
+    keys = await queries.waiting_keys(invocations, app)
+    return {key: len(slots) for key, slots in (await held_slots(invocations, app, keys)).items()} if keys else {}
+
+
+# --- queues
+
+
+async def depths(invocations: There, app: str, at: float) -> list[QueueDepth]:
+    """Count invocations by queue. Index: due, without reading a document; status; waiting."""
+
+    async def grouped(match: Document, group: Document, hint: str) -> list[Document]:
+        stages = [{"$match": match | {"app": app}}, {"$group": group}]
+        return await (await invocations.aggregate(stages, hint=hint)).to_list()
+
+    is_due, one = {"$lte": ["$due_at", at]}, {"$sum": 1}
+    by_lane = {
+        "_id": "$lane",
+        "waiting": {"$sum": {"$cond": [is_due, 1, 0]}},
+        "scheduled": {"$sum": {"$cond": [is_due, 0, 1]}},
+        "oldest": {"$min": "$due_at"},
+    }
+    by_queue = {"_id": "$queue", "n": one}
+    owned, waiting = {"status": {"$in": queries.OWNED_STATUSES}}, {"status": Status.CONCURRENCY_CONTROLLED.value}
+    parts = []
+    for each in await grouped({"ready": True, "due_at": REAL_DUE}, by_lane, "due"):
+        oldest = each["oldest"] if is_moment(each["oldest"]) else None
+        parts.append(in_lane(str(each["_id"]), each["waiting"], each["scheduled"], oldest))
+    parts += [QueueDepth(name=str(each["_id"]), running=each["n"]) for each in await grouped(owned, by_queue, "status")]
+    for each in await grouped(waiting, by_queue, "waiting"):
+        parts.append(QueueDepth(name=str(each["_id"]), blocked=each["n"]))
+    return gathered(parts)

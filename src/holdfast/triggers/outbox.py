@@ -1,0 +1,256 @@
+"""Outboxes: an end or an event is stored with the names of its triggers, which are dispatched after that.
+
+The names are part of the same write, so a crash right after it loses none: the services find the outbox. Dispatch runs
+beside the other work of the writer, and emptying the outbox comes last. Where no trigger listens, an end costs two
+lookups in memory, and one small read in two seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
+
+from holdfast.clock import moment
+from holdfast.codec import Codec
+from holdfast.crashpoints import crashpoint
+from holdfast.errors import CorruptRecord, EventNotFound, StoreError
+from holdfast.ids import InvocationId
+from holdfast.model.changes import Applied, Change, Verdict, delivered
+from holdfast.model.records import Entry, InvocationRecord
+from holdfast.model.status import FINAL
+from holdfast.runtime.engine import Engine, Outbox
+from holdfast.runtime.outage import cancel_tasks
+from holdfast.runtime.submit import until_over
+from holdfast.runtime.wait import entry_set_aside, get_readable
+from holdfast.schedules.records import ScheduleRecord
+from holdfast.schedules.rules import invocation_id
+from holdfast.store.contract import EntryOrder, Transaction
+from holdfast.telemetry.events import ChangedMeanwhile, DeclarationUnreadable, DispatchedLater, DutyFailed
+from holdfast.triggers.dispatch import TriggerDispatcher
+from holdfast.triggers.events import KEY_KIND, KIND, EventRecord, from_entry, key_entry, to_entry
+from holdfast.triggers.rules import TriggerRecord
+from holdfast.triggers.rules import to_entry as trigger_entry
+from holdfast.triggers.subscriptions import Subscriptions
+
+_LAST_SECONDS = 2.0
+
+
+class TriggerOutbox(Outbox):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.store)
+        self._subscriptions = engine.part(Subscriptions)
+        self._dispatcher = engine.part(TriggerDispatcher)
+        self._app = engine.app
+        self._dispatching: set[asyncio.Task[None]] = set()
+
+    async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
+        """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
+        changes = [change for _, change in wanted]
+        if any(change.path[-1] in FINAL and change.app == self._app for change in changes):
+            if self._subscriptions.is_fresh:
+                self._subscriptions.renew()
+            else:
+                await self._subscriptions.refresh()
+            if self._subscriptions:
+                changes = [self._addressed(record, change) for record, change in wanted]
+        verdicts = await self._store.apply(changes)
+        written = [
+            change.id
+            for change, verdict in zip(changes, verdicts, strict=True)
+            if change.outbox and isinstance(verdict, Applied)
+        ]
+        if written:
+            crashpoint("outbox.written")
+            self._dispatching.add(task := asyncio.get_running_loop().create_task(self._dispatch_ids(written)))
+            task.add_done_callback(self._dispatching.discard)
+        return verdicts
+
+    def _addressed(self, record: InvocationRecord, change: Change) -> Change:
+        names = self._subscriptions.of_end(record.task, change.path[-1]) if change.app == self._app else ()
+        return replace(change, outbox=names) if names else change
+
+    async def _dispatch_ids(self, ids: Sequence[InvocationId]) -> None:
+        try:
+            found = await get_readable(self._store, self._app, ids)
+            await self.dispatch([record for record in found if record is not None])
+        except Exception as error:
+            duty = f"dispatch triggers of {', '.join(ids[:5])}; the services will"
+            self._subscriptions.telemetry.emit(DutyFailed("triggers", duty, error))
+
+    async def dispatch(self, records: Sequence[InvocationRecord]) -> None:
+        """Dispatch the triggers in these records' outboxes, then empty the outboxes."""
+        waiting = [record for record in records if record.outbox]
+        if waiting:
+            await self._dispatcher.dispatch(
+                [(await self._dispatcher.facts_of(record), record.outbox) for record in waiting]
+            )
+            await self._store.apply([delivered(record) for record in waiting])
+            crashpoint("outbox.delivered")
+
+    async def get_ready(self) -> None:
+        with contextlib.suppress(StoreError):
+            await self._subscriptions.refresh()
+
+    async def finish(self) -> None:
+        """Give dispatches that are under way a moment; the services make up for the others."""
+        if self._dispatching:
+            await asyncio.wait(set(self._dispatching), timeout=_LAST_SECONDS)
+        await cancel_tasks(*self._dispatching)
+
+
+class Events:
+    def __init__(self, engine: Engine) -> None:
+        self._store = engine.store
+        self._subscriptions = engine.part(Subscriptions)
+        self._dispatcher = engine.part(TriggerDispatcher)
+        self._emit = engine.telemetry.emit
+        self._app = engine.app
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def emit(self, event: EventRecord, own: Sequence[TriggerRecord] = ()) -> EventRecord:
+        """Store the event and dispatch its triggers; if this fails after the store's write, the services dispatch them.
+        `own` are triggers of the emitting program that subscriptions may not have yet.
+
+        Return the event; with a key that was used before, the event of that time.
+        """
+        event = await self.addressed(event, own)
+        if event.key:
+            event = await self._first_of_its_key(event)
+        stored = await self._store.put_entry(to_entry(event))
+        crashpoint("event.stored")
+        if not stored and event.key:
+            entries = await self._store.entries(self._app, KIND, [event.id])
+            with contextlib.suppress(CorruptRecord):
+                return from_entry(entries[0]) if entries else event  # the first emitter dispatched it
+            return event
+        try:
+            return await self.dispatch(event)
+        except StoreError as error:
+            self._emit(DispatchedLater("triggers", f"event '{event.name}' {event.id}", str(error)))
+            return event
+
+    async def emit_tick(self, schedule: ScheduleRecord, tick: float, now: float) -> EventRecord:
+        """Emit the event of a tick, whose id follows from it."""
+        return await self.emit(
+            EventRecord(
+                app=schedule.app,
+                id=invocation_id(schedule, tick),
+                name=schedule.call.event,
+                payload=_codec.encode({"tick": moment(tick)}),
+                at=tick,
+                keep_until=now + _TICK_KEPT_SECONDS,
+                kind="tick",
+            )
+        )
+
+    # --- in a user's own transaction
+
+    async def addressed(self, event: EventRecord, own: Sequence[TriggerRecord]) -> EventRecord:
+        """Return the event with its outbox: the subscribed triggers, and those of `own` that want it."""
+        await self._subscriptions.refresh()
+        names = [*self._subscriptions.of_event(event.name), *[each.name for each in own if each.wants(event.name)]]
+        return replace(event, outbox=tuple(dict.fromkeys(names)))
+
+    async def announce(
+        self, transaction: Transaction, event: EventRecord, declare: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Dispatch the triggers when the transaction is over, if it has committed the event."""
+        self._waiting.add(task := asyncio.create_task(self._dispatch_after(transaction, event, declare)))
+        task.add_done_callback(self._waiting.discard)
+
+    async def _dispatch_after(
+        self, transaction: Transaction, event: EventRecord, declare: Callable[[], Awaitable[object]]
+    ) -> None:
+        await until_over(transaction)
+        try:
+            if entries := await self._store.entries(self._app, KIND, [event.id]):
+                await declare()
+                await self.dispatch(from_entry(entries[0]))
+        except StoreError as error:
+            self._emit(DispatchedLater("triggers", f"event '{event.name}' {event.id}", str(error)))
+
+    async def close(self) -> None:
+        """Stop waiting for open transactions: the services dispatch their events."""
+        await cancel_tasks(*self._waiting)
+
+    async def _first_of_its_key(self, event: EventRecord) -> EventRecord:
+        """Return the event that holds this key. An expired key does not count, removed or not."""
+        entry = key_entry(event)
+        for _ in range(_TRIES):
+            if await self._store.put_entry(entry):
+                return event
+            there = await self._store.entries(self._app, KEY_KIND, [entry.name])
+            if there:
+                try:
+                    first = from_entry(there[0])
+                except CorruptRecord as error:
+                    await self._store.quarantine_entry(there[0], error)
+                    continue
+                if first.keep_until > self._store.now():
+                    return replace(first, version=event.version)
+                await self._store.remove_entry(there[0])
+        raise StoreError(
+            f"the key '{event.key}' of the event '{event.name}' is used by others again and again; try again"
+        )
+
+    async def dispatch(self, event: EventRecord) -> EventRecord:
+        """Dispatch the triggers in the event's outbox; return the event with what they caused."""
+        if not event.outbox:
+            return event
+        (caused,) = await self._dispatcher.dispatch([(event.facts, event.outbox)])
+        after = replace(event, outbox=(), caused=(*event.caused, *caused), version=event.version + 1)
+        if not await self._store.put_entry(to_entry(after)):
+            self._emit(ChangedMeanwhile("triggers", f"event {event.id}"))
+        crashpoint("event.told")
+        return after
+
+    async def get(self, id: str) -> EventRecord:
+        entries = await self._store.entries(self._app, KIND, [id])
+        if not entries:
+            aside = await entry_set_aside(self._store, self._app, KIND, id)
+            raise EventNotFound(f"the store has no event {id} of the app '{self._app}'{aside}")
+        return from_entry(entries[0])
+
+    async def latest(self, limit: int, *, name: str = "", before: str | None = None) -> list[EventRecord]:
+        """Return kept events, newest first."""
+        found: list[EventRecord] = []
+        while len(found) < limit:
+            page = await self._store.entries(self._app, KIND, order=EntryOrder.LATEST, limit=_PAGE, before=before)
+            for entry in page:
+                try:
+                    event = from_entry(entry)
+                except CorruptRecord as error:
+                    self._emit(DeclarationUnreadable("triggers", "so an event is left out", str(error)))
+                    continue
+                if not name or event.name == name:
+                    found.append(event)
+            if len(page) < _PAGE:
+                break
+            before = page[-1].name
+        return found[:limit]
+
+
+async def put_event(transaction: Transaction, event: EventRecord, new: Sequence[TriggerRecord]) -> EventRecord:
+    """Put an event and new triggers into a user's transaction. Suspends only if that is asynchronous.
+
+    Return the event; with a key that was used before, the event of that time.
+    """
+
+    async def put(*entries: Entry) -> Sequence[Entry | None]:
+        return await transaction.aput_entries(entries) if transaction.is_async else transaction.put_entries(entries)
+
+    if event.key:
+        (there,) = await put(key_entry(event))
+        if there is not None:
+            event = replace(from_entry(there), version=event.version, outbox=event.outbox)
+    *_, before = await put(*[trigger_entry(each) for each in new], to_entry(event))
+    return event if before is None else from_entry(before)
+
+
+_PAGE = 200
+_TICK_KEPT_SECONDS = 86_400.0
+_codec = Codec()
+_TRIES = 5

@@ -1,0 +1,62 @@
+"""The pages are written for readers that are tired: short sentences, short lines, subjects that are nouns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import PAPERS, ROOT, name_of, prose_of
+
+WIDTH = 120
+TOO_LONG = 30  # words
+# Subjects that a reader has to guess. Each is forbidden everywhere, or where a sentence begins.
+NEVER = r"\b(?:somebody|nobody|whoever|whosoever)\b"
+NEVER_FIRST = r"(?:who|whose|one (?:that|who)|those (?:that|who)|what (?:is|was|has|had|are|were|can|cannot|may|must))"
+MADE = re.compile(r"<!-- (?:Made|What follows is made) by .*", re.DOTALL)  # from here on, the words are the code's
+
+
+ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
+
+
+def sentences_of(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield the sentences of a page with their lines: of paragraphs, of items, of the cells of tables."""
+    text = re.sub(r"^#.*$", "", MADE.sub("", prose_of(page)), flags=re.MULTILINE)
+    text = re.sub(r"`[^`\n]*(?:\n[^`\n]*)?`", lambda code: "CODE" + "\n" * code[0].count("\n"), text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    paragraph: list[str] = []
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        if not line.strip() or line.startswith("|") or ITEM.match(line):
+            parts = re.split(r"(?<=[.!?:])\s+|\s*\|\s*", " ".join(paragraph))
+            yield from ((number - len(paragraph), part) for part in parts if part.strip())
+            paragraph = []
+        if line.strip():
+            paragraph.append(ITEM.sub("", line).strip())
+
+
+@pytest.mark.parametrize("page", [*PAPERS, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_lines_fit(page: Path) -> None:
+    """Rows of tables cannot be broken."""
+    long = [
+        f"{number}: {line}"
+        for number, line in enumerate(page.read_text().splitlines(), 1)
+        if len(line) >= WIDTH and not line.startswith("|")
+    ]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("page", PAPERS, ids=name_of)
+def test_sentences_are_short(page: Path) -> None:
+    long = [f"{line}: {text}" for line, text in sentences_of(page) if len(text.split()) >= TOO_LONG]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("page", PAPERS, ids=name_of)
+def test_subjects_are_nouns(page: Path) -> None:
+    vague = [
+        f"{line}: {text}"
+        for line, text in sentences_of(page)
+        if re.search(NEVER, text, re.IGNORECASE) or re.match(NEVER_FIRST, re.sub(r"^\W+", "", text), re.IGNORECASE)
+    ]
+    assert not vague, "\n".join(vague)

@@ -1,0 +1,92 @@
+"""The checker: did what the store holds come about rightly?
+
+It compares two sources that know nothing of each other: the histories that the store wrote, and the ledgers that
+witnesses wrote outside of it (`tests.support.witness`). It is a pure function of these and of the faults that were
+injected, so a run can be kept and judged again.
+
+::
+
+    # In each process: a Witness with a ledger of its own, in one folder. Submit, execute, kill, heal. Then:
+    ledgers = witness.read(folder)
+    left = await checker.dump(store, "shop")
+    found = checker.check(left, ledgers, checker.Faults.of(ledgers))
+    assert not found, "\\n".join(map(str, found))
+
+Take the dump at rest: faults are over, work has ended, runners may still be there. `Bounds` says what was promised;
+tell it the retries of your tasks. Faults are written down by whoever injects them (`Witness.fault`); a runner that was
+told to stop and did not wait for its work is one of them. `Witness.runner` in each runner's process tells which pid is
+which owner; without it the checker knows less, and says less.
+
+=====  ==============================================================================================================
+I1     nothing lost: what was acknowledged, executed or seen is there, and what is there has ended in time
+I2     a history is a legal path of the table, with versions 1, 2, 3 …
+I3     final is final; what was seen once is what everybody sees
+I4     one owner at a time; each claim has the next epoch; an epoch is executed once
+I6     a write carries the epoch that is current; a result is that of the execution in whose epoch it was written
+I7     one submit, one invocation; none or one if its outcome was unknown, none if it was refused. One key, one
+       invocation, over all clients and tries, until its time is over
+I8     at most K leases under a limit of K, and a free slot is filled while work waits
+I9     a tick fires once, nothing fires that is no tick, and none is passed over that its schedule does not count
+I10    each event, and each end, calls every task once that has a trigger for it whose conditions hold
+I14    attempts ≤ 1 + retries + crash recoveries, and those have a cap
+I15    executed once, and once more at most for each fault that touched it
+I16    a service runs once at a time, and is served within two periods
+I17    the table has no dead end, whoever dies
+I18    at rest the counts agree, and nothing is owned or left behind
+I20    the work of the dead runs again in time, and nothing is taken from the living
+=====  ==============================================================================================================
+
+A submit that raised an error of the store, or whose process died, is unknown: it may be there once or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.support.checker import causes, executions, history, keys, rest, ticks, timing
+from tests.support.checker.case import Case
+from tests.support.checker.evidence import Bounds, Dump, Fault, FaultKind, Faults, Violation, dump
+from tests.support.checker.rest import dead_ends
+from tests.support.witness import Ledgers
+
+__all__ = ["Bounds", "Dump", "Fault", "FaultKind", "Faults", "Ledgers", "Violation", "check", "dead_ends", "dump"]
+
+CHECKS: tuple[Callable[[Case], Iterator[Violation]], ...] = (
+    executions.nothing_lost,
+    history.legal_path,
+    history.final_is_final,
+    executions.seen_once_seen_for_ever,
+    history.one_owner,
+    executions.one_execution_of_an_epoch,
+    history.current_epoch,
+    executions.result_of_its_epoch,
+    executions.one_submit_one_invocation,
+    keys.one_key_one_holder,
+    keys.one_key_one_invocation,
+    timing.limits_hold,
+    timing.slots_are_filled,
+    ticks.no_tick_twice,
+    ticks.no_tick_is_lost,
+    causes.everybody_was_told,
+    causes.one_call_for_each,
+    causes.each_happening_is_used_once,
+    history.bounded_attempts,
+    executions.no_needless_executions,
+    timing.services_do_not_overlap,
+    timing.services_are_served,
+    rest.table_has_no_dead_end,
+    rest.conserved,
+    rest.nothing_left_over,
+    rest.stock_is_wanted,
+    rest.services_are_over,
+    timing.recovery_is_prompt,
+    timing.only_the_dead_are_recovered,
+)
+
+_NO_FAULTS, _DEFAULTS = Faults(), Bounds()
+
+
+def check(dump: Dump, ledgers: Ledgers, faults: Faults = _NO_FAULTS, bounds: Bounds = _DEFAULTS) -> list[Violation]:
+    """Every invariant that does not hold, in the order of their numbers."""
+    case = Case(dump, ledgers, faults, bounds)
+    return [violation for judge in CHECKS for violation in judge(case)]

@@ -1,0 +1,276 @@
+"""What a seed means: who works, what is submitted, which faults strike when. Data, so it can be shown and shrunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+from tests.support.checker import FaultKind
+
+from holdfast.ids import InvocationId, derived_id
+from holdfast.schedules.records import CatchUp, Overlap
+
+APP, TASK = "sim", "work"
+
+
+def id_of(token: str) -> InvocationId:
+    return derived_id("key", APP, TASK, token)
+
+
+class Ending(StrEnum):
+    """How a job ends."""
+
+    RETURN = "return"
+    RAISE = "raise"
+    CRASH = "crash"  # it takes its process with it, the first times that it is run
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One call to submit."""
+
+    token: str
+    at: float
+    seconds: float = 0.0
+    ending: Ending = Ending.RETURN
+    crashes: int = 0
+    delay: float = 0.0
+    priority: int = 0
+    at_most_once: bool = False
+    times: int = 1  # how many clients submit it: under one id, or with one key
+    limit_key: str | None = None
+    keyed: bool = False
+    retries: int = 0  # that its policy allows
+    failures: int = 99  # attempts that raise, if it raises
+    cancel_after: float | None = None  # seconds after its submit
+
+
+class Timer(msgspec.Struct, frozen=True, kw_only=True):
+    """One schedule."""
+
+    name: str
+    every: float
+    seconds: float = 0.0  # what each of its calls takes
+    catch_up: CatchUp = CatchUp.ALL
+    overlap: Overlap = Overlap.ALLOW
+
+
+class Emission(msgspec.Struct, frozen=True, kw_only=True):
+    """One event, for the job with this token. With a `key`, several clients emit it."""
+
+    at: float
+    token: str
+    kind: str = "box"
+    key: str = ""
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault. A KILL with `step` strikes that many steps of the process later; a CLOCK is set by `shift`."""
+
+    kind: FaultKind
+    at: float
+    node: int = 0
+    seconds: float = 0.0
+    step: int = 0
+    hurry: bool = False
+    shift: float = 0.0
+
+
+class Weather(msgspec.Struct, frozen=True, kw_only=True):
+    """How messages fare: shares of them, and seconds."""
+
+    latency: float = 0.005
+    slow: float = 0.0  # take up to `slow_seconds`
+    slow_seconds: float = 0.5
+    refused: float = 0.0  # the request does not arrive, and its sender is told so at once
+    unheard: float = 0.0  # the request is carried out, and the reply does not arrive
+    late: float = 0.0  # the request is carried out after its sender has given up
+    hints_lost: float = 0.0
+    hints_doubled: float = 0.0
+
+    @property
+    def is_fair(self) -> bool:
+        return not (self.refused or self.unheard or self.late)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    nodes: int = 3
+    concurrency: int = 3
+    disorder: float = 1.0
+    costly_claims: bool = False
+    limit: int = 1  # how many jobs with one limit key may run at once
+    skew: float = 0.0  # how far the clocks of nodes are from the server's, at most
+    own_clocks: float = 0.0  # how far the clocks are off by which runners stamp heartbeats; 0: the server stamps them
+    chaos_seconds: float = 30.0
+    weather: Weather = Weather()
+    jobs: tuple[Job, ...] = ()
+    strikes: tuple[Strike, ...] = ()
+    timers: tuple[Timer, ...] = ()
+    emissions: tuple[Emission, ...] = ()  # with any, there are triggers too
+
+
+def plan_of(seed: int) -> Plan:
+    rng = random.Random(f"plan {seed}")
+    chaos = rng.choice((20.0, 30.0))
+    nodes = rng.choice((1, 2, 2, 3, 3, 4))
+    limits, identity, cancels = (random.Random(f"{what} {seed}") for what in ("limits", "identity", "cancels"))
+    plan = Plan(
+        seed=seed,
+        nodes=nodes,
+        concurrency=rng.choice((1, 2, 4)),
+        disorder=rng.choice((0.0, 0.1, 0.5, 1.0)),
+        costly_claims=rng.random() < 0.5,
+        skew=rng.choice((0.0, 0.0, 0.15)),
+        chaos_seconds=chaos,
+        weather=_weather(rng),
+        jobs=_cancelled(cancels, _named(identity, _limited(limits, _jobs(rng, chaos)))),
+        limit=limits.choice((1, 1, 2, 3)),
+        strikes=_strikes(rng, nodes, chaos),
+        timers=(timers := _timers(random.Random(f"timers {seed}"))),
+    )
+    if timers:
+        jumps = _jumps(random.Random(f"jumps {seed}"), nodes, chaos)
+        plan = replace(plan, strikes=tuple(sorted([*plan.strikes, *jumps], key=lambda strike: strike.at)))
+    own_clocks = random.Random(f"own clocks {seed}").choice((0.0, 0.0, 8.0, 3600.0))
+    emissions = _emissions(random.Random(f"emissions {seed}"), chaos, plan.jobs)
+    return replace(plan, emissions=emissions, own_clocks=own_clocks)
+
+
+def _weather(rng: random.Random) -> Weather:
+    fair = Weather(latency=rng.choice((0.001, 0.005, 0.02)), slow=rng.choice((0.0, 0.02)))
+    if rng.random() < 0.35:
+        return fair
+    return replace(
+        fair,
+        refused=rng.choice((0.0, 0.02, 0.06)),
+        unheard=rng.choice((0.0, 0.02, 0.06)),
+        late=rng.choice((0.0, 0.0, 0.01)),
+        hints_lost=rng.choice((0.0, 0.3, 1.0)),
+        hints_doubled=rng.choice((0.0, 0.3)),
+    )
+
+
+def _jobs(rng: random.Random, chaos: float) -> tuple[Job, ...]:
+    jobs = []
+    burst = rng.uniform(0.0, chaos * 0.8)
+    for number in range(rng.randint(8, 20)):
+        ending = rng.choices((Ending.RETURN, Ending.RAISE, Ending.CRASH), (16, 3, 1))[0]
+        jobs.append(
+            Job(
+                token=f"t{number}",
+                at=burst if rng.random() < 0.3 else rng.uniform(0.0, chaos * 0.9),
+                seconds=rng.choice((0.0, 0.0, 0.05, 0.05, 0.3, 1.0, 3.0, 7.0)),
+                ending=ending,
+                crashes=rng.choice((1, 2, 9)) if ending is Ending.CRASH else 0,
+                delay=rng.choice((0.0, 0.0, 0.0, 2.5)),
+                priority=rng.choice((0, 0, 5)),
+                at_most_once=rng.random() < 0.1,
+                times=rng.choice((1, 1, 1, 2, 3)),
+            )
+        )
+    return tuple(sorted(jobs, key=lambda job: job.at))
+
+
+def _limited(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In half of the plans, most jobs are under one of two limits; others come between them."""
+    if rng.random() < 0.5:
+        return jobs
+    keys = ("one", "one", "other", None)
+    return tuple(replace(job, limit_key=rng.choice(keys)) for job in jobs)
+
+
+def _named(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Half of them have a key, and most of those that raise are tried again."""
+    return tuple(
+        replace(
+            job,
+            keyed=rng.random() < 0.5,
+            retries=rng.choice((0, 1, 3, 3)) if job.ending is Ending.RAISE and not job.at_most_once else 0,
+            failures=rng.choice((1, 2, 99)) if job.ending is Ending.RAISE else 99,
+        )
+        for job in jobs
+    )
+
+
+def _cancelled(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In a third of the plans, some jobs are cancelled: before they begin, in the middle, or too late."""
+    if rng.random() < 2 / 3:
+        return jobs
+    return tuple(replace(job, cancel_after=rng.choice((None, None, 0.0, 0.1, 0.5, 2.0, 6.0))) for job in jobs)
+
+
+def _timers(rng: random.Random) -> tuple[Timer, ...]:
+    """In a third of the plans."""
+    if rng.random() < 2 / 3:
+        return ()
+    return tuple(
+        Timer(
+            name=f"every {number}",
+            every=rng.choice((1.5, 3.0, 5.0)),
+            seconds=rng.choice((0.0, 0.2, 4.0)),
+            catch_up=rng.choice((CatchUp.ALL, CatchUp.ALL, CatchUp.LAST, CatchUp.NONE)),
+            overlap=rng.choice((Overlap.ALLOW, Overlap.ALLOW, Overlap.SKIP, Overlap.QUEUE)),
+        )
+        for number in range(rng.choice((1, 2)))
+    )
+
+
+def _emissions(rng: random.Random, chaos: float, jobs: tuple[Job, ...]) -> tuple[Emission, ...]:
+    """In a third of the plans. One in three has a key; a few are for the same job."""
+    if rng.random() < 2 / 3:
+        return ()
+    return tuple(
+        Emission(
+            at=rng.uniform(0.0, chaos * 0.95),
+            token=rng.choice(jobs).token,
+            kind=rng.choice(("box", "box", "bag")),
+            key=rng.choice(("", "", f"key {number}")),
+        )
+        for number in range(rng.randint(3, 10))
+    )
+
+
+def _strikes(rng: random.Random, nodes: int, chaos: float) -> tuple[Strike, ...]:
+    makers: tuple[Callable[[float, int], Strike], ...] = (
+        lambda at, node: Strike(kind=FaultKind.KILL, at=at, node=node),
+        lambda at, node: Strike(kind=FaultKind.KILL, at=at, node=node, step=rng.randint(1, 400)),
+        lambda at, node: Strike(kind=FaultKind.FREEZE, at=at, node=node, seconds=rng.choice((0.5, 3.0, 5.0, 9.0))),
+        lambda at, node: Strike(kind=FaultKind.CUT, at=at, node=node, seconds=rng.choice((0.5, 3.0, 5.0, 9.0))),
+        lambda at, node: Strike(kind=FaultKind.STOP, at=at, node=node, hurry=rng.random() < 0.5),
+        lambda at, node: Strike(kind=FaultKind.OUTAGE, at=at, seconds=rng.choice((0.5, 3.0, 6.0, 12.0))),
+    )
+    weights = [rng.choice((0.0, 1.0, 2.0)) for _ in makers]
+    if not any(weights):
+        return ()
+    strikes = [
+        rng.choices(makers, weights)[0](rng.uniform(1.0, chaos * 0.9), rng.randrange(nodes))
+        for _ in range(rng.randint(0, 5))
+    ]
+    return tuple(sorted(strikes, key=lambda strike: strike.at))
+
+
+def _jumps(rng: random.Random, nodes: int, chaos: float) -> list[Strike]:
+    """In half of the plans with schedules, the clock of a host is set, and set right again."""
+    return [
+        Strike(
+            kind=FaultKind.CLOCK,
+            at=rng.uniform(1.0, chaos * 0.9),
+            node=rng.randrange(nodes),
+            seconds=rng.choice((1.0, 5.0)),
+            shift=rng.choice((-90.0, -7.0, 7.0, 90.0)),
+        )
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    ]
+
+
+def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """As little of a plan as still fails: without each strike, and then each job, that does not matter."""
+    for part in ("strikes", "timers", "emissions", "jobs"):
+        for one in getattr(plan, part):
+            smaller = replace(plan, **{part: tuple(each for each in getattr(plan, part) if each is not one)})
+            if fails(smaller):
+                plan = smaller
+    return plan
