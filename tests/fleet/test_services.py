@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -28,14 +29,15 @@ from holdfast.clock import moment
 from holdfast.errors import StoreUnavailable
 from holdfast.fleet.core_tasks import LONGEST_SECONDS, CoreTaskRegistry
 from holdfast.fleet.runner import RECOVER_PENDING, RECOVER_RUNNING
-from holdfast.fleet.services import SERVICE, Duty, Executions
+from holdfast.fleet.services import SERVICE, Duty, Executions, Services
 from holdfast.fleet.slots import Execution, ExecutionStatus
-from holdfast.model.records import ROSTER
+from holdfast.model.records import ROSTER, RunnerRecord
 from holdfast.model.status import Status
-from holdfast.runtime.claim import Unlimited
+from holdfast.runtime.claim import Permit, Unlimited
 from holdfast.schedules import cron
 from holdfast.schedules.declared import CoreSchedules
-from holdfast.store.contract import Filter
+from holdfast.store.contract import Filter, Store
+from holdfast.store.memory.store import MemoryStore
 
 Looks = list[tuple[float, Member]]
 CYCLE = 60.0
@@ -386,6 +388,58 @@ def test_who_cannot_be_heard_performs_nothing_and_goes_on_when_it_is() -> None:
         assert min(at for at, _ in looks if at > back) - back < 4
 
     virtually(scenario)
+
+
+@pytest.mark.parametrize("stood_still", [False, True])
+def test_a_runner_with_an_old_view_of_the_roster_does_not_reap_who_joined_since(stood_still: bool) -> None:
+    """Its view is older than its successor's execution. Where it also stood still, it begins nothing of its own."""
+
+    async def scenario(fleet: Fleet) -> None:
+        (old,) = await probed(fleet, 1, [])
+        before = await fleet.store.roster(APP)
+        await old.stop()
+        successor = await fleet.started(add)
+        await asyncio.sleep(1)
+        running = (await trail(fleet))[-1]
+        assert (running.runner_id, running.status) == (successor.id, ExecutionStatus.RUNNING)
+
+        permit = Suspended() if stood_still else Unlimited()
+        engine = fleet.engine(cast(Store, OldRoster(fleet.store, before, permit)))
+        services = asyncio.create_task(Services(engine, permit, old.id, []).run())
+        await asyncio.sleep(3)
+        services.cancel()
+        mine = [execution for execution in await trail(fleet) if execution.runner_id == old.id]
+        assert running in await trail(fleet)
+        assert [execution.status for execution in mine[1:]] == ([] if stood_still else [ExecutionStatus.BLOCKED])
+
+    virtually(scenario)
+
+
+class Suspended(Unlimited):
+    """Ends when the roster has been read, as if the process stood still then."""
+
+    ended = False
+
+    def holds(self) -> bool:
+        return not self.ended
+
+
+class OldRoster:
+    """A store whose first answer about the roster is an old one."""
+
+    def __init__(self, store: MemoryStore, roster: list[RunnerRecord], permit: Permit) -> None:
+        self._store = store
+        self._roster = roster
+        self._permit = permit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def roster(self, app: str) -> list[RunnerRecord]:
+        if isinstance(self._permit, Suspended):
+            self._permit.ended = True
+        roster, self._roster = self._roster, []
+        return roster or await self._store.roster(app)
 
 
 # --- the trail

@@ -55,14 +55,16 @@ def deaf(folder: str) -> None:
 def deaf_at_first(folder: str) -> str:
     """Cannot be stopped before the file `open` is there: it survives what is raised in it."""
     begun = False
-    while not _is_open(folder):
-        try:  # from the first line on: on a busy machine its time may be over before it has written anything
-            if not begun:
-                note(folder, f"begun {context().attempt}")
-                if context().attempt > 1:
-                    return "second attempt"
-                begun = True
-            time.sleep(0.01)
+    while True:
+        try:  # everything is inside, the loop's own jumps too: an exception raised elsewhere would end it
+            while not _is_open(folder):
+                if not begun:
+                    note(folder, f"begun {context().attempt}")
+                    if context().attempt > 1:
+                        return "second attempt"
+                    begun = True
+                time.sleep(0.01)
+            break
         except BaseException as error:
             note(folder, "survived", type(error).__name__)
     note(folder, "over")

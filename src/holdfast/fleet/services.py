@@ -274,11 +274,11 @@ class Services:
     async def _execute(self, claim: AtomicServiceClaim, active: list[Member]) -> float:
         assert claim.window is not None
         trail = await self._executions.trail(_TRAIL)
-        for execution, reason in reap(trail, {member.runner_id for member in active}, self._store.now()):
-            at = self._store.now()
-            if await self._executions.end(execution, ExecutionStatus.ABANDONED, at, reason):
-                is_own = execution.runner_id == self._runner_id
-                self._emit(ExecutionAbandoned(execution.runner_id, reason, is_own))
+        if reap(trail, {member.runner_id for member in active}, self._store.now()):
+            active = members_of(await self._store.roster(self._app))  # an owner may have joined since the first read
+            await self._reap(trail, active)
+        if not self._permit.holds():  # this process stood still: other runners may have declared it dead
+            return self._settings.check_interval_seconds
         mine = Execution(
             id=self._ids.new(),
             service=SERVICE,
@@ -304,14 +304,22 @@ class Services:
             await self._end(mine, status, reason)
         return 0.0
 
+    async def _reap(self, trail: Sequence[Execution], active: Sequence[Member]) -> None:
+        """End executions whose owner is gone or whose window is over. `active` was read after `trail`."""
+        for execution, reason in reap(trail, {member.runner_id for member in active}, self._store.now()):
+            if not self._permit.holds():
+                return
+            if await self._executions.end(execution, ExecutionStatus.ABANDONED, self._store.now(), reason):
+                is_own = execution.runner_id == self._runner_id
+                self._emit(ExecutionAbandoned(execution.runner_id, reason, is_own))
+
     async def _blocked(
         self, mine: Execution, claim: AtomicServiceClaim, blocker: Execution, active: list[Member]
     ) -> float:
         """Leave a line in the trail, once for each slot."""
         assert claim.window is not None
         now = self._store.now()
-        for execution, why in reap([blocker], [member.runner_id for member in active], now):
-            await self._executions.end(execution, ExecutionStatus.ABANDONED, now, why)
+        if reap([blocker], [member.runner_id for member in active], now):
             return 0.0
         slot = derived_id("blocked", self._app, self._runner_id, f"{claim.window.cycle}", f"{claim.window.slot}")
         reason = f"runner {blocker.runner_id} has been at it since {moment(blocker.started_at)}"
