@@ -1283,7 +1283,7 @@ def test_the_largest_argument_lies_apart_and_small_ones_stay(codec: Codec) -> No
     packed = codec.pack_call(args, {"k": "n" * 100}, (), SizeLimits(450, MOST))
     assert [len(payload.data) for payload in packed.payloads] == [503]
     assert codec.decode_call(packed.data, describe=True) == (
-        ("small", "m" * 300, f"<503 bytes stored apart, {packed.payloads[0].digest[:12]}…>", 7),
+        ("small", "m" * 300, f"<payload of 503 bytes, {packed.payloads[0].digest[:12]}…>", 7),
         {"k": "n" * 100},
     )
 

@@ -62,7 +62,7 @@ POINTS: Mapping[str, str] = {
     "roster.left": "a runner has left the roster and not ended",
     "worker.spawned": "a worker process is started, and its runner has not sent its orders",
     "worker.granted": "a runner has permitted its workers to begin",
-    "worker.permitted": "a worker has heard that it may begin",
+    "worker.permitted": "a worker has received the permit to begin",
 }
 """Every point, and how things stand there."""
 

@@ -241,14 +241,14 @@ def _shared_calls(signature: inspect.Signature, options: TaskOptions) -> dict[st
     if raises and not (unique or unique_by is not None or paced):
         older = spelled.get("when_different")
         raise UsageError(
-            f"{older or 'when_different'}= is about calls of a kind: say which with "
+            f"{older or 'when_different'}= needs a dedup key, by which calls count as the same: give "
             f"{'registration_concurrency=' if older else 'unique= or unique_by='}"
         )
     if paced and unique:
         name = spelled.get("unique", "unique")
         raise UsageError(
-            f"{name}= contradicts debounce= and throttle=, which say themselves what becomes of a second call; of "
-            f"which arguments they go by, {'unique_by' if name == 'unique' else 'key_arguments'}= says"
+            f"{name}= contradicts debounce= and throttle=, which decide about a second call themselves; leave it out, "
+            f"and name the arguments that they compare with {'unique_by' if name == 'unique' else 'key_arguments'}="
         )
     return {
         "limit": None if limit is None else Limit(limit, waits),

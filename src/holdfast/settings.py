@@ -116,7 +116,7 @@ class Settings:
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )
     sqlite_busy_timeout_seconds: float = _setting(10.0, "for another process that writes the file", low=0.1, high=600)
-    inline_limit: int = _setting(64 * KiB, "bytes of a value beyond which it is stored apart", low=1024, high=MiB)
+    inline_limit: int = _setting(64 * KiB, "bytes beyond which a value is stored as a payload", low=1024, high=MiB)
     chunk_threshold: int = _setting(15 * MiB, "bytes beyond which a value is cut into pieces", low=1024, high=15 * MiB)
     payload_limit: int = _setting(512 * MiB, "bytes beyond which a value is refused", low=1024, high=2**32)
     use_change_streams: bool = _setting(True, "MongoDB: wake up by a change stream; else by polling")
@@ -157,7 +157,7 @@ class Settings:
         if self.payload_limit < self.inline_limit:
             inline, payload = map(self._described, ("inline_limit", "payload_limit"))
             raise InvalidSetting(
-                f"{payload} is less than {inline}, so nothing could be stored apart: it would be refused first. "
+                f"{payload} is less than {inline}, so no value could be stored as a payload: it would be refused. "
                 "Use a larger payload_limit, or a smaller inline_limit."
             )
         slots = self.slots

@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 import msgspec
 
 from holdfast.clock import reached
-from holdfast.codec import Apart, Payload, Seen
+from holdfast.codec import Payload, Placeholder, Seen
 from holdfast.declaring import CallOptions, SubmitOptions, changed_options
 from holdfast.errors import KeyTaken, NotEncodable, StoreError, TwinDiffers, UsageError
 from holdfast.executors.call import bind
@@ -194,7 +194,7 @@ class Submittable(Generic[P, R]):
         if self.definition.raises_when_different and self._bound(record) != self._bound(before):
             option = self.definition.spelling("when_different")
             raise TwinDiffers(
-                f"{before.id} of {record.task} waits for its start and is of a kind with this call, but other "
+                f"{before.id} of {record.task} waits for its start and has the dedup key of this call, but other "
                 f"arguments differ, which the task refuses by {option}="
             )
 
@@ -219,7 +219,9 @@ class Submittable(Generic[P, R]):
 
     def _digest(self, value: object) -> str:
         try:
-            return self._runtime.codec.digest({"apart": str(value)} if isinstance(value, Apart) else {"value": value})
+            return self._runtime.codec.digest(
+                {"payload": str(value)} if isinstance(value, Placeholder) else {"value": value}
+            )
         except NotEncodable:  # a default, which nothing that is stored is like
             return ""
 

@@ -274,7 +274,7 @@ def test_a_key_makes_one_call_of_many_and_show_tells_it(shop: Path, holdfast: Co
 def test_what_stands_for_a_value_is_not_quoted_as_if_it_were_one(shop: Path, holdfast: Command) -> None:
     id = submit(holdfast, "add", "x" * 100_000, "-k", "b=<text>")
     assert ", b='<text>')" in holdfast("show", id).out
-    assert "shop:add(<100,005 bytes stored apart, " in holdfast("show", id).out
+    assert "shop:add(<payload of 100,005 bytes, " in holdfast("show", id).out
 
 
 def test_history_tells_each_edge_with_time_and_delta(shop: Path, app: App, holdfast: Command) -> None:

@@ -76,7 +76,7 @@ def test_an_outage_is_told_soon_and_in_few_lines_and_the_runner_goes_on_after_it
     before = len(runner.err)
     server.kill()
     killed_at = time.monotonic()
-    runner.says("is not heard, for")
+    runner.says("has not written a heartbeat for")
     runner.says(": heartbeat, try 1 failed")
     assert time.monotonic() - killed_at < 5
     eventually(lambda: time.monotonic() - killed_at > 8, "eight seconds, in which some eighty heartbeats fail")
@@ -85,7 +85,7 @@ def test_an_outage_is_told_soon_and_in_few_lines_and_the_runner_goes_on_after_it
     assert not [line for line in told if " ERROR " in line or "given up" in line]
     assert all(server.address in line for line in told if "looking for work" in line)
     server.start()
-    runner.says("is heard again, after")
+    runner.says("wrote a heartbeat again, after")
     submitted = start("submit", "--app", "shop:app", "--wait", "--timeout", "30s", "add", "1", "2").ends()
     assert submitted.out == "3\n"
     runner.signal(signal.SIGTERM)
@@ -107,7 +107,7 @@ def test_the_third_signal_ends_the_whole_family_at_once_even_without_the_store(
     eventually((mongo_shop / "begun").exists, "the task has begun")
     (worker,) = [pid for pid in children(runner.pid) if not is_gone(pid)]
     server.kill()
-    runner.says("is not heard, for")
+    runner.says("has not written a heartbeat for")
     assert not is_gone(worker)
 
     def is_over() -> bool:

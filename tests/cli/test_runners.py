@@ -86,7 +86,7 @@ def test_one_that_is_silent_may_not_hear_it(app: App, holdfast: Command) -> None
     enrol(app, "gone", heartbeat_at=NOW - 60)
     answer = holdfast("runners", "drain", "gone")
     assert answer.code == 0
-    assert answer.err == "note: runner gone has been silent for 1m and may not hear it\n"
+    assert answer.err == "note: runner gone has not written a heartbeat for 1m and may be dead\n"
 
 
 def test_runners_is_a_command_and_a_group(app: App, holdfast: Command) -> None:

@@ -472,5 +472,5 @@ def test_one_that_was_set_aside_is_told_of_with_what_to_do(app: App, holdfast: C
     made(holdfast, "nightly", "shop:add", "1", "--every", "1h")
     answer = holdfast("schedules", "show", "nightly", "--app", "shop:app")
     assert answer.code == 0
-    assert "one of this name could not be read, and was set aside" in answer.err
+    assert "an earlier schedule of this name could not be read, and was set aside" in answer.err
     assert "set aside" not in holdfast("schedules", "show", "hourly", "--app", "shop:app").err

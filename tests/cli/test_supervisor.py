@@ -685,7 +685,7 @@ def test_health_tells_whether_the_store_hears_a_runner(shop: Shop, run: Callable
     with closing(sqlite3.connect(shop.folder / "shop.db", isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")  # nobody else can write
         eventually(lambda: health() == 503, "not heard")
-        assert "does not hear this runner: " in said[-1]
+        assert "does not answer the heartbeats of this runner: " in said[-1]
         assert "write lock" in said[-1]
         connection.execute("ROLLBACK")
     eventually(lambda: health() == 200, "heard again")

@@ -591,6 +591,6 @@ def test_who_has_hooks_that_fail_there_does_not_begin() -> None:
     try:
         outcome = rig.outcome(hooked.never)
         assert isinstance(outcome, Unfit)
-        assert "the hooks of its app failed in a process apart: OSError: no such pool here" in outcome.why
+        assert "the hooks of its app failed in a process for tasks: OSError: no such pool here" in outcome.why
     finally:
         rig.close()

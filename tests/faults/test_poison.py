@@ -73,7 +73,7 @@ def test_several_pills_do_not_cost_a_bystander_its_life(session: Session) -> Non
     record = session.record(innocent)
     assert record.status is Status.SUCCESS, session.told()
     assert _crashes(record) == 2
-    assert any(entry.why.endswith("it ran apart, so that is not its doing") for entry in record.history)
+    assert any(entry.why.endswith("it ran in an isolated process, and is not charged") for entry in record.history)
     session.stop()
 
 

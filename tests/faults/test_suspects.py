@@ -183,7 +183,7 @@ def test_for_whom_there_is_no_room_waits_in_the_queue_and_is_not_charged(monkeyp
         assert (ended.status, ended.attempt, room) == (Status.SUCCESS, 3, [])
         assert CROWDED_SECONDS <= fleet.clock.now() - began < CROWDED_SECONDS + 2
         assert [entry.why for entry in ended.history if entry.status is Status.REROUTED][-1].startswith(
-            "as many as can"
+            "all processes for isolated calls"
         )
         assert (await member.stop()).started == 1
 

@@ -212,7 +212,7 @@ def test_an_answer_that_comes_after_later_ones_says_nothing() -> None:
         steady = [float("-inf")]
         for _ in range(30):
             await asyncio.sleep(HEARTBEAT / 4)
-            assert member.runner.is_heard
+            assert member.runner.is_connected
             steady.append(member.runner._steady())
         assert line.seconds == 0.0
         assert steady == sorted(steady), "it grows all the time"
@@ -245,7 +245,7 @@ def test_swallowed_heartbeats_do_not_pile_up() -> None:
         assert member.line.count("heartbeat", since=since) <= 100 / SWALLOWED_SECONDS * (DEAD_AFTER / HEARTBEAT + 1)
         member.line.swallowed["heartbeat"] = 0
         await asyncio.sleep(SWALLOWED_SECONDS + HEARTBEAT)
-        assert member.runner.is_heard
+        assert member.runner.is_connected
 
     virtually(scenario)
 
@@ -555,7 +555,7 @@ def test_a_runner_that_is_cut_off_stops_starting_work_and_starts_again_when_it_i
             await asyncio.sleep(1)
         assert begun[-1] < silent_since + DEAD_AFTER * 2 / 3 + 0.01
         assert begun[-1] > silent_since + DEAD_AFTER * 2 / 3 - 2
-        assert not member.runner.is_heard
+        assert not member.runner.is_connected
         await asyncio.sleep(0.43)
         member.runner._workers._running_worker.worker._wakeup.notify()  # type: ignore[union-attr]  # it looks at odd moments from now on
         quiet = False

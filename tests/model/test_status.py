@@ -202,7 +202,7 @@ def test_zombie_result_is_refused_and_both_owners_are_named() -> None:
 
 
 def test_an_unnamed_actor_is_refused_in_words() -> None:
-    with pytest.raises(InvocationStatusOwnershipError, match=r"only by the owner r1/w1, not by \(nobody\)"):
+    with pytest.raises(InvocationStatusOwnershipError, match=r"only by the owner r1/w1, not by \(no actor\)"):
         validate_ownership(S.PENDING, S.RUNNING, owner="r1/w1", actor=None)
 
 

@@ -156,7 +156,7 @@ def test_a_schedule_and_an_event_that_were_set_aside_are_told_of(app: App, damag
     assert app.events() == []
     with pytest.raises(UnknownSchedule, match="could not be read, and was set aside at ") as unknown:
         app.schedules.get("nightly")
-    with pytest.raises(EventNotFound, match="One of that name was set aside at ") as no_event:
+    with pytest.raises(EventNotFound, match="A record of that name was set aside at ") as no_event:
         app.runtime.run(app.runtime.ready().part(Events).get(event.id))
     assert HOW in str(no_event.value)
     assert "docs/operations/damaged-records.md" in str(unknown.value)

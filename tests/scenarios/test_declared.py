@@ -130,7 +130,7 @@ def test_one_that_was_created_at_run_time_under_a_declared_name_stops_no_runner(
         until(lambda: app.emit("go").caused)
     (said,) = [record for record in caplog.records if record.name == "holdfast.schedules"]
     assert said.levelname == "ERROR"
-    assert "one of that name was created at run time" in said.getMessage()
+    assert "a schedule of that name was created at run time" in said.getMessage()
     assert "holdfast schedules delete nightly" in said.getMessage()
     with deploys.of(declared) as app:
         app.schedules.delete("nightly")

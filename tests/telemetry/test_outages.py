@@ -30,19 +30,19 @@ def test_ten_minutes_without_a_store_are_told_in_some_tens_of_lines(caplog: pyte
         caplog.clear()
         member.line.cut = True
         await asyncio.sleep(5)
-        assert any("is not heard, for" in line for line in lines(caplog))
+        assert any("has not written a heartbeat for" in line for line in lines(caplog))
         await asyncio.sleep(10 * MINUTES - 5)
         assert 10 < len(lines(caplog)) < 40
         assert lines(caplog, logging.ERROR) == []
-        reminders = [line for line in lines(caplog) if "is still not heard, for 3m" in line]
+        reminders = [line for line in lines(caplog) if "has still not written a heartbeat for 3m" in line]
         assert len(reminders) == 1, lines(caplog)
-        assert any("nothing is claimed until the store hears this runner" in each for each in lines(caplog))
+        assert any("nothing is claimed until the store answers a heartbeat" in each for each in lines(caplog))
         assert all("the line is cut" in line for line in lines(caplog) if "looking for work" in line)
         caplog.clear()
         member.line.cut = False
         await asyncio.sleep(10)
         assert [line for line in lines(caplog) if "reaped services" not in line] == []
-        assert [line for line in lines(caplog, logging.INFO) if "is heard again, after 10m" in line]
+        assert [line for line in lines(caplog, logging.INFO) if "wrote a heartbeat again, after 10m" in line]
         id = await fleet.submit("add", 1, 2)
         assert (await fleet.end(id)).status == "success"
 
@@ -58,7 +58,7 @@ def test_heartbeats_that_hang_are_told_of_before_they_fail(caplog: pytest.LogCap
         caplog.clear()
         member.line.freeze()
         await asyncio.sleep(7)
-        assert [line for line in lines(caplog) if "is not heard, for" in line]
+        assert [line for line in lines(caplog) if "has not written a heartbeat for" in line]
         member.line.thaw()
 
     virtually(scenario)
@@ -77,7 +77,7 @@ def test_a_store_that_answers_late_but_steadily_is_not_complained_of_at_each_bea
 
         fleet.store.heartbeat = slow  # type: ignore[method-assign, assignment]
         await asyncio.sleep(120)
-        assert len([line for line in lines(caplog) if "not heard" in line]) == 1
+        assert len([line for line in lines(caplog) if "not written a heartbeat" in line]) == 1
         fleet.store.heartbeat = heartbeat  # type: ignore[method-assign]
 
     virtually(scenario)
@@ -94,7 +94,7 @@ def test_a_store_that_comes_and_goes_is_told_of_now_and_then(caplog: pytest.LogC
             await asyncio.sleep(2)
             del member.line.errors["heartbeat"]
             await asyncio.sleep(2)
-        told = [line for line in lines(caplog, logging.INFO) if " heard " in line]
+        told = [line for line in lines(caplog, logging.INFO) if "wrote a heartbeat" in line]
         assert 4 <= len(told) <= 10
 
     virtually(scenario)

@@ -30,7 +30,8 @@ from holdfast.masking import mask_url
 
 AsJson = Annotated[bool, Option("--json", help="Answer with one JSON document, errors too.")]
 AppOption = Annotated[
-    str | None, Option("--app", metavar="APP", help="module:attribute; else HOLDFAST_APP, else the one in this folder.")
+    str | None,
+    Option("--app", metavar="APP", help="module:attribute; else HOLDFAST_APP, else the only app in this folder."),
 ]
 UrlOption = Annotated[str | None, Option("--url", help="The store, if no code is to be imported; else HOLDFAST_URL.")]
 NameOption = Annotated[str | None, Option("--name", help="The app's name in that store.")]

@@ -272,7 +272,7 @@ def cancel(
     app: App,
     ids: Annotated[list[str], Argument(metavar="ID", help="Invocations; the beginning of an id will do.")],
     reason: Annotated[str, Option(help="Why; kept with them.")] = "",
-    by: Annotated[str | None, Option(help="Who asks; else user@host.")] = None,
+    by: Annotated[str | None, Option(help="The user; else this user and host.")] = None,
     children: Annotated[
         bool | None, Option("--children/--no-children", help="And what they submitted; else as they declare.")
     ] = None,

@@ -515,7 +515,7 @@ def _facts(paths: Iterable[Path]) -> Seen:
 
 
 def _complaint(why: str) -> str:
-    return f"the store does not hear this runner{': ' if why else ''}{why}\n"
+    return f"the store does not answer the heartbeats of this runner{': ' if why else ''}{why}\n"
 
 
 class Health:
@@ -525,9 +525,9 @@ class Health:
                 if self.path not in ("/health", "/"):
                     self.send_error(404)
                     return
-                heard = runner.is_heard
-                body = b"ok\n" if heard else _complaint(runner.why_unheard).encode(errors="backslashreplace")
-                self.send_response(200 if heard else 503)
+                connected = runner.is_connected
+                body = b"ok\n" if connected else _complaint(runner.why_disconnected).encode(errors="backslashreplace")
+                self.send_response(200 if connected else 503)
                 self.send_header("Content-Type", "text/plain; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

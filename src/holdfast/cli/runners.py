@@ -61,7 +61,9 @@ def _ask(out: Output, app: App, id: str, wish: str) -> None:
         out.fail("RunnerNotFound", f"runner {runner.id} has just left", code=NOT_FOUND)
     now = reach.time_of(app)
     if _state(app, runner, now) == "dead":
-        out.note(f"runner {runner.id} has been silent for {length(now - runner.heartbeat_at)} and may not hear it")
+        out.note(
+            f"runner {runner.id} has not written a heartbeat for {length(now - runner.heartbeat_at)} and may be dead"
+        )
     out.document({"id": runner.id, "asked": wish})
     out.line(f"runner {runner.id} is asked to {wish}; it obeys with its next heartbeat")
 

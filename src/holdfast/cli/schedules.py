@@ -118,9 +118,9 @@ def show(out: Output, app: App, schedule: ScheduleName) -> None:
     times = [time.timestamp() for time in app.schedules.next_times(schedule, _TIMES_SHOWN)]
     if (aside := reach.with_store(app, lambda store: set_aside(store, app.name, schedule))) is not None:
         out.note(
-            f"one of this name could not be read, and was set aside at {moment(aside.at)}: this one began after "
-            "it, and knows neither its pause nor its count. Remove that from quarantine when it is not needed: see "
-            "docs/operations/damaged-records.md"
+            f"an earlier schedule of this name could not be read, and was set aside at {moment(aside.at)}: this "
+            "one began after it, and knows neither its pause nor its count. Remove that from quarantine when it is "
+            "not needed: see docs/operations/damaged-records.md"
         )
     out.document(_facts(record, last) | {"arguments": call_facts, "next": [moment(at) for at in times]})
     rules, progress = record.rules, record.progress

@@ -84,6 +84,6 @@ def roles(out: Output, app: App) -> None:
     database = database_name(app.url)
     commands = [role_command(role, database) for role in ROLES]
     out.document({"database": database, "commands": commands})
-    out.line(f"// in mongosh, as a user who may create roles: use {database}")
+    out.line(f"// in mongosh, as a user with the right to create roles: use {database}")
     for each in commands:
         out.line(f"db.runCommand({msgspec.json.encode(each).decode()})")

@@ -38,10 +38,10 @@ from holdfast.codec.extensions import Code, Refused, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
 from holdfast.codec.payloads import (
     MARK,
-    Apart,
     Packed,
     Payload,
     Payloads,
+    Placeholder,
     Reference,
     Seen,
     Shelf,
@@ -57,7 +57,6 @@ __all__ = [
     "MARK",
     "MAX_DEPTH",
     "MAX_ERROR_TEXT_BYTES",
-    "Apart",
     "Code",
     "Codec",
     "DataCodec",
@@ -65,6 +64,7 @@ __all__ = [
     "Packed",
     "Payload",
     "Payloads",
+    "Placeholder",
     "Reference",
     "Seen",
     "SizeLimits",

@@ -138,7 +138,7 @@ class Spill:
         return Packed(b"".join((head, *items, body)), tuple(self._payloads))
 
 
-class Apart(str):
+class Placeholder(str):
     """A text in the place of a value that was not fetched; shown without quotes, since it is no value."""
 
     __slots__ = ()
@@ -166,5 +166,5 @@ class Shelf:
         if data is not None:
             return data
         if self.describe:
-            return Apart(f"<{size:,} bytes stored apart, {digest[:12]}…>")
+            return Placeholder(f"<payload of {size:,} bytes, {digest[:12]}…>")
         raise NotDecodable(f"the payload {digest} of {size:,} bytes is not in the store")

@@ -371,7 +371,7 @@ class _Worker:
         except BaseException as error:
             with contextlib.suppress(BaseException):
                 self._loop().run(exits.leave())
-            why = f"the hooks of its app failed in a process apart: {type(error).__name__}: {error}"
+            why = f"the hooks of its app failed in a process for tasks: {type(error).__name__}: {error}"
             raise Unreachable(why) from error
         self._hooked[hooks] = exits
 

@@ -24,7 +24,7 @@ lock the kernel does it (Linux only): `end_with_parent`.
 - Between a request and its answer: the parent reads the end of the stream. How far the child came is unknown, so the
   call has crashed, or what the worker held is taken back from the store.
 - After the answer was sent: it lies in the socket, and is read before the end of the stream.
-- A process that the child has forked may hold the stream open: whoever waits also looks at the child's exit status.
+- A process that the child has forked may hold the stream open: the receiver also looks at the child's exit status.
 """
 
 from __future__ import annotations

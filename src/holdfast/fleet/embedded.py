@@ -65,14 +65,14 @@ class EmbeddedRunner:
         return self._options.drain_timeout_seconds
 
     @property
-    def is_heard(self) -> bool:
+    def is_connected(self) -> bool:
         """Return whether the store has answered its heartbeat lately."""
-        return self._runner is not None and self._runner.is_heard
+        return self._runner is not None and self._runner.is_connected
 
     @property
-    def why_unheard(self) -> str:
+    def why_disconnected(self) -> str:
         """Return the store's error to its last heartbeat; empty if that was answered."""
-        return "" if (runner := self._runner) is None else runner.why_unheard
+        return "" if (runner := self._runner) is None else runner.why_disconnected
 
     @property
     def needs_restart(self) -> str:

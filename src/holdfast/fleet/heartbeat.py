@@ -108,7 +108,7 @@ class Heartbeat:
             return
         silence, still = format_duration(round(now - self._heard_at, 1)), "still " if self._is_unheard else ""
         why = f": {self._why}" if self._why else ""
-        self._emit(OutageBegan(self._record.id, f"{still}not heard, for {silence} now{why}"))
+        self._emit(OutageBegan(self._record.id, f"has {still}not written a heartbeat for {silence}{why}"))
         self._next_report, self._is_unheard = now + _REMIND_SECONDS, True
 
     def _report_answer(self) -> None:
@@ -138,7 +138,7 @@ class Heartbeat:
             self._on_entry(entry)
 
     @property
-    def why_unheard(self) -> str:
+    def why_disconnected(self) -> str:
         """Return the store's error to the last beat; empty if that was answered."""
         return self._why
 

@@ -61,7 +61,7 @@ class Recovery(Releaser):
         `overdue` (id and epoch), which have timed out. If it was ended `for_another` call, the history of its
         neighbours says so.
         """
-        count, not_its_doing = 0, f"{why}; it ran apart, so that is not its doing"
+        count, not_its_doing = 0, f"{why}; it ran in an isolated process, and is not charged"
         async for found in pages(self._store, self.app, Filter(runner=runner_of(owner), statuses=OWNED)):
             mine = [record for record in found if record.owner == owner and self._lasts(record, for_seconds)]
             crashpoint("recovery.found")

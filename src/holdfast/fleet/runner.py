@@ -189,14 +189,14 @@ class Runner:
             workers.kill()
 
     @property
-    def is_heard(self) -> bool:
+    def is_connected(self) -> bool:
         """Return whether its permit to start work holds: the store has answered it lately."""
         return self._permit is not None and self._permit.holds()
 
     @property
-    def why_unheard(self) -> str:
+    def why_disconnected(self) -> str:
         """Return the store's last error; empty if there was none, or all is well."""
-        return "" if self._heartbeat is None else self._heartbeat.why_unheard
+        return "" if self._heartbeat is None else self._heartbeat.why_disconnected
 
     @property
     def needs_restart(self) -> str:

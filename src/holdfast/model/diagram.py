@@ -80,7 +80,7 @@ def _ordered(statuses: frozenset[Status]) -> list[Status]:
 
 
 def _owner_rule(rule: Rule) -> str:
-    leave = "nobody leaves it" if rule.is_final else "anyone may leave it"
+    leave = "no change leaves it" if rule.is_final else "any actor may leave it"
     parts = {
         "entering takes ownership": rule.acquires_ownership,
         "entering gives ownership up": rule.releases_ownership,
@@ -368,7 +368,7 @@ def _svg() -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="16" fill="#f8fafc"/>',
         '<text class="title" x="56" y="46">The life of an invocation</text>',
         '<text class="note" x="56" y="70">An arrow from the border of a frame leaves every status in it. '
-        "Thin arrows end the invocation. Nothing stays for ever: each status says who gets it out.</text>",
+        "Thin arrows end the invocation. Nothing stays for ever: each status names its rescuer.</text>",
         *map(_svg_frame, FRAMES.values()),
         *map(_svg_arrow, _arrows()),
         f'<circle cx="36" cy="{start_y:g}" r="7" fill="{start_colour}"/>',

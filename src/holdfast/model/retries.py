@@ -471,7 +471,7 @@ def load_policy(data: Mapping[str, Any]) -> Policy:
     unknown = _unknown_kind(data)
     if unknown is not None:
         raise NotDecodable(
-            f"The stored retry policy is of a kind {unknown!r} that this version does not know "
+            f"The stored retry policy has the kind {unknown!r}, which this version does not know "
             f"(it knows {', '.join(_KINDS)}). It was probably written by a newer version: upgrade this process."
         )
     try:

@@ -65,7 +65,7 @@ class Rule(NamedTuple):
     available_for_run: bool = False
     requires_ownership: bool = False  # only the owner may leave it
     acquires_ownership: bool = False  # entering makes the actor the owner
-    releases_ownership: bool = False  # entering leaves nobody as the owner
+    releases_ownership: bool = False  # entering clears the owner
     overrides_ownership: bool = False  # a non-owner may enter it
     rescued_by: Rescuer | None = None
 
@@ -182,7 +182,7 @@ TABLE: Mapping[Status, Rule] = MappingProxyType(
         ),
         S.SUCCESS: Rule("ended with a result", is_final=True, releases_ownership=True),
         S.FAILED: Rule("ended with an error", is_final=True, releases_ownership=True),
-        S.CANCELLED: Rule("ended because somebody asked for it", is_final=True, releases_ownership=True),
+        S.CANCELLED: Rule("ended by a request to cancel it", is_final=True, releases_ownership=True),
     }
 )
 
@@ -283,8 +283,8 @@ def validate_ownership(source: Status, target: Status, owner: str | None, actor:
     """Raise `InvocationStatusOwnershipError` if only the owner may take this edge and `actor` does not act for it."""
     if TABLE[source].requires_ownership and not TABLE[target].overrides_ownership and not acts_for(actor, owner):
         raise InvocationStatusOwnershipError(
-            f"{source.name} → {target.name} may be taken only by the owner {owner or '(nobody)'}, "
-            f"not by {actor or '(nobody)'}"
+            f"{source.name} → {target.name} may be taken only by the owner {owner or '(no owner)'}, "
+            f"not by {actor or '(no actor)'}"
         )
 
 
@@ -293,7 +293,7 @@ def compute_new_owner(target: Status, owner: str | None, actor: str | None) -> s
     rule = TABLE[target]
     if rule.acquires_ownership:
         if actor is None:
-            raise InvocationStatusOwnershipError(f"{target.name} needs an owner, and nobody was named")
+            raise InvocationStatusOwnershipError(f"{target.name} needs an owner, and no actor was named")
         return actor
     return None if rule.releases_ownership else owner
 

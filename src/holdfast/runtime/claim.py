@@ -166,7 +166,7 @@ class Claimer:
         async def attempt(again: bool) -> Claimed:
             nonlocal away
             if again and not self._permit.holds():
-                raise StoreUnavailable(f"nothing is claimed until the store hears this runner again. {away}")
+                raise StoreUnavailable(f"nothing is claimed until the store answers a heartbeat again. {away}")
             crashpoint("claim.before")
             try:
                 claimed = await self._store.claim(replace(claim, at=self._now(), again=True) if again else claim)

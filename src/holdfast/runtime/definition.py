@@ -36,7 +36,7 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.timeout is not None and self.soft_timeout is not None and self.soft_timeout >= self.timeout:
             soft, hard = format_duration(self.soft_timeout), format_duration(self.timeout)
-            raise UsageError(f"soft_timeout={soft} is not before timeout={hard}, so it would never be heard")
+            raise UsageError(f"soft_timeout={soft} is not before timeout={hard}, so it would never take effect")
 
     def changed(self, given: Mapping[str, Any]) -> TimeLimits:
         """Return these limits, changed by the options that are given."""

@@ -175,7 +175,7 @@ class RunningCalls:
                 call = self._limited(call, record)
             batches.setdefault(kind, []).append(call)
         if crowded:
-            why = "as many as can run apart from others do so already"
+            why = "all processes for isolated calls are busy"
             self._worker.hand_back(crowded, why, CROWDED_SECONDS)
         self._worker.count_started(len(records) - len(crowded))
         if self._telemetry.wants(Started):

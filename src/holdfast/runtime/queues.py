@@ -117,4 +117,4 @@ def _user_and_host() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError, ImportError):  # a user without a name, as in many containers
-        return f"somebody@{socket.gethostname()}"
+        return f"unknown@{socket.gethostname()}"

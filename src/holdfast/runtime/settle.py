@@ -345,7 +345,7 @@ def _plain_error(error: ErrorRecord, refusal: Exception) -> ErrorRecord:
 def _found(verdict: Verdict) -> str:
     if not isinstance(verdict, Lost):
         return "it is gone"
-    return f"it is {verdict.status}, epoch {verdict.epoch}, owner {verdict.owner or 'nobody'}"
+    return f"it is {verdict.status}, epoch {verdict.epoch}, owner {verdict.owner or 'none'}"
 
 
 _codec = Codec()

@@ -91,7 +91,8 @@ async def entry_set_aside(store: Store, app: str, kind: str, name: str) -> str:
     if aside is None:
         return ""
     return (
-        f". One of that name was set aside at {moment_in_words(aside.at)}, since it is damaged: {aside.why}. {_ADVICE}"
+        f". A record of that name was set aside at {moment_in_words(aside.at)}, since it is damaged: {aside.why}. "
+        f"{_ADVICE}"
     )
 
 

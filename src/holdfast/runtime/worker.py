@@ -59,7 +59,7 @@ _WITH_HINTS = 6  # times as seldom where hints are reliable
 _WITHOUT_PERMIT_SECONDS = 1.0
 _PAUSED = "its queue is paused"
 _STOPS = "the runner stops"
-_UNHEARD = "its runner cannot reach the store"
+_CUT_OFF = "its runner cannot reach the store"
 _GRACE_SECONDS = 1.0  # for user code that was interrupted
 _LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store
 AUDIT_SECONDS = 15.0
@@ -210,7 +210,7 @@ class Worker:
             ready()
             while not self._stopping:
                 if not self._permit.holds():
-                    self.hand_back(self._reserve.take(len(self._reserve)), _UNHEARD)
+                    self.hand_back(self._reserve.take(len(self._reserve)), _CUT_OFF)
                     await self._wakeup.wait(_WITHOUT_PERMIT_SECONDS)  # a permit wakes it
                     continue
                 await self._fill()
@@ -356,7 +356,7 @@ class Worker:
             start = self._begins_ahead and self._reserve.begins_at_once(room, now)
             claimed = await self._claim(room, start=start, limited=False)
             if self._fenced:
-                self.hand_back(list(claimed), _UNHEARD)
+                self.hand_back(list(claimed), _CUT_OFF)
                 return
             self._reserve.add(claimed, self._loop_time())
             if self._lanes.paused:  # perhaps since the claim was sent
@@ -415,7 +415,7 @@ class Worker:
         more.
         """
         if self._fenced or self._has_drained or not self._permit.holds():
-            self.hand_back(list(records), _STOPS if self._has_drained else _UNHEARD)
+            self.hand_back(list(records), _STOPS if self._has_drained else _CUT_OFF)
             return
         for record in records:
             if record.terms is not PLAIN and record.terms.start_by is not None:
@@ -448,7 +448,7 @@ class Worker:
         """Return why no call may begin now; empty if it may."""
         if self._stopping:
             return _STOPS
-        return "" if self._permit.holds() else _UNHEARD
+        return "" if self._permit.holds() else _CUT_OFF
 
     def on_given_up(self, is_loop_blocked: bool) -> None:
         """Leave the work to another worker, if that helps: the end of this process ends a call that

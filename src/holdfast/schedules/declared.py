@@ -118,7 +118,7 @@ class Declarations:
             there = await self._registry.ensure(replace(fresh, beside=declared.beside))
         if not there.declared:  # it is what a person wanted last, perhaps since the declared one was damaged
             why = (
-                f"one of that name was created at run time, and is what fires ({there.call.task}, "
+                f"a schedule of that name was created at run time, and fires instead ({there.call.task}, "
                 f"{there.timing.describe()}). For the declared one: `holdfast schedules delete {name}`, then restart a "
                 "runner; or give it another name"
             )

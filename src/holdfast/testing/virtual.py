@@ -43,7 +43,7 @@ class _Jumping(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise Stuck("everybody waits, and no timer is set")
+            raise Stuck("every task waits, and no timer is set")
         if not ready and timeout:
             # A timer is due when the loop's time has reached it, and a sum of floats may fall a hair short of it.
             self._loop.jump(timeout + 1e-9)

@@ -504,7 +504,7 @@ def test_a_database_whose_schema_version_cannot_be_one_is_refused(new_url: str, 
     async def nothing(store: MongoStore) -> None:
         pass
 
-    with pytest.raises(SchemaMismatch, match=r"schema's version.*Restore a backup"):
+    with pytest.raises(SchemaMismatch, match=r"no valid schema version.*Restore a backup"):
         play(new_url, nothing)
 
 

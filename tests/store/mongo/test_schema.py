@@ -120,12 +120,12 @@ def test_a_newer_schema_that_we_can_read_is_used_and_left_as_it_is(mongo_url: st
     ("found", "said"),
     [
         ({"schema_version": 9, "min_reader": schema.SCHEMA_VERSION + 1}, "Upgrade Holdfast"),
-        ({}, "does not tell"),
-        ({"schema_version": 1}, "does not tell"),
-        ({"schema_version": "1", "min_reader": "1"}, "does not tell"),
-        ({"schema_version": None, "min_reader": 1}, "does not tell"),
-        ({"schema_version": [1], "min_reader": 1}, "does not tell"),
-        ({"schema_version": True, "min_reader": True}, "does not tell"),
+        ({}, "has no valid schema version"),
+        ({"schema_version": 1}, "has no valid schema version"),
+        ({"schema_version": "1", "min_reader": "1"}, "has no valid schema version"),
+        ({"schema_version": None, "min_reader": 1}, "has no valid schema version"),
+        ({"schema_version": [1], "min_reader": 1}, "has no valid schema version"),
+        ({"schema_version": True, "min_reader": True}, "has no valid schema version"),
     ],
 )
 def test_what_we_cannot_read_is_refused(mongo_url: str, raw: Raw, found: dict[str, Any], said: str) -> None:
@@ -337,7 +337,7 @@ def test_looking_makes_nothing(new_url: str, fresh: Raw) -> None:
     ("version", "said", "advice"),
     [
         ({"schema_version": 9, "min_reader": 9}, "Upgrade Holdfast", ""),
-        ({"schema_version": "?", "min_reader": 1}, "does not tell", ""),
+        ({"schema_version": "?", "min_reader": 1}, "has no valid schema version", ""),
         ({"schema_version": 0, "min_reader": 0}, "version 0", "holdfast store prepare; else"),
     ],
 )

@@ -130,7 +130,7 @@ def _check_sense(record: InvocationRecord, document: Mapping[str, Any]) -> None:
     if (status in AVAILABLE) is not (document.get("ready") is True):
         raise ValueError(f"it is {status}, and ready is {shown(document.get('ready'))}")
     if status in OWNED and record.owner is None:
-        raise ValueError(f"it is {status}, and nobody owns it")
+        raise ValueError(f"it is {status}, and has no owner")
 
 
 def _whole(value: Any, name: str) -> int:

@@ -160,7 +160,7 @@ async def _history_window(database: AsyncDatabase[Document]) -> Finding:
     try:
         found = await database.client.admin.command({"getParameter": 1, _HISTORY_WINDOW: 1})
     except OperationFailure as error:
-        why = "this user may not read it" if is_forbidden(error) else "this server does not tell it"
+        why = "this user may not read it" if is_forbidden(error) else "this server does not report it"
         return _finding(subject, True, f"{_HISTORY_WINDOW}: {why}; 300 by default")
     seconds = found.get(_HISTORY_WINDOW)
     advice = "see 'Index history' in docs/operations/mongodb.md" if isinstance(seconds, int) and seconds > 300 else ""

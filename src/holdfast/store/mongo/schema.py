@@ -99,8 +99,8 @@ INDEXES = (
         "the longest waiter for a limit key; limit keys with waiters",
         {"status": Status.CONCURRENCY_CONTROLLED.value},
     ),
-    _index(ENTRIES, "named", "app kind name", "the entries of a kind"),
-    _index(ENTRIES, "due", "app kind due_at name", "the entries of a kind that are due next", "due_at"),
+    _index(ENTRIES, "named", "app kind name", "entries by kind and name"),
+    _index(ENTRIES, "due", "app kind due_at name", "entries of each kind that are due next", "due_at"),
     _index(ENTRIES, "expires", "expires_at", "removes expired entries", "expires_at", expireAfterSeconds=0),
     _index(RUNNERS, "heartbeats", "app heartbeat_at", "the runner that was silent longest"),
     _index(RUNNERS, "roster", "app started_at id", "roster"),
@@ -123,7 +123,7 @@ def refuse_or_accept(meta: dict[str, Any] | None) -> None:
     version, min_reader = meta.get("schema_version"), meta.get("min_reader")
     if not _is_version(version) or not _is_version(min_reader):
         raise SchemaMismatch(
-            f"{META} does not tell the schema's version ({shown(meta)}). Restore a backup, or use another database."
+            f"{META} has no valid schema version ({shown(meta)}). Restore a backup, or use another database."
         )
     if min_reader > SCHEMA_VERSION:
         raise SchemaMismatch(

@@ -259,14 +259,14 @@ class MongoStore:
         except OperationFailure as error:
             if is_transient(error):
                 raise
-            which = f"the index {names}" if names else "an index of ours"
+            which = f"the index {names}" if names else "an index of Holdfast"
             told = f"{which} is missing; run: holdfast store prepare. To make it again failed: {text_of(error)}"
             if not self._reported_index:
                 self._reported_index = True
                 self._observe("index_missing", {"why": told})
             raise OperationFailure(f"{told} ({NO_SUCH_INDEX})", BAD_VALUE) from error
         self._reported_index = False
-        self._observe("index_made", {"why": f"somebody had dropped {names or 'an index of ours'}"})
+        self._observe("index_made", {"why": f"{names or 'an index of Holdfast'} had been dropped"})
 
     async def _readable(
         self, what: str, name: str, read: Callable[[], Awaitable[Sequence[Document]]], decode: Callable[[Document], T]
@@ -564,7 +564,7 @@ class MongoStore:
 
 
 def _without_owner(document: Document) -> None:
-    told = f"its owner is {shown(document.get('owner'))}, whose work nobody could recover"
+    told = f"its owner is {shown(document.get('owner'))}, so no runner could recover it"
     raise corrupt(INVOCATION, str(document["_id"]).rpartition("|")[2], ValueError(told))
 
 

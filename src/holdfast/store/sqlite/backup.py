@@ -69,8 +69,8 @@ def _refuse(path: Path, target: Path, overwrite: bool) -> None:
         raise _there(target)
     if any(Path(f"{target}{name}").exists() for name in _LOGS):
         raise UsageError(
-            f"there is a log beside {target}: somebody has that file open as a database, or had, and its log would be "
-            "taken for the backup's. Give another name."
+            f"there is a log beside {target}: another process has or had that file open as a database, and its log "
+            "would be taken for the backup's. Give another name."
         )
 
 

@@ -128,7 +128,7 @@ def refuse_planted_link(named: Path, path: Path) -> None:
         if _is_open_to_all(link.parent) and os.lstat(link).st_uid not in (0, os.geteuid()):
             raise UnsafeStore(
                 f"{named} leads through the symbolic link {link}, which another user (uid {os.lstat(link).st_uid}) "
-                f"made in a folder where everybody may write. Look where it leads, remove it, and name the store "
+                f"made in a folder where every user may write. Look where it leads, remove it, and name the store "
                 "itself."
             )
 
@@ -185,7 +185,7 @@ def make_side_folder(folder: Path, path: Path) -> None:
         return
     raise UnsafeStore(
         f"{folder}, where the processes of {path} take turns and send hints, {fault}. "
-        f"Nothing was put there. Find out who made it; remove it while nothing runs, and it is made anew."
+        f"Nothing was put there. Check its owner; remove it while nothing runs, and Holdfast makes it anew."
     )
 
 
