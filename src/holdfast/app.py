@@ -211,6 +211,17 @@ class App:
             raise UnknownTask(f"this app declares no task '{name}'.{hint} Declared: {known}.")
         return cast(Submittable[..., Any], self.runtime.tasks[name])
 
+    # --- the store
+
+    @blocking
+    async def prepare(self, engine: Engine) -> None:
+        """Open the store, and create it if it is missing, as ``holdfast store prepare`` does. Safe to repeat.
+
+        A submit does the same, but cannot inside of your own transaction (``session=``).
+        """
+
+    aprepare = awaited(prepare)
+
     # --- looking
 
     def invocation(self, id: str) -> Invocation[Any]:

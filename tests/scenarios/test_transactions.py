@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from holdfast.errors import InvocationNotFound, KeyTaken, StoreUnavailable
 from holdfast.store.mongo import schema
 
 mongo = pytest.mark.xdist_group("mongo")
+shows_locks = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the system does not show who holds a lock")
 BIG = bytes(range(256)) * 1000
 
 
@@ -366,8 +370,58 @@ def test_a_store_that_is_not_there_yet_cannot_be_made_inside_a_transaction(tmp_p
             connection.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="a transaction, most likely your own, holds the") as told:
                 app.get_task("ship").options(session=connection).submit(1)
-            assert "Another program" not in str(told.value)
             assert "sqlite_busy_timeout_seconds" not in str(told.value)
+
+
+def test_an_app_that_was_prepared_may_be_used_inside_a_transaction_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with shop(f"sqlite:///{path}") as app, contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        app.prepare()
+        asyncio.run(app.aprepare())  # again is safe
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+        app.get_task("ship").options(session=connection).submit(1)
+        connection.commit()
+        assert len(app.invocations()) == 1
+
+
+@shows_locks
+def test_a_submit_beside_your_own_transaction_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with shop(f"sqlite:///{path}", sqlite_busy_timeout_seconds=0.2, max_retries=0) as app:
+        app.prepare()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match=rf"transaction of this process \(pid {os.getpid()}\)") as told:
+                app.get_task("ship").submit(1)
+            assert "Commit your transaction before you submit, or pass its connection" in str(told.value)
+            connection.execute("COMMIT")
+        app.get_task("ship").submit(1)
+
+
+@shows_locks
+def test_a_lock_of_another_process_is_said_to_be_that_of_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with shop(f"sqlite:///{path}", sqlite_busy_timeout_seconds=0.2, max_retries=0) as app:
+        app.prepare()
+        with subprocess.Popen(
+            [sys.executable, "-c", _HOLDS_THE_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdin is not None
+            other.stdout.readline()
+            with pytest.raises(StoreUnavailable, match=rf"Process {other.pid} has the file's write lock") as told:
+                app.get_task("ship").submit(1)
+            assert "your" not in str(told.value)
+            other.stdin.close()
+
+
+_HOLDS_THE_LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 # --- keys without a transaction

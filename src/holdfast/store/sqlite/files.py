@@ -140,6 +140,10 @@ class DatabaseFiles:
             raise self._kept_by_others()
         return bool(pids)
 
+    def writer(self) -> int | None:
+        """Return the pid of the process that has the write lock. None if that is unknown."""
+        return writer_of(self._index)
+
     def needs_restart(self, *, by_children: bool) -> str:
         """See the contract. As of now: the process that has the deleted files may have closed them since."""
         with contextlib.suppress(StoreUnavailable):  # the system does not show it

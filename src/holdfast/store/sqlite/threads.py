@@ -17,7 +17,7 @@ takes a turn first, by two advisory locks beside the database:
 A process that wants to write again has to pass `next`, which the longest waiting process holds until it has the turn.
 The locks are about fairness only; safety is SQLite's own lock. So a process that is frozen (SIGSTOP) during its turn
 does not stop the others: after a while they go on without turns for some seconds. (Frozen in the middle of a commit it
-holds SQLite's lock as well; then only waking or killing it helps, and the error names the pid that wrote last.) The
+holds SQLite's lock as well; then only waking or killing it helps, and the error names its pid.) The
 kernel releases the locks of a dead process; a forked child closes its copies at once.
 
 **Forks.** A fork waits until no transaction is open, and then connections are closed. SQLite remembers in memory which
@@ -50,6 +50,7 @@ from holdfast.store.sqlite.files import DatabaseFiles, FilesChanged, Log, close,
 from holdfast.store.sqlite.rows import BadText
 
 T = TypeVar("T")
+_BUSY = sqlite3.SQLITE_BUSY
 _LARGEST_GROUP = 1000
 _TRIES = 3
 _IDLE_SECONDS = 1.0  # between two looks of a thread that has nothing to do: others may wait for it
@@ -357,7 +358,7 @@ class WriterThread(ConnectionThread):
             raise
         except BaseException as error:
             self._verify(written=self._committing)  # a log that was deleted looks like a damaged disk
-            translated = self._with_pid(_translated(error))
+            translated = self._with_holder(_translated(error))
             if len(group) > 1 and not isinstance(translated, StoreUnavailable):
                 return self._one_by_one(connection, group)
             for job in group:  # no lock: to wait for it once more for each job would take minutes
@@ -406,10 +407,24 @@ class WriterThread(ConnectionThread):
     def _end(self) -> None:
         self.close_connection(Log.NAMED if self._files is None else self._files.closing())
 
-    def _with_pid(self, error: BaseException) -> BaseException:
-        if isinstance(error, StoreUnavailable) and "write lock" in str(error):
-            return StoreUnavailable(f"{error} The last one of ours that wrote is pid {self._turn.last_writer()}.")
-        return error
+    def _with_holder(self, error: BaseException) -> BaseException:
+        """Return the error of a lock that was not free with the process that has it, as far as the system shows it."""
+        cause = error.__cause__
+        if not isinstance(error, StoreUnavailable) or getattr(cause, "sqlite_errorcode", 0) & 0xFF != _BUSY:
+            return error
+        holder = None if self._files is None else self._files.writer()
+        if holder == os.getpid():
+            why = (
+                f"An open transaction of this process (pid {holder}) has the file's write lock. Commit your "
+                "transaction before you submit, or pass its connection: options(session=connection)."
+            )
+        elif holder is not None:
+            why = f"Process {holder} has the file's write lock for longer than sqlite_busy_timeout_seconds."
+        else:
+            why = f"{_LOCKED} The last process of Holdfast that wrote has the pid {self._turn.last_writer()}."
+        named = StoreUnavailable(f"SQLite: {cause}. {why}")
+        named.__cause__ = cause
+        return named
 
     def _transaction(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
         with self._turn, forks:
@@ -482,11 +497,12 @@ _OF_THE_SYSTEM: dict[int, type[StoreError]] = {
     errno.EDQUOT: StoreFull,
     errno.EROFS: StoreReadOnly,
 }
+_LOCKED = (
+    "Another connection has the file's write lock for longer than sqlite_busy_timeout_seconds: another program's, or "
+    "one of your own with an open transaction."
+)
 _MEANING: dict[int, tuple[type[StoreError], str]] = {
-    sqlite3.SQLITE_BUSY: (
-        StoreUnavailable,
-        "Another program holds the file's write lock for longer than sqlite_busy_timeout_seconds.",
-    ),
+    sqlite3.SQLITE_BUSY: (StoreUnavailable, _LOCKED),
     sqlite3.SQLITE_LOCKED: (StoreUnavailable, ""),
     sqlite3.SQLITE_CANTOPEN: (StoreUnavailable, "Does the folder exist, and may this user write to it?"),
     sqlite3.SQLITE_READONLY: (StoreReadOnly, "The file, its folder or its disk cannot be written by this user."),

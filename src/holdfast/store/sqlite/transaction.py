@@ -27,7 +27,7 @@ from holdfast.errors import StoreUnavailable, UsageError
 from holdfast.model.identity import key_is_over
 from holdfast.model.records import Entry, InvocationRecord, StoredPayload
 from holdfast.store.sqlite import entries, invocations, payloads, queries
-from holdfast.store.sqlite.files import PATIENCE_OF_USERS_SECONDS, DatabaseFiles, FilesChanged, Log, close, writer_of
+from holdfast.store.sqlite.files import PATIENCE_OF_USERS_SECONDS, DatabaseFiles, FilesChanged, Log, close
 from holdfast.store.sqlite.quarantine import StoreConnection
 from holdfast.store.sqlite.threads import forks
 
@@ -205,4 +205,4 @@ class LockProbe:
                 raise StoreUnavailable(f"SQLite: {error}. Nothing was submitted.") from error
         finally:
             self.using.release()
-        return writer_of(f"{self._path}-shm") in (None, os.getpid())
+        return self._files.writer() in (None, os.getpid())
