@@ -381,7 +381,12 @@ def test_workers_whose_runner_is_killed_end_and_their_work_goes_on_elsewhere(
     assert len(pids) == 2
     runner.signal(signal.SIGKILL)
     eventually(lambda: all(map(is_gone, pids)), "the workers end by themselves")
-    shop.reaches(coroutine, "running", "killed", "rerouted")
+    record = shop.reaches(coroutine, "running", "killed", "rerouted")
+    assert record.history[-1].why == "its runner died before it was done"
+    assert runner.said("its runner died or was killed")
+    assert runner.said("it ends 1 invocation now")
+    assert not runner.said("waits up to")
+    assert runner.said("left 1 invocation of")
     assert shop.statuses(thread)[-1] == "running", "nobody but its runner knows that its code has ended"
     witness = shop.lines("t.witness")
     other = run("--workers", "0")

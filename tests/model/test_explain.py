@@ -73,13 +73,38 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ({"status": Status.SUSPENDED, "due_at": NOW + 60}, [LIVE], "suspended until 1970-01-12 13:47:40 UTC, in 1m."),
         ({"status": Status.PAUSED, "owner": "r1/0"}, [LIVE], "on r1/0 for 1m."),
         ({"tags": ("gpu",)}, [replace(LIVE, tags=("gpu", "eu"))], "1 runner serves it"),
-        ({}, [LIVE, replace(LIVE, id="r2")], "for a free slot; 2 runners serve it"),
+        (
+            {},
+            [LIVE, replace(LIVE, id="r2")],
+            "to be claimed; 2 runners serve it, and 0 of 20 slots are busy. A runner takes it",
+        ),
+        (
+            {},
+            [replace(LIVE, heartbeat_at=NOW - 6)],
+            "the only runner that serves it was last heard 6 s ago (it counts as dead after 15s). If it was killed",
+        ),
+        ({}, [replace(LIVE, heartbeat_at=NOW - 6), replace(LIVE, id="r2")], "2 runners serve it, and 0 of 20"),
         ({"status": Status.RUNNING, "owner": "r1/0"}, [LIVE], "its code is running on r1/0 for 1m"),
         ({"status": Status.RUNNING, "owner": "gone/0"}, [LIVE], "no longer on the roster"),
         (
             {"status": Status.RUNNING, "owner": "r1/0"},
             [replace(LIVE, heartbeat_at=NOW - 60)],
             "silent for 1m and counts as dead: its work waits for recovery",
+        ),
+        (
+            {"status": Status.RUNNING, "owner": "r1/0"},
+            [replace(LIVE, heartbeat_at=NOW - 60)],
+            "and no runner is alive on this store. Start one with `holdfast run`",
+        ),
+        (
+            {"status": Status.RUNNING, "owner": "r1/0"},
+            [replace(LIVE, heartbeat_at=NOW - 60), replace(LIVE, id="r2")],
+            "counts as dead: its work waits for recovery.",
+        ),
+        (
+            {"status": Status.RUNNING, "owner": "r1/0"},
+            [replace(LIVE, heartbeat_at=NOW - 6)],
+            "for 1m; that runner was last heard 6 s ago (it counts as dead after 15s).",
         ),
         (
             {"status": Status.RUNNING, "owner": "r1/0"},

@@ -31,7 +31,7 @@ from holdfast.model.records import WorkerRecord
 from holdfast.runtime.claim import Permit
 from holdfast.runtime.worker import Account, Worker, WorkerOptions
 from holdfast.telemetry import Telemetry
-from holdfast.telemetry.events import RunnerFenced, WorkerEnds
+from holdfast.telemetry.events import LeftToRecovery, RunnerFenced, WorkerEnds
 
 # --- messages
 
@@ -40,6 +40,8 @@ _HAS_PROC = Path("/proc/self/statm").exists()
 _NEWS_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
 _STUCK_LOOKS = 3
+_ORPHANED = "its runner died or was killed. It hands back what it can stop; calls on threads end with this process"
+_LEFT = "they run on threads, which end with this process. A live runner runs them again, or the next one that starts"
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
@@ -281,8 +283,8 @@ class RunningWorker:
         self._is_ready = True
         self._tell_ready()
 
-    def stop(self, *, hurry: bool) -> None:
-        self.worker.stop(hurry=hurry)
+    def stop(self, *, hurry: bool, why: str = "") -> None:
+        self.worker.stop(hurry=hurry, why=why)
         if not self._is_ready:
             self.task.cancel()  # it has claimed nothing
 
@@ -301,6 +303,7 @@ class AttachedWorker:
         self._permit = Permit(clock)
         self._running_worker: RunningWorker | None = None
         self._is_to_stop = False
+        self._is_orphan = False  # its runner is gone
         self._has_reported = False
         self._news: News | None = None
 
@@ -321,16 +324,18 @@ class AttachedWorker:
             for duty in duties:
                 duty.cancel()
         self._report_done()
+        if self._is_orphan and worker.running:
+            self._telemetry.emit(LeftToRecovery(worker.running, _LEFT, worker.owner))
         await self._channel.drain()
         return worker.is_unfinished
 
     def _duties(self, worker: Worker) -> tuple[Coroutine[Any, Any, None], ...]:
         return self._listen(), self._report(worker), self._watch_runner(worker), self._watch_store(worker)
 
-    def stop(self, *, hurry: bool = False) -> None:
+    def stop(self, *, hurry: bool = False, why: str = "") -> None:
         self._is_to_stop = True
         if self._running_worker is not None:
-            self._running_worker.stop(hurry=hurry)
+            self._running_worker.stop(hurry=hurry, why=why)
 
     def _report_done(self) -> None:
         """Report the end before the hooks: whatever these do, the work is done, or left to the runner."""
@@ -355,8 +360,9 @@ class AttachedWorker:
                 case Retire() if self._running_worker is not None:
                     self._running_worker.worker.retire()
         owner = self._running_worker.worker.owner if self._running_worker is not None else ""
-        self._telemetry.emit(WorkerEnds(owner, "its runner is gone; it hands back what it holds"))
-        self.stop(hurry=True)
+        self._telemetry.emit(WorkerEnds(owner, _ORPHANED))
+        self._is_orphan = True
+        self.stop(hurry=True, why="its runner died before it was done")
 
     async def _watch_runner(self, worker: Worker) -> None:
         """Look whether a silent runner was declared dead: then other runners have its work."""

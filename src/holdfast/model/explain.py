@@ -80,8 +80,25 @@ def _free(record: InvocationRecord, around: Surroundings) -> str:
     busy = sum(worker.running for runner in taking for worker in runner.workers)
     serve = "1 runner serves" if len(taking) == 1 else f"{len(taking)} runners serve"
     used = "all of its slots are" if busy >= places else f"{busy} of {places} slots are"
-    silent = _silent_workers(taking, around)
-    return f"waiting for {_since(record, around)} for a free slot; {serve} it, and {used} busy{silent}."
+    silent, unheard = _silent_workers(taking, around), min((_unheard(runner, around) for runner in taking), default=0.0)
+    waiting = f"waiting for {_since(record, around)}"
+    if unheard:
+        heard = "the only runner that serves it was" if len(taking) == 1 else "the last runner that serves it was"
+        return f"{waiting}: {heard} {_last_heard(unheard, around)}. If it was killed, start one with `holdfast run`."
+    if busy >= places or silent:
+        return f"{waiting} for a free slot; {serve} it, and {used} busy{silent}."
+    return f"{waiting} to be claimed; {serve} it, and {used} busy. A runner takes it at its next look, within seconds."
+
+
+def _unheard(runner: RunnerRecord, around: Surroundings) -> float:
+    """Return for how many seconds a runner has been silent, if that is longer than usual; else 0."""
+    silence = around.now - runner.heartbeat_at
+    return silence if silence > around.dead_after_seconds * _UNUSUAL else 0.0
+
+
+def _last_heard(silence: float, around: Surroundings) -> str:
+    dead = format_duration(around.dead_after_seconds)
+    return f"last heard {seconds_in_words(silence)} ago (it counts as dead after {dead})"
 
 
 def _silent_workers(runners: Sequence[RunnerRecord], around: Surroundings) -> str:
@@ -202,19 +219,29 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
         meaning += f" of the {format_duration(record.terms.timeout)} that it may take"
     entry = next((runner for runner in around.roster if runner.id == runner_of(record.owner)), None)
     if entry is None:
-        return f"{meaning}, but that runner is no longer on the roster: its work waits for recovery."
+        return f"{meaning}, but that runner is no longer on the roster: {_recovery(around)}."
     if not living([entry], around.now, around.dead_after_seconds):
         silence = format_duration(around.now - entry.heartbeat_at)
-        return (
-            f"{meaning}, but that runner has been silent for {silence} and counts as dead: its work waits for recovery."
-        )
+        return f"{meaning}, but that runner has been silent for {silence} and counts as dead: {_recovery(around)}."
     worker = next((each for each in entry.workers if each.id == (record.owner or "").partition("/")[2]), None)
     if worker is not None and worker.unresponsive_since is not None:
         return f"{meaning}, but {unanswered(worker.unresponsive_since, around.now)}: {_then(record)}."
+    if unheard := _unheard(entry, around):
+        return f"{meaning}; that runner was {_last_heard(unheard, around)}."
     ahead = entry.heartbeat_at - around.now
     if ahead > around.dead_after_seconds:
         meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"
     return f"{meaning}.{_children(around)}"
+
+
+def _recovery(around: Surroundings) -> str:
+    """Say what becomes of the work of a dead runner."""
+    if around.alive:
+        return "its work waits for recovery"
+    return (
+        "its work waits for recovery, and no runner is alive on this store. Start one with `holdfast run`; it recovers "
+        f"this work {format_duration(around.dead_after_seconds)} later"
+    )
 
 
 def unanswered(since: float, now: float) -> str:
@@ -240,6 +267,7 @@ def _then(record: InvocationRecord) -> str:
 
 
 _LONG_SECONDS = 120
+_UNUSUAL = 1 / 3  # of the dead-after time: by default two heartbeats are missing
 
 
 def _children(around: Surroundings) -> str:

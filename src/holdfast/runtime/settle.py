@@ -70,6 +70,7 @@ class Settler:
         self._limits = limits
         self._on_started = on_started
         self._on_stored = on_stored
+        self.why_interrupted = "the runner stopped before it was done"
         self.storing = 0  # large ends whose payloads are being stored
         self._gathered: list[tuple[InvocationRecord, Change]] = []
         self._pump: asyncio.Task[None] | None = None
@@ -95,7 +96,7 @@ class Settler:
             case Unfit(why):
                 return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
             case Interrupted():
-                return self._releaser.ended(record, "the runner stopped before it was done")
+                return self._releaser.ended(record, self.why_interrupted)
             case Crashed(why):
                 return self._releaser.change(record, f"the process that ran it died: {why}")
 

@@ -272,13 +272,15 @@ class Worker:
         self._reserve.take(len(self._reserve))
         self._wakeup.notify()
 
-    def stop(self, *, hurry: bool = False) -> None:
-        """Take no more work and end when all calls are done; `hurry` ends them now.
+    def stop(self, *, hurry: bool = False, why: str = "") -> None:
+        """Take no more work and end when all calls are done; `hurry` ends them now. `why` is for the history of calls
+        that are interrupted, if it is not that the runner stops.
 
         If the store is away, looking for work ends at once, and ends that cannot be written are given up some time
         after the drain timeout: the invocations stay RUNNING in this owner's name, and recovery takes them up.
         """
         self._stopping = True
+        self._settler.why_interrupted = why or self._settler.why_interrupted
         self._search.give_up_in(0)
         self._outage.give_up_in(_GRACE_SECONDS + (0 if hurry else self._drain + _LAST_WORDS_SECONDS))
         self._drains_until = min(self._drains_until, self._loop_time() + (0.0 if hurry else self._drain))
@@ -510,9 +512,7 @@ class Worker:
         """
         crashpoint("handback.before")
         if self._running:
-            limit = "" if self._drains_until == float("inf") else f" up to {self._drain:g} s"
-            why = f"it waits{limit} for {counted(len(self._running), 'invocation')}"
-            self._telemetry.emit(e.WorkerDrains(self.owner, why))
+            self._telemetry.emit(e.WorkerDrains(self.owner, self._how_it_drains()))
         if self._prefetching is not None:
             await self._prefetching
         self.hand_back(self._reserve.take(len(self._reserve)), _STOPS)
@@ -536,6 +536,13 @@ class Worker:
             self._settler.settle(left)
         await self._settler.finish()
         crashpoint("handback.after")
+
+    def _how_it_drains(self) -> str:
+        what = counted(len(self._running), "invocation")
+        if self._drains_until <= self._loop_time():
+            return f"it ends {what} now"
+        limit = "" if self._drains_until == float("inf") else f" up to {self._drain:g} s"
+        return f"it waits{limit} for {what}"
 
     async def _drained(self, until: Callable[[], float]) -> None:
         """Wait until no call runs any more, or until that time, which a stop in a hurry brings forward."""

@@ -146,6 +146,12 @@ class HandedBack(OfInvocations, frozen=True):
     has_begun: bool = False
 
 
+class LeftToRecovery(OfInvocations, frozen=True):
+    """A worker without a runner ended, and invocations are still in its name."""
+
+    worker: str = ""
+
+
 class WaitersReleased(OfInvocations, frozen=True):
     """The sweep found free slots of limits, and invocations that waited for them."""
 

@@ -181,6 +181,7 @@ ROWS: dict[type[e.Event], Row] = {
     e.NotCalled: Row("triggers", ERROR, "did not call {record.task}: {why}"),
     e.InvocationsExpired: Row("engine", WARNING, "failed {invocations}, not started in time: {why}"),
     e.HandedBack: Row("worker", If("has_begun", WARNING, INFO), "handed back {invocations} of {worker}: {why}"),
+    e.LeftToRecovery: Row("worker", WARNING, "left {invocations} of {worker} to recovery: {why}"),
     e.WaitersReleased: Row("engine", INFO, "released {invocations}: slots of their limits were free"),
     e.WaitersNotReleased: Row("engine", INFO, "could not release waiters of {limits}, the sweep will retry: {why}"),
     e.Removed: Row("retention", INFO, "removed {count:d} invocations and entries: their retention is over"),
