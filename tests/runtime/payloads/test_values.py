@@ -253,8 +253,8 @@ def test_the_command_line_describes_large_values_and_does_not_fetch_them(
     for told_now in (told("show", done.id, "--url", url), told("show", done.id, "--url", url, "--json")):
         assert "x" * 100 not in told_now
         plain = "".join(told_now.split())
-        assert f"<9,003bytesstoredapart,{arguments[:12]}" in plain
-        assert f"bytesstoredapart,{result[:12]}" in plain
+        assert f"<payloadof9,003bytes,{arguments[:12]}" in plain
+        assert f"bytes,{result[:12]}" in plain
     assert "success" in told("ps", "--url", url)
 
 
