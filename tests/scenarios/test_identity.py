@@ -142,7 +142,7 @@ def test_what_makes_no_sense_is_refused(app: App) -> None:
         app.task(name="b", registration_concurrency="keys")(_take)
     with pytest.raises(UsageError, match="alone changes nothing"):
         app.task(name="c", key_arguments=["order"])(_take)
-    with pytest.raises(UsageError, match="say which with unique= or unique_by="):
+    with pytest.raises(UsageError, match="give unique= or unique_by="):
         app.task(name="c", when_different="raise")(_take)
     with pytest.raises(UsageError, match="lone surrogate"):
         app.task(name="d")(_take).options(key="\ud800")
