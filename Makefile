@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ORDER := $(or $(ORDER),$(shell date +%s))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-sustained bench-against check-perf docs diagram clean
+.PHONY: help demo test quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-against check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,8 +27,15 @@ test: check check-perf  ## everything: style, types, all tests, performance coun
 quick: $(READY)  ## the inner loop: everything that is fast
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture and not faults' -x
 
+shuffled: $(READY)  ## the inner loop in a random order; repeat one with make shuffled ORDER=7
+	@echo "in the order of ORDER=$(ORDER)"
+	HOLDFAST_TEST_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture and not faults' $(TESTS)
+
+planted: $(READY)  ## plant bugs one by one in a copy of the source, and see which the tests catch (10 minutes)
+	$(BIN)/python -m tests.planted --jobs 2
+
 faults: $(READY)  ## every crash point in every role on both stores, damaged records, MongoDB of every kind (10 minutes)
-	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup --durations=8
+	$(BIN)/python -m pytest -m 'faults and not torture' -n 2 --dist loadgroup --durations=8
 
 torture: $(READY)  ## minutes of faults on a real replica set (HOLDFAST_TEST_TORTURE_SECONDS=600 for longer)
 	$(BIN)/python -m pytest -m torture -n 0 -s --durations=0
@@ -60,7 +68,16 @@ bench-schedules: $(READY)  ## how soon ticks and triggers call, with real runner
 bench-sustained: $(READY)  ## full rate through one queue for 10 minutes on each store: does it slow down?
 	$(BIN)/python -m benchmarks.sustained
 
-bench-against: $(READY)  ## this tree and an earlier commit in turns, as ratios: make bench-against COMMIT=66645e2
+bench-streams: $(READY)  ## chunks per second, how soon readers see them, long streams, 200 readers (5 minutes)
+	$(BIN)/python -m benchmarks.streams
+
+bench-workflows: $(READY)  ## steps per second, replay, sleeping runs, beside lone inserts (5 minutes)
+	$(BIN)/python -m benchmarks.workflows
+
+bench-hooks: $(READY)  ## from resume to the next line of a body; 10,000 runs that wait (10 minutes)
+	$(BIN)/python -m benchmarks.hooks
+
+bench-against: $(READY)  ## this tree and an earlier commit in turns, as ratios: make bench-against COMMIT=9c0019a
 	$(BIN)/python -m benchmarks.against $(COMMIT)
 
 check-perf: $(READY)  ## count what does not depend on the machine; fails at +10 %

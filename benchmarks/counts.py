@@ -1,9 +1,10 @@
 """``make check-perf``: what a task costs, in things that can be counted and are the same on every machine.
 
 Write transactions, flushes to disk and calls of Python functions per task, on SQLite, commands and index keys, on
-MongoDB, and the files of ours that a lone task passes, compared with the committed `counts.json`: 10 % more fails, so
-that a slow change is noticed where no stopwatch could. Without a mongod its counts are left out. Signals between
-processes are counted for a lone task only: how many of them share a command in a drain depends on the time it takes.
+MongoDB, and the files of ours that a lone task passes on each, compared with the committed `counts.json`: 10 % more
+fails, so that a slow change is noticed where no stopwatch could. Without a mongod its counts are left out. Signals
+between processes are counted for a lone task only: how many of them share a command in a drain depends on the time it
+takes.
 
 Each workload runs on a fresh file, with n tasks and with none, and the difference divided by n is what counts: opening
 a store and starting a runner cancel out. The queue is filled before the runner starts, so that every claim is a full
@@ -11,13 +12,15 @@ one. What is left of chance is the moment at which the system takes a thread off
 adds (by up to 6 % with three busy programs on two cores); what it can save, a look that came too early, is below 1 %.
 Therefore the smallest of three rounds counts, and a check stops at the first round that is good. How many ends share a
 write in a drain depends on how long writes and calls take, so more than was counted is committed there: a third of the
-writes, and a tenth of the calls.
+writes, and a tenth of the calls. Of chunks of a stream, which wait for room in between, three times the writes and a
+third more calls are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -39,18 +42,23 @@ from holdfast.runtime.engine import Engine
 
 COMMITTED = Path(__file__).with_name("counts.json")
 TOLERANCE = 0.10
+# What waits in real time looks more often on a machine that is slower than usual: see `.ci/run`.
+TOLERANCE_HERE = TOLERANCE * float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
 ROUNDS = 3
 TASKS = 1000
 WAITS = 50
+WARM_UPS = 20
 LONE_COMMANDS = 20
 _LIMIT_SECONDS = 60.0
 
 TRANSACTIONS, FLUSHES, CALLS = "write transactions", "flushes to disk", "Python calls"
+CHUNKS = "chunks of a stream"
 FILES = "one submit → result: files of ours"
 MONGO_LONE = "MongoDB, one submit → result: commands"
 MONGO_DRAIN = "MongoDB, map and drain: commands without signals"
 MONGO_KEYS = "MongoDB, one life: index keys changed"
-MONGO = (MONGO_LONE, MONGO_DRAIN, MONGO_KEYS)
+MONGO_FILES = "MongoDB, one submit → result: files of ours"
+MONGO = (MONGO_LONE, MONGO_DRAIN, MONGO_KEYS, MONGO_FILES)
 
 Counts = dict[str, float]
 
@@ -156,6 +164,14 @@ def _make(url: str, called: Callable[[], None] = lambda: None) -> Workload:
     return workload.make(url, called=called, **_NO_HEARTBEATS)
 
 
+def write_chunks(url: str, chunks: int, meter: Meter) -> None:
+    with meter:
+        made = _make(url)
+        meter.watch(made)
+        with made.app, made.app.runner(concurrency=PLACES):
+            made.app.get_task("benchmark:chunks").submit(chunks).result(_LIMIT_SECONDS)
+
+
 # They depend on how long a run takes.
 _NO_HEARTBEATS = {"runner_heartbeat_seconds": 3600, "runner_considered_dead_after_minutes": 1440}
 
@@ -164,6 +180,7 @@ WORKLOADS: Mapping[str, tuple[Run, int]] = {
     "drain, functions": (drain_functions, TASKS),
     "drain, coroutines": (drain_coroutines, TASKS),
     "one submit → result": (wait_for_each, WAITS),
+    CHUNKS: (write_chunks, 10 * TASKS),
 }
 
 
@@ -204,7 +221,25 @@ def measure_commands(fresh: Fresh) -> Counts:
         drain = mongo.without_signals(mongo.drain(url, TASKS, **_NO_HEARTBEATS))
     each = (drain.total() - start.total()) / (TASKS - 1)  # a runner's start and end are not a task's
     commands = {MONGO_LONE: round(lone.total() / LONE_COMMANDS, 4), MONGO_DRAIN: round(each, 4)}
-    return commands | {MONGO_KEYS: mongo.index_keys()}
+    return commands | {MONGO_KEYS: mongo.index_keys(), MONGO_FILES: len(files_on_mongo(fresh))}
+
+
+def files_on_mongo(fresh: Fresh) -> set[str]:
+    """Return the files with a function that every task on MongoDB calls. The first tasks do not count: services begin
+    with much to do.
+    """
+    counted = []
+    for tasks in (WARM_UPS, WARM_UPS + WAITS):
+        counter = CallCounter()
+        with fresh() as url, counter:
+            made = _make(url)
+            with made.app, made.app.runner(concurrency=PLACES):
+                for number in range(tasks):
+                    made.function.submit(number).result(_LIMIT_SECONDS)
+        counted.append(counter.by_function)
+    few, many = counted
+    many.subtract(few)
+    return files_on_path(many, WAITS)
 
 
 def smallest(rounds: Sequence[Counts]) -> Counts:
@@ -247,11 +282,14 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def compare(committed: Counts, now: Counts) -> list[Line]:
+def compare(committed: Counts, now: Counts, tolerance: float = TOLERANCE) -> list[Line]:
     """All that is committed or counted, in the order of the counting."""
     names = [*now, *(name for name in committed if name not in now)]
     blind = {kind for kind in _CAN_BE_MISSING if not any(_kind(name) is kind for name in now)}
-    return [Line(name, committed.get(name), now.get(name), _verdict(name, committed, now, blind)) for name in names]
+    return [
+        Line(name, committed.get(name), now.get(name), _verdict(name, committed, now, blind, tolerance))
+        for name in names
+    ]
 
 
 def _kind(name: str) -> Verdict | None:
@@ -261,15 +299,15 @@ def _kind(name: str) -> Verdict | None:
     return Verdict.SKIPPED if name.endswith(FLUSHES) else None
 
 
-def _verdict(name: str, all_committed: Counts, all_now: Counts, blind: set[Verdict]) -> Verdict:
+def _verdict(name: str, all_committed: Counts, all_now: Counts, blind: set[Verdict], tolerance: float) -> Verdict:
     committed, now, kind = all_committed.get(name), all_now.get(name), _kind(name)
     if now is None:
         return kind if kind in blind else Verdict.GONE
     if committed is None:
         return Verdict.NEW
-    if now > committed * (1 + TOLERANCE):
+    if now > committed * (1 + tolerance):
         return Verdict.MORE
-    return Verdict.LESS if now < committed * (1 - TOLERANCE) else Verdict.SAME
+    return Verdict.LESS if now < committed * (1 - tolerance) else Verdict.SAME
 
 
 def passes(lines: Sequence[Line]) -> bool:
@@ -312,9 +350,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while len(rounds) < (1 if options.hot else ROUNDS):
             counts, functions = measure(mongo)
             rounds.append(counts)
-            if options.check and passes(compare(committed, smallest(rounds))):
+            if options.check and passes(compare(committed, smallest(rounds), TOLERANCE_HERE)):
                 break
-    lines = compare(committed, smallest(rounds))
+    lines = compare(committed, smallest(rounds), TOLERANCE_HERE)
     print(report(lines))
     if options.hot:
         print(_hot(functions, options.hot))
@@ -352,6 +390,8 @@ def _write(counts: Counts) -> int:
 
 
 def _room(name: str) -> float:
+    if name.startswith(CHUNKS):  # how many share a page depends on how long writes take
+        return 1.33 if name.endswith(CALLS) else 3.0
     if not name.startswith("drain"):
         return 1.0
     return 1.1 if name.endswith(CALLS) else 1.33

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from holdfast import App
+from holdfast import App, stream
 from holdfast.task import AsyncTask, Task
 
 PLACES = 10
+_CHUNK = b"x" * 100
 
 
 class Workload(NamedTuple):
@@ -30,5 +31,11 @@ def make(url: str, *, called: Callable[[], None] = lambda: None, **settings: obj
     async def coroutine(number: int) -> int:
         called()
         return number
+
+    @app.task(name="benchmark:chunks")
+    def chunks(count: int) -> None:
+        out = stream()
+        for _ in range(count):
+            out.write(_CHUNK)
 
     return Workload(app, function, coroutine)

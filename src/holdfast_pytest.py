@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("holdfast_app", "the app that the fixture holdfast_app gives, as module:attribute", default="")
+    text = "whether the fixture holdfast_testing replays workflows in another process, with another hash seed"
+    parser.addini("holdfast_other_process", text, type="bool", default=True)
 
 
 @pytest.fixture
@@ -39,9 +41,10 @@ def holdfast_app(request: pytest.FixtureRequest) -> App:
 
 
 @pytest.fixture
-def holdfast_testing(holdfast_app: App) -> Iterator[Harness]:
+def holdfast_testing(request: pytest.FixtureRequest, holdfast_app: App) -> Iterator[Harness]:
     """Put `holdfast_app` on a store in memory and a clock that stands still, for this test."""
     from holdfast.testing import testing_app
 
-    with testing_app(holdfast_app) as harness:
+    other_process = bool(request.config.getini("holdfast_other_process"))
+    with testing_app(holdfast_app, other_process=other_process) as harness:
         yield harness

@@ -1,6 +1,8 @@
 """Hypothesis profiles: `ci` is the default; HYPOTHESIS_PROFILE=thorough looks longer.
 
 HOLDFAST_TEST_ORDER=7 runs the tests in an order of its own for each number: none may rely on another one.
+HOLDFAST_TEST_DEADLINE, in seconds since the epoch, skips what has not begun by then: `.ci/run` has 90 minutes, and a
+machine that is six times slower than usual would need more. The number of skipped tests is in its last line.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +35,15 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if seed := os.environ.get("HOLDFAST_TEST_ORDER"):
         random.Random(seed).shuffle(items)
+
+
+_DEADLINE = float(os.environ.get("HOLDFAST_TEST_DEADLINE", "inf"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > _DEADLINE:
+        pytest.skip("HOLDFAST_TEST_DEADLINE is over")
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,13 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
 
 import tests.support.mongod
-from benchmarks import bench, counts, crowd, measure, mongo, neighbour, scale, stock, sustained
+from benchmarks import bench, counts, crowd, hooks, measure, mongo, neighbour, scale, stock, sustained, workflows
 from benchmarks.counts import Verdict, compare, passes, report, smallest
 from benchmarks.quiet import Quiet
 from benchmarks.syncs import CannotCount, SyncCounter
 from benchmarks.targets import TARGETS, Fresh
 from benchmarks.work import counter
+from tests.support.patience import patient
 
 from holdfast.clock import SystemClock
 from holdfast.store import open_store
@@ -171,7 +172,7 @@ def test_counts_of_a_lone_task(tmp_path: Path) -> None:
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=True,
     )
     transactions, settles, left = json.loads(counting.stdout)
@@ -230,6 +231,22 @@ def test_a_quick_bench_prints_every_figure(stores: str, capsys: pytest.CaptureFi
         assert names.keys() == measure.UNITS.keys() - without
     medians = [(name, figure["median"]) for store in found["stores"].values() for name, figure in store.items()]
     assert all(median > 0 for name, median in medians if name != "idle runner, commands")  # it may be that idle
+
+
+@pytest.mark.slow
+def test_a_quick_bench_of_workflows_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    workflows.main(["--quick", "--json", "--stores", "sqlite"])
+    figures = json.loads(capsys.readouterr().out)["sqlite"]
+    assert len(figures) == 5
+    assert all(value > 0 for name, value in figures.items() if name != "a sleeping run [bytes]")
+
+
+@pytest.mark.slow
+def test_a_quick_bench_of_hooks_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    hooks.main(["--quick", "--json", "--stores", "sqlite", "--parts", "latency"])
+    figures = json.loads(capsys.readouterr().out)["sqlite"]
+    assert len(figures) == 2
+    assert all(value > 0 for value in figures.values())
 
 
 def test_without_a_mongod_the_bench_says_so(no_mongod: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 from tests.docs.pages import blocks_of
+from tests.support.patience import patient
+
+from holdfast.testing import testing_app
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
@@ -20,7 +24,9 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT /
 
 def run(program: str, folder: Path, *arguments: str) -> str:
     command = [sys.executable, program, *arguments]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=patient(60), check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -40,18 +46,31 @@ def test_the_shop_runs_with_a_runner_in_another_process(tmp_path: Path) -> None:
     try:
         shop = [sys.executable, "-m", "examples.shop"]
         done = subprocess.run(
-            shop, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True
+            shop, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(60), check=True
         )
     finally:
         runner.terminate()
-        assert runner.wait(timeout=30) == 0
+        assert runner.wait(timeout=patient(30)) == 0
     assert "thank you, receipt-1" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_model_loop_survives_the_death_of_its_runner_in_mid_sentence(tmp_path: Path) -> None:
+    environment = ENVIRONMENT | {"HOLDFAST_URL": f"sqlite:///{tmp_path}/loop.db"}
+    command = [sys.executable, "-m", "examples.model_loop"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(120))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n[think#2 begins anew, attempt 2]\n" in done.stdout
+    before, _, after = done.stdout.partition("\n[think#2 begins anew, attempt 2]\n")
+    assert "I will look it up . The moon is about 384,400" in before
+    whole = "The moon is about 384,400 km away . That is thirty Earths in a row ."
+    assert after.endswith(f"{whole} \n{whole}\n"), "the sentence begins anew and ends, and is the answer"
 
 
 def first_block(page: str, language: str) -> str:
     """Return the first block of a page in that language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-    return next(block for mark, block in blocks if mark == language)
+    return str(next(block for mark, block in blocks if mark == language))
 
 
 def commands_of(session: str) -> list[list[str]]:
@@ -61,7 +80,9 @@ def commands_of(session: str) -> list[list[str]]:
 
 def answer(command: list[str], folder: Path) -> str:
     called = [sys.executable, *(["-m"] if command[0] == "holdfast" else []), *command]
-    done = subprocess.run(called, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        called, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=patient(60), check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -79,13 +100,14 @@ def running(command: list[str], folder: Path) -> Iterator[None]:
         yield
     finally:
         runner.terminate()
-        assert runner.wait(timeout=60) == 0
+        assert runner.wait(timeout=patient(60)) == 0
 
 
 @pytest.mark.slow
 def test_the_readme_works_when_it_is_copied(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(first_block("README.md", "python"))
     run, shop = commands_of(first_block("README.md", ""))
+    answer(shop[1:], tmp_path)  # a reader may start the shop before the runner
     with running(run, tmp_path):
         id = answer(shop[1:], tmp_path).strip()
         answer(["holdfast", "show", id], tmp_path)
@@ -127,3 +149,64 @@ def test_the_shop_of_the_tutorial_can_be_run_again_and_by_a_runner(tmp_path: Pat
     with running([*started[:port], "0"], tmp_path):
         pass
     run("shop.py", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("orders", ["1: lamp for 1, chair for 1", "out of stock: moon", "  refund#1: completed"]),
+        ("documents", ["ONE PAGE / AND ANOTHER / AND THE LAST"]),
+        ("campaign", ["welcome to ann@example.org", "an offer to ann@example.org"]),
+    ],
+)
+def test_the_examples_of_workflows_run(example: str, said: list[str], tmp_path: Path) -> None:
+    environment = ENVIRONMENT | {"HOLDFAST_URL": f"sqlite:///{tmp_path}/{example}.db"}
+    command = [sys.executable, "-m", f"examples.{example}"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(60), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in said if line not in lines] == []
+
+
+@pytest.mark.slow
+def test_an_approval_by_webhook_with_a_reminder_and_a_deadline(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ours = {"HOLDFAST_URL": f"sqlite:///{tmp_path}/approval.db", "HOLDFAST_PUBLIC_URL": f"http://127.0.0.1:{port}"}
+    command = [sys.executable, "-m", "examples.approval"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT | ours, capture_output=True, text=True, timeout=patient(120), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    wanted = [
+        "may On ships be published?",
+        "reminder: may On ships be published?",
+        "the link answers 202",
+        "On ships: published, approved by Ada",
+        "On sharks: no answer",
+    ]
+    assert [line for line in lines if line in wanted] == wanted
+
+
+def test_the_approval_counts_in_days() -> None:
+    from examples.approval import app, publish
+
+    with testing_app(app) as t:
+        run = publish.submit("On whales")
+        t.advance("4d12h")
+        subjects = [letter.value["subject"] for letter in t.stream(run, "mails")]
+        assert subjects == ["may On whales be published?", *["reminder: may On whales be published?"] * 2]
+        (waiting,) = t.waiting_hooks()
+        assert (waiting.token, waiting.metadata) == ("approve:On whales", {"article": "On whales"})
+        app.resume_hook("approve:On whales", {"by": "Ben", "ok": False})
+        t.drain(check=True)
+        assert run.result() == "refused by Ben"
+        late = publish.submit("On eels")
+        t.advance("7d")
+        assert late.result() == "no answer"
+        assert t.waiting_hooks() == []

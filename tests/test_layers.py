@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +14,12 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 
 LAYERS = [
-    ["errors", "ids", "clock", "codec", "settings", "masking", "crashpoints", "_version", "loglines"],
+    ["errors", "ids", "clock", "codec", "settings", "masking", "showing", "crashpoints", "_version"],
     ["model"],
     ["store", "executors", "telemetry"],
     ["runtime", "fleet", "invocation"],
     ["schedules", "triggers", "archive", "groups", "rates", "streams", "workflows", "stats", "web", "world"],
-    ["app", "task", "declaring", "retries"],
+    ["app", "task", "declaring", "retries", "hooks", "webhooks"],
     ["cli", "testing"],
 ]
 LAYER = {area: number for number, areas in enumerate(LAYERS) for area in areas}
@@ -33,6 +35,7 @@ SIDEWAYS = {
     "ids": {"clock"},
     "codec": {"errors"},
     "crashpoints": {"errors"},
+    "showing": {"clock", "masking"},
     "settings": {"errors", "clock", "masking", "schedules"},
     "schedules": {"errors", "clock"},
     "executors": {"telemetry"},  # user code is where logs come from; stores report to their observer
@@ -65,9 +68,23 @@ IMPURE = {
     "subprocess",
     "sqlite3",
 }
+NAMES_CLOCKS = "workflows.declaring"  # refuses them in the source of bodies
 CLOCK_READERS = {"now", "utcnow", "today"}
 
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 800, 70
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 820, 70, 8
+
+# Lines of code of src/holdfast without testing. A ratchet: lower it when code is removed, and raise it only in a commit
+# that says which feature the lines buy. Decision 0010 names the aim, and why it is missed.
+COUNTED_CODE_LINES = 39_300  # with hooks, streams and the web app
+MAX_CODE_LINES = COUNTED_CODE_LINES * 102 // 100
+
+# Private by name and public by documentation: of named tuples, of the standard library.
+DOCUMENTED = {"_asdict", "_replace", "_fields", "_exit", "_getframe", "_args_from_interpreter_flags"}
+
+# What a loop of one's own has to know of asyncio, whose tasks and handles it runs.
+OF_ASYNCIO = {
+    *("_get_running_loop", "_set_running_loop", "_enter_task", "_leave_task", "_run", "_log_destroy_pending"),
+}
 
 
 class Import(NamedTuple):
@@ -127,9 +144,9 @@ def wrong_import(module: str, found: Import) -> Iterator[str]:
     if is_in(module, HANDED_TIME) and module not in ARITHMETIC:
         if root == "logging":
             yield f"{module} emits events of telemetry, and logs nothing itself"
-        if found.module in ("time", "uuid", "secrets"):
+        if found.module in ("time", "uuid", "secrets") and set(found.names) != {"UUID"} and module != NAMES_CLOCKS:
             yield f"{module} is handed its time and its ids, but imports {found.module}"
-        if found.module == "random" and set(found.names) - {"Random"}:
+        if found.module == "random" and set(found.names) - {"Random"} and module != NAMES_CLOCKS:
             yield f"{module} is handed its randomness, but imports random's functions"
         contract = found.module == "holdfast.store.contract" or found[:2] == ("holdfast.store", ("contract",))
         if found.module.startswith("holdfast.store") and not contract:
@@ -175,6 +192,64 @@ def too_large(module: str, source: str) -> list[str]:
     return complaints
 
 
+def code_lines(source: str) -> int:
+    """Return the number of lines that are not blank, comment or docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for each in node.body:
+                if isinstance(each, ast.Expr) and ast.unparse(each)[0] in "'\"":
+                    lines.difference_update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+    return len(lines)
+
+
+NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+
+
+def reaches(module: str, source: str) -> list[str]:
+    """Return the private attributes and names of other modules that a module uses. Its own objects are its own."""
+    tree = ast.parse(source)
+    own: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+            own.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node.value):
+            if node.attr not in own | DOCUMENTED | (OF_ASYNCIO if module == "workflows.loop" else set()):
+                found.append(f"{module}:{node.lineno} uses {ast.unparse(node)}")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("holdfast"):
+            found += [f"{module}:{node.lineno} imports {each.name}" for each in node.names if is_private(each.name)]
+    return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def too_many_parameters(module: str, source: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [each.arg for each in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+            count = len(set(given) - {"self", "cls"})
+            found += [f"{module}.{node.name} takes {count}"] if count > MAX_PARAMETERS else []
+    return found
+
+
 def modules() -> dict[str, str]:
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
@@ -193,6 +268,50 @@ def test_imports_point_down() -> None:
 
 def test_files_are_small() -> None:
     assert [complaint for name, source in modules().items() for complaint in too_large(name, source)] == []
+
+
+def test_the_package_does_not_grow_unnoticed() -> None:
+    counted = sum(code_lines(source) for name, source in modules().items() if not name.startswith("testing."))
+    assert counted <= MAX_CODE_LINES, "raise COUNTED_CODE_LINES in a commit that says what the lines are for"
+    assert counted >= COUNTED_CODE_LINES * 95 // 100, "lower COUNTED_CODE_LINES: the package has become smaller"
+
+
+def test_no_module_reaches_into_the_objects_of_another() -> None:
+    assert [complaint for name, source in modules().items() for complaint in reaches(name, source)] == []
+
+
+def test_no_function_takes_more_than_8_parameters() -> None:
+    assert [complaint for name, source in modules().items() for complaint in too_many_parameters(name, source)] == []
+
+
+def test_a_class_is_the_only_one_of_its_name() -> None:
+    """Except events of telemetry, which are named after what they report, and always by their module."""
+    found: dict[str, list[str]] = {}
+    for module, source in modules().items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not is_private(node.name) and module != "telemetry.events":
+                found.setdefault(node.name, []).append(module)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_the_contract_stays_small() -> None:
+    source = modules()["store.contract"]
+    (store,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "Store"]
+    assert len([n for n in store.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]) <= 50
+
+
+def test_durable_stores_can_be_read_side_by_side() -> None:
+    parts = {"store", "invocations", "entries", "payloads", "runners", "hints", "schema"}
+    for name in ("sqlite", "mongo"):
+        assert parts <= {path.stem for path in (SOURCE / "store" / name).glob("*.py")}, name
+
+
+def test_the_files_of_all_stores_are_in_the_table_of_the_reference() -> None:
+    page = (SOURCE.parents[1] / "docs" / "reference" / "writing-a-store.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 6]
+    for column, name in ((1, "memory"), (2, "sqlite"), (3, "mongo")):
+        shown = {file.strip("` ") for row in rows if row[column] == "yes" for file in row[0].split(",")}
+        assert shown == {path.stem for path in (SOURCE / "store" / name).glob("*.py")} - {"__init__"}, name
 
 
 @pytest.mark.parametrize(
@@ -269,5 +388,23 @@ def test_what_is_allowed_passes(module: str, source: str) -> None:
 def test_large_files_and_functions_are_caught() -> None:
     long = "def f():\n" + "    x = 1\n" * 80
     assert too_large("m", long) == ["m.f has 81 lines"]
-    assert too_large("m", "x = 1\n" * 801) == ["m has 801 lines"]
+    assert too_large("m", "x = 1\n" * 821) == ["m has 821 lines"]
     assert too_large("m", "def f():\n" + "    x = 1\n" * 69) == []
+
+
+def test_lines_of_code_leave_out_blanks_comments_and_docstrings() -> None:
+    source = '"""Two\nlines."""\n\nx = (\n    1,  # why\n)\n\ndef f():\n    """Return 2."""\n    # two\n    return 2\n'
+    assert code_lines(source) == 5
+
+
+def test_a_look_into_another_object_is_caught() -> None:
+    assert reaches("task", "def f(app):\n    return app._engine") == ["task:2 uses app._engine"]
+    assert reaches("task", "from holdfast.app import _engine") == ["task:1 imports _engine"]
+    assert reaches("task", "class A:\n    def __eq__(self, other):\n        self._x = 1\n        return other._x") == []
+    assert reaches("task", "row._replace(x=1)") == []
+
+
+def test_many_parameters_are_caught() -> None:
+    nine = ", ".join(f"p{i}" for i in range(8)) + ", *, last"
+    assert too_many_parameters("m", f"def f({nine}): ...") == ["m.f takes 9"]
+    assert too_many_parameters("m", f"class A:\n    def f(self, {nine[4:]}): ...") == []

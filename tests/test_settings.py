@@ -17,7 +17,7 @@ from holdfast.errors import ConfigurationError, InvalidSetting, UnknownSetting
 from holdfast.fleet.slots import SlotSettings
 from holdfast.masking import mask_url
 from holdfast.schedules import cron
-from holdfast.settings import SPECS, Origin, Settings, _Spec
+from holdfast.settings import SPECS, SettingOrigin, Settings, _Spec
 
 
 def load(folder: Path, environ: dict[str, str] | None = None, **overrides: object) -> Settings:
@@ -59,8 +59,19 @@ def test_defaults(tmp_path: Path) -> None:
         "max_pending_seconds": 5.0,
         "recover_running_invocations_cron": "*/15 * * * * *",
         "worker_unresponsive_seconds": 10.0,
+        "workflow_linger_seconds": 1.0,
+        "workflow_max_events": 50_000,
+        "workflow_cache": 1_000,
+        "hook_secret": "",
+        "hook_secret_previous": "",
+        "public_url": "",
+        "webhook_limit": 2**20,
+        "webhook_token_rate": 10.0,
+        "webhook_source_rate": 100.0,
+        "api_token": "",
         "max_crash_recoveries": 3,
         "archive_retention_seconds": 604_800.0,
+        "stream_retention_seconds": 3_153_600_000.0,
         "trigger_task_modules": "",
         "event_retention_seconds": 604_800.0,
         "trigger_max_depth": 100,
@@ -82,16 +93,16 @@ def test_defaults(tmp_path: Path) -> None:
 
 def test_keyword_beats_environment_beats_pyproject_beats_default(tmp_path: Path) -> None:
     environ = {"HOLDFAST_CONCURRENCY": "3"}
-    assert load(tmp_path).origin("concurrency") == Origin(10, "default")
+    assert load(tmp_path).origin("concurrency") == SettingOrigin(10, "default")
     write_pyproject(tmp_path, "concurrency = 2")
-    assert load(tmp_path).origin("concurrency") == Origin(2, f"pyproject.toml ({tmp_path})")
-    assert load(tmp_path, environ).origin("concurrency") == Origin(3, "environment HOLDFAST_CONCURRENCY")
-    assert load(tmp_path, environ, concurrency=4).origin("concurrency") == Origin(4, "keyword")
+    assert load(tmp_path).origin("concurrency") == SettingOrigin(2, f"pyproject.toml ({tmp_path})")
+    assert load(tmp_path, environ).origin("concurrency") == SettingOrigin(3, "environment HOLDFAST_CONCURRENCY")
+    assert load(tmp_path, environ, concurrency=4).origin("concurrency") == SettingOrigin(4, "keyword")
 
 
 def test_the_app_of_the_command_line_can_be_named(tmp_path: Path) -> None:
     write_pyproject(tmp_path, 'app = "shop:app"')
-    assert load(tmp_path).origin("app") == Origin("shop:app", f"pyproject.toml ({tmp_path})")
+    assert load(tmp_path).origin("app") == SettingOrigin("shop:app", f"pyproject.toml ({tmp_path})")
     assert load(tmp_path, {"HOLDFAST_APP": "other:app"}).app == "other:app"
 
 
@@ -104,7 +115,9 @@ def test_each_setting_is_merged_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_keyword_that_repeats_the_default_is_still_a_keyword(tmp_path: Path) -> None:
-    assert load(tmp_path, {"HOLDFAST_CONCURRENCY": "3"}, concurrency=10).origin("concurrency") == Origin(10, "keyword")
+    assert load(tmp_path, {"HOLDFAST_CONCURRENCY": "3"}, concurrency=10).origin("concurrency") == SettingOrigin(
+        10, "keyword"
+    )
 
 
 def test_the_nearest_pyproject_counts_and_only_that(tmp_path: Path) -> None:
@@ -112,7 +125,7 @@ def test_the_nearest_pyproject_counts_and_only_that(tmp_path: Path) -> None:
     write_pyproject(tmp_path / "a", "concurrency = 3")
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     settings = load(tmp_path / "a" / "b" / "c")
-    assert settings.origin("concurrency") == Origin(3, f"pyproject.toml ({tmp_path / 'a'})")
+    assert settings.origin("concurrency") == SettingOrigin(3, f"pyproject.toml ({tmp_path / 'a'})")
     assert settings.name == ""
 
 
@@ -126,7 +139,7 @@ def test_none_and_an_empty_variable_mean_not_given(tmp_path: Path) -> None:
     write_pyproject(tmp_path, "concurrency = 2")
     settings = load(tmp_path, {"HOLDFAST_CONCURRENCY": "", "HOLDFAST_URL": ""}, concurrency=None)
     assert settings.concurrency == 2
-    assert settings.origin("url") == Origin("", "default")
+    assert settings.origin("url") == SettingOrigin("", "default")
 
 
 def test_the_process_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +161,7 @@ def test_settings_are_frozen_equal_by_value_and_survive_a_pickle(tmp_path: Path)
     assert settings == Settings(concurrency=3)
     assert hash(settings) == hash(Settings(concurrency=3))
     copy = pickle.loads(pickle.dumps(settings))
-    assert copy.origin("concurrency") == Origin(3, "environment HOLDFAST_CONCURRENCY")
+    assert copy.origin("concurrency") == SettingOrigin(3, "environment HOLDFAST_CONCURRENCY")
 
 
 # --- Unknown names ----------------------------------------------------------------------------------------------------
@@ -282,7 +295,7 @@ def test_the_message_has_name_value_source_and_what_is_allowed(tmp_path: Path) -
 
 
 def test_a_direct_call_is_checked_just_the_same() -> None:
-    assert Settings(concurrency=3).origin("concurrency") == Origin(3, "keyword")
+    assert Settings(concurrency=3).origin("concurrency") == SettingOrigin(3, "keyword")
     with pytest.raises(InvalidSetting, match=r"concurrency = 0 \(keyword\)"):
         Settings(concurrency=0)
 
@@ -440,6 +453,38 @@ def test_no_secret_in_an_error(tmp_path: Path, value: object) -> None:
             load(tmp_path, **{name: value})
         assert SECRET not in "".join(traceback.format_exception(caught.value))
         assert "me:***@host" in str(caught.value)
+
+
+def test_a_secret_setting_is_never_shown(tmp_path: Path) -> None:
+    secret = "0123456789" * 4
+    settings = load(tmp_path, hook_secret=secret, hook_secret_previous=secret)
+    assert settings.hook_secret == secret
+    assert secret not in repr(settings) + str(settings.explain())
+    assert [row.shown for row in settings.explain() if row.name.startswith("hook_secret")] == ["***", "***"]
+
+
+@pytest.mark.parametrize("name", ["hook_secret", "hook_secret_previous"])
+@pytest.mark.parametrize("secret", ["s3cr3t", "ä" * 15, 32])
+def test_a_short_secret_is_refused_and_not_repeated(tmp_path: Path, name: str, secret: object) -> None:
+    with pytest.raises(
+        InvalidSetting, match=r"\*\*\* \(keyword\) is not allowed; use a secret text of 32 bytes or more"
+    ) as error:
+        load(tmp_path, **{name: secret})
+    assert str(secret) not in str(error.value).replace("32 bytes", "")
+    assert load(tmp_path, **{name: "ä" * 16})
+
+
+@pytest.mark.parametrize(
+    "url", ["shop.example", "//shop.example", "ftp://shop.example", "https://", "https://a b", "x://y"]
+)
+def test_a_public_url_needs_its_scheme(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"a URL with its scheme, such as https://shop\.example"):
+        load(tmp_path, public_url=url)
+
+
+def test_a_public_url_may_have_a_path_and_loses_its_last_slash(tmp_path: Path) -> None:
+    assert load(tmp_path, public_url="https://shop.example/").public_url == "https://shop.example"
+    assert load(tmp_path, public_url="http://localhost:8080/x/").public_url == "http://localhost:8080/x"
 
 
 def test_the_cause_of_an_unreadable_duration_is_kept(tmp_path: Path) -> None:

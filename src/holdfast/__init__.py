@@ -1,4 +1,4 @@
-"""Durable background tasks for Python: nothing lost, nothing stuck, everything explained.
+"""Durable background tasks and workflows for Python: nothing lost, nothing stuck, everything explained.
 
 The names here are for every day. Retry policies are in `holdfast.retries`, arguments and records of triggers in
 `holdfast.triggers`, records of schedules in `holdfast.schedules`, rare errors in `holdfast.errors`.
@@ -25,9 +25,12 @@ from holdfast.model.status import Status
 from holdfast.retries import Retries
 from holdfast.schedules import cron, every, once
 from holdfast.schedules.options import scheduled
+from holdfast.streams.api import stream
 from holdfast.task import AsyncTask, Task
 from holdfast.telemetry.logs import limit_repeats as _limit_repeats
 from holdfast.triggers import all_of, any_of, on_event, on_exception, on_result, on_status, trigger
+from holdfast.workflows.api import patched, sleep
+from holdfast.workflows.hooks import hook
 
 __all__ = [
     "App",
@@ -53,12 +56,16 @@ __all__ = [
     "context",
     "cron",
     "every",
+    "hook",
     "on_event",
     "on_exception",
     "on_result",
     "on_status",
     "once",
+    "patched",
     "scheduled",
+    "sleep",
+    "stream",
     "trigger",
 ]
 

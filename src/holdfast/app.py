@@ -7,6 +7,8 @@ the disk nor the network, so a module that declares tasks can be imported anywhe
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,34 +19,56 @@ from holdfast import crashpoints
 from holdfast.archive.api import Archive
 from holdfast.archive.retention import Retention
 from holdfast.clock import Clock, Duration, parse_duration
-from holdfast.declaring import TaskOptions, definition_of, names, refuse_unknown, valid_weights
+from holdfast.declaring import (
+    TaskOptions,
+    WorkflowOptions,
+    definition_of,
+    names,
+    refuse_unknown,
+    valid_weights,
+    workflow_definition,
+)
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
 from holdfast.executors.declared import remember
 from holdfast.fleet.core_tasks import CoreTaskRegistry
 from holdfast.fleet.embedded import EmbeddedRunner
 from holdfast.fleet.services import Feature
 from holdfast.invocation import Invocation
+from holdfast.model.changes import CHILDREN, HOOKS, PARENT
 from holdfast.model.explain import living
 from holdfast.model.names import valid_name
 from holdfast.model.records import InvocationRecord, RunnerRecord
-from holdfast.model.status import Status
 from holdfast.runtime import hints
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
 from holdfast.runtime.definition import TaskDefinition, is_redefined, where_of
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.listing import filter_of
 from holdfast.runtime.queues import Queues
 from holdfast.schedules.api import Schedules
 from holdfast.schedules.declared import CoreSchedules, Declaration, Declarations
 from holdfast.settings import Settings, absolute_url, default_url
 from holdfast.store import open_store
-from holdfast.store.contract import Filter, Store
-from holdfast.task import AsyncTask, Submittable, Task
+from holdfast.store.contract import Store
+from holdfast.streams.reader import StreamReading
+from holdfast.streams.service import StreamUpkeep
+from holdfast.streams.writer import ChunkWriter
+from holdfast.task import AsyncTask, AsyncWorkflow, Submittable, Task, Workflow
 from holdfast.telemetry.events import store_observer
 from holdfast.triggers.api import Triggers
 from holdfast.triggers.evaluation import declarations, evaluators, refuse_duplicate_names
 from holdfast.triggers.outbox import Events, TriggerOutbox
 from holdfast.triggers.rules import TriggerRecord
 from holdfast.triggers.service import TriggerRegistry
+from holdfast.workflows.api import AsyncStep, Step, StepBase
+from holdfast.workflows.children import end_children, notify_parents
+from holdfast.workflows.declaring import StepDeclaration, step_of, step_task
+from holdfast.workflows.executor import WorkflowExecutor
+from holdfast.workflows.forking import Forking
+from holdfast.workflows.hooks_requests import WebhookRequest
+from holdfast.workflows.hooks_resuming import HookAccess
+from holdfast.workflows.hooks_store import HookSweep, end_hooks
+from holdfast.workflows.looking import Looking
+from holdfast.workflows.service import Waits, read_progress
 
 __all__ = ["App", "EmbeddedRunner"]
 
@@ -72,6 +96,7 @@ class App:
         where = absolute_url(settings_.url or default_url(Path.cwd()), Path.cwd())
         self.runtime = AppRuntime(valid_name("app", settings_.name or DEFAULT_NAME), where, settings_, compose)
         self._runtime = self.runtime
+        self.runtime.looks, self.runtime.forks, self.runtime.streams = Looking(), Forking(), StreamReading()
         self.archive = Archive(self.runtime)
         self.queues = Queues(self.runtime)
         self.schedules = Schedules(self.runtime)
@@ -79,6 +104,11 @@ class App:
         # By the names that people know, too.
         self.aarchive, self.rerun, self.arerun = self.archive.asearch, self.archive.rerun, self.archive.arerun
         self.purge, self.apurge = self.archive.purge, self.archive.apurge
+        hooks = HookAccess(self.runtime)
+        self.resume_hook, self.aresume_hook = hooks.resume_hook, hooks.aresume_hook
+        self.resume_or_submit, self.aresume_or_submit = hooks.resume_or_submit, hooks.aresume_or_submit
+        self.hook, self.ahook, self.hooks, self.ahooks = hooks.hook, hooks.ahook, hooks.hooks, hooks.ahooks
+        self.runtime.codec.register(WebhookRequest)
         self.emit, self.aemit = self.triggers.emit, self.triggers.aemit
         self.events, self.aevents = self.triggers.events, self.triggers.aevents
 
@@ -148,6 +178,51 @@ class App:
             raise UsageError(f"a task is made of a function, not of {function!r}")
         return self._declare(definition_of(function, options))
 
+    @overload
+    def workflow(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncWorkflow[P, R]: ...
+    @overload
+    def workflow(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
+    @overload
+    def workflow(self, function: None = None, /, **options: Unpack[WorkflowOptions]) -> _WorkflowDecorator: ...
+
+    def workflow(self, function: Callable[..., Any] | None = None, /, **options: Unpack[WorkflowOptions]) -> Any:
+        """Declare a workflow: ``@app.workflow`` on a function whose steps are recorded.
+
+        After a crash or a long wait, its body runs again from the top, and recorded steps return what they returned.
+        So the body itself may do nothing that a replay could not repeat: see docs/decisions/0011-workflows.md. It takes
+        the options of a task, but for `retries`, `at_most_once`, `executor` and `soft_timeout`. `timeout` counts from
+        the first start of the run. ``version="2"`` leaves runs of other versions to runners that declare them, and
+        ``check=False`` does not read the body's source for calls of clocks and chance.
+        """
+        if function is None:
+            return lambda function: self.workflow(function, **options)
+        if isinstance(function, Submittable):
+            raise UsageError(f"a workflow is made of a function, not of {function!r}")
+        return self._declare(workflow_definition(function, options))
+
+    @overload
+    def step(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def step(self, function: Callable[P, R], /) -> Step[P, R]: ...
+    @overload
+    def step(self, function: None = None, /, **options: Unpack[StepDeclaration]) -> _StepDecorator: ...
+
+    def step(self, function: Callable[..., Any] | None = None, /, **options: Unpack[StepDeclaration]) -> Any:
+        """Declare a step: a function that a workflow's body calls, and whose result is recorded.
+
+        `retries` and `timeout` are those of one call. A recorded step never runs again; one that was under way when its
+        worker died does, with the same ``context().idempotency_key``. ``at_most_once=True`` raises `WorkerLost` in the
+        body instead. ``repeatable=True`` is for reads and computation: it saves a write. ``transactional=True`` commits
+        the step's own writes together with its record. `queue`, `tags` and ``executor="process"`` run it elsewhere.
+        """
+        if function is None:
+            return lambda function: self.step(function, **options)
+        if isinstance(function, Submittable | StepBase):
+            raise UsageError(f"a step is made of a function, not of {function!r}")
+        definition = step_of(function, options)
+        self._declare(step_task(definition))
+        return (AsyncStep if inspect.iscoroutinefunction(function) else Step)(self.runtime, definition)
+
     def _declare(self, definition: TaskDefinition) -> Submittable[..., Any]:
         runtime = self.runtime
         for known in definition.names:
@@ -161,6 +236,8 @@ class App:
         runtime.codec.register_annotations(definition.function)
         remember(self.name, definition.name, definition.function, runtime.codec, runtime.hooks)
         kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task
+        if definition.is_workflow:
+            kind = AsyncWorkflow if definition.is_coroutine else Workflow
         task = kind(runtime, definition)
         runtime.tasks.update(dict.fromkeys(definition.names, task))
         for each in evaluators(runtime, definition):
@@ -174,6 +251,20 @@ class App:
         """
         self.runtime.codec.register(cls, name=name)
         return cls
+
+    def verifier(self, function: F, /, *, name: str | None = None) -> F:
+        """Declare a function that checks the signatures of webhooks, for ``hook(verify=…)``: ``@app.verifier``.
+
+        It takes a `WebhookRequest`, and returns whether the request is genuine. `holdfast.webhooks` makes such
+        functions: ``app.verifier(github_signature(secret), name="github")``. The process that serves webhooks finds
+        it by its name, so declare it where the workflow is declared.
+        """
+        if not callable(function):
+            raise UsageError(f"a verifier is a function, not {function!r:.80}")
+        known = valid_name("verifier", str(name or getattr(function, "__name__", "")))
+        if self.runtime.verifiers.setdefault(known, function) is not function:
+            raise UsageError(f"two verifiers are named '{known}'; give one of them name='…'")
+        return function
 
     def on_worker_start(self, function: F) -> F:
         """Call this (async or not) in each worker before its first task: ``@app.on_worker_start``."""
@@ -239,21 +330,16 @@ class App:
         task: str | Iterable[str] = (),
         queue: str | Iterable[str] = (),
         parent: str | None = None,
+        attributes: Mapping[str, str] | None = None,
         limit: int = 50,
         before: str | None = None,
     ) -> list[InvocationRecord]:
-        """Return stored invocations, newest first; with `parent`, an id, its children only. `before` is an id: the
-        last one of the page before.
+        """Return stored invocations, newest first; with `parent`, an id, its children only; with `attributes`, those
+        that have all of them (``{"stage": "packed"}``). `before` is an id: the last one of the page before.
         """
         if type(limit) is not int or not 0 <= limit <= 1_000_000:
             raise UsageError(f"limit={limit!r}: expected a whole number from 0 to 1,000,000")
-        where = Filter(
-            statuses=frozenset(_status(name) for name in _several(status)),
-            tasks=frozenset(_several(task)),
-            queues=frozenset(_several(queue)),
-            parent=parent,
-            before_id=before,
-        )
+        where = filter_of(status=status, task=task, queue=queue, parent=parent, attributes=attributes, before=before)
         return list(await engine.store.find(self.name, where, limit))
 
     ainvocations = awaited(invocations)
@@ -293,7 +379,9 @@ class App:
 
     def _features(self, engine: Engine, core: CoreTaskRegistry) -> Sequence[Feature]:
         declared = declarations(list(self.tasks.values()), engine)
-        return CoreSchedules(core), *features(engine, declared=declared, triggers=self.triggers.declared)
+        has_runs = any(definition.is_workflow for definition in self.runtime.definitions)
+        made = features(engine, declared=declared, triggers=self.triggers.declared, has_runs=has_runs)
+        return CoreSchedules(core), *made
 
     def close(self) -> None:
         """End the runners in this process, let go of the store and of all threads. The app can be used again
@@ -324,6 +412,14 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
     opened = store or open_store(url, clock=clock, observe=store_observer(shared["telemetry"]), options=options)
     engine = Engine(store=opened, settings=settings, clock=clock, **shared)
     engine.outbox = engine.part(TriggerOutbox)
+    engine.outbox.receivers |= {
+        PARENT: functools.partial(notify_parents, engine),
+        CHILDREN: functools.partial(end_children, engine),
+        HOOKS: functools.partial(end_hooks, engine),
+    }
+    engine.make_run_executor = WorkflowExecutor
+    engine.chunks = engine.part(ChunkWriter)
+    engine.read_progress = read_progress
     return engine
 
 
@@ -334,11 +430,42 @@ _STORE_OPTIONS = (
 
 
 def features(
-    engine: Engine, *, declared: Sequence[Declaration] = (), triggers: Sequence[TriggerRecord] = ()
+    engine: Engine,
+    *,
+    declared: Sequence[Declaration] = (),
+    triggers: Sequence[TriggerRecord] = (),
+    has_runs: bool = False,
 ) -> tuple[Feature, ...]:
     """Return what a runner does for the app beside running its tasks."""
     schedules = Declarations(engine, declared, engine.part(Events).emit_tick)
-    return schedules, TriggerRegistry(engine, triggers), Retention(engine)
+    return (
+        schedules,
+        TriggerRegistry(engine, triggers, has_runs=has_runs),
+        Waits(engine, has_runs=has_runs),
+        HookSweep(engine),
+        Retention(engine),
+        StreamUpkeep(engine),
+    )
+
+
+class _WorkflowDecorator(Protocol):
+    """What ``@app.workflow(…)`` returns."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncWorkflow[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
+    def __call__(self, function: Any, /) -> Any: ...
+
+
+class _StepDecorator(Protocol):
+    """What ``@app.step(…)`` returns."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Step[P, R]: ...
+    def __call__(self, function: Any, /) -> Any: ...
 
 
 class _Decorator(Protocol):
@@ -349,14 +476,3 @@ class _Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Any, /) -> Any: ...
-
-
-def _several(value: str | Iterable[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _status(name: str) -> Status:
-    try:
-        return Status(name.lower())
-    except ValueError:
-        raise UsageError(f"there is no status '{name}'; there are: {', '.join(Status)}") from None

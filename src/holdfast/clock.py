@@ -109,7 +109,7 @@ def length_of(name: str, value: Duration) -> float:
         raise UsageError(f"{name}={error}") from None
 
 
-TOO_LATE = 253_402_300_800.0  # the year 10000, which no date can tell
+TOO_LATE = 253_402_300_800.0  # the year 10000, which no date can express
 
 
 def reached(name: str, now: float, seconds: float) -> float:

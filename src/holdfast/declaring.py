@@ -12,7 +12,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
@@ -21,11 +21,11 @@ from holdfast.errors import InvalidSchedule, UsageError
 from holdfast.model.limits import Limit
 from holdfast.model.names import valid_key, valid_name
 from holdfast.model.pacing import Debounce, Pacing, Throttle
-from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY
-from holdfast.model.retention import OUTCOMES, SHORTEST_SECONDS
+from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY, OUTCOMES, SHORTEST_SECONDS
 from holdfast.model.retries import Policy
 from holdfast.runtime.definition import (
     ALL_ARGUMENTS,
+    ExecutorKind,
     TaskDefinition,
     TimeLimits,
     executor_for,
@@ -38,6 +38,7 @@ from holdfast.runtime.definition import (
 from holdfast.schedules.options import TaskSchedule, task_schedule
 from holdfast.schedules.timing import Cron, Every, Once
 from holdfast.triggers.conditions import Trigger, TriggerBuilder, task_trigger
+from holdfast.workflows.declaring import GRACE_SECONDS, body_fingerprint, check_body, refuse_options
 
 Executor = Literal["thread", "loop", "process"]
 ConcurrencyMode = Literal["disabled", "task", "arguments", "keys"]
@@ -86,6 +87,13 @@ class TaskOptions(SharedOptions, total=False):
     on_diff_non_key_args_raise: bool
 
 
+class WorkflowOptions(TaskOptions, total=False):
+    """The options of a workflow; `App.workflow` says what they mean."""
+
+    version: str | None
+    check: bool
+
+
 class CallOptions(SharedOptions, total=False):
     """The options of a call; `Task.options` says what they mean. None leaves an option as it is."""
 
@@ -100,6 +108,7 @@ class CallOptions(SharedOptions, total=False):
     session: Any
     expires: Duration | dt.datetime | None
     cancel_children: bool | None
+    on_parent_end: Literal["cancel", "continue"] | None
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +124,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     session: Any = None
     expires_at: float | None = None
     time: TimeLimits | None = None
+    on_parent_end: str | None = None  # for calls in the body of a workflow
 
 
 OLDER_NAMES: dict[str, tuple[str, ...]] = {
@@ -162,6 +172,25 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
     return definition
 
 
+def workflow_definition(function: Callable[..., Any], options: WorkflowOptions) -> TaskDefinition:
+    """Return the workflow that a declaration means. Raises `UsageError`."""
+    refuse_options(options)
+    given: dict[str, Any] = dict(options)
+    version, check = given.pop("version", None), flag("check", given.pop("check", True))
+    definition = definition_of(function, cast(TaskOptions, given))
+    if version is not None:
+        name = f"{definition.name}@{valid_name('version', version)}"
+        definition = msgspec.structs.replace(definition, name=name)
+    if check:
+        check_body(function)
+    time = definition.time
+    if time.cancel_grace is None:
+        time = msgspec.structs.replace(time, cancel_grace=GRACE_SECONDS)
+    return msgspec.structs.replace(
+        definition, executor=ExecutorKind.WORKFLOW, body=body_fingerprint(function), time=time
+    )
+
+
 def present_names(options: TaskOptions) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options by their present names, and which of them the user gave by an older name.
 
@@ -181,9 +210,9 @@ def present_names(options: TaskOptions) -> tuple[dict[str, Any], dict[str, str]]
     _check_names("key_arguments", keys)
     keys, spelled, paced = tuple(keys), {}, any(given.get(name) is not None for name in ("debounce", "throttle"))
     wanted = ["unique_by"] if paced else []
-    most, waits = given.pop("concurrency_limit", 1), given.pop("reroute_on_concurrency_control", True)
+    max_running, waits = given.pop("concurrency_limit", 1), given.pop("reroute_on_concurrency_control", True)
     flag("reroute_on_concurrency_control", waits)
-    _check_limit("concurrency_limit", most)
+    _check_limit("concurrency_limit", max_running)
     for old, switch, by in (
         ("running_concurrency", "limit", "limit_by"),
         ("registration_concurrency", "unique", "unique_by"),
@@ -193,7 +222,7 @@ def present_names(options: TaskOptions) -> tuple[dict[str, Any], dict[str, str]]
             raise UsageError(f"{old}={mode!r}: expected one of {', '.join(map(repr, _MODES))}")
         if mode == "disabled":
             continue
-        given[switch], spelled[switch] = most if switch == "limit" else True, old
+        given[switch], spelled[switch] = max_running if switch == "limit" else True, old
         if mode == "arguments":
             given[by], spelled[by] = ALL_ARGUMENTS, old
         elif mode == "keys" and not keys:
@@ -208,10 +237,10 @@ def present_names(options: TaskOptions) -> tuple[dict[str, Any], dict[str, str]]
     for by in wanted if keys else ():
         given[by], spelled[by] = keys, "key_arguments"
     if "limit_by" in given:
-        given.setdefault("limit", most)
+        given.setdefault("limit", max_running)
     if not waits:
         given["when_full"] = "refuse"
-    if "limit" not in given and (most != 1 or not waits):
+    if "limit" not in given and (max_running != 1 or not waits):
         raise UsageError(
             "concurrency_limit= and reroute_on_concurrency_control= need running_concurrency=, which says what calls "
             'share the limit: "task", "arguments" or "keys"'
@@ -445,7 +474,7 @@ def _check_names(option: str, given: Any) -> None:
 
 
 def names(given: Iterable[str]) -> Iterable[str]:
-    """Names in a list. A lone string would be read as its letters."""
+    """Return names that are given as a list. A lone string would be read as its letters."""
     if isinstance(given, str):
         raise UsageError(f"{given!r}: expected a list of names, such as [{given!r}]")
     return given
@@ -467,8 +496,15 @@ _CALL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "queue": functools.partial(valid_name, "queue"),
     "key": functools.partial(valid_key, "key"),
     "session": lambda session: session,
+    "on_parent_end": lambda given: _on_parent_end(given),
 }
 HEAVIEST = 1000
+
+
+def _on_parent_end(given: object) -> object:
+    if given not in ("cancel", "continue"):
+        raise UsageError(f"on_parent_end={given!r}: expected 'cancel' or 'continue'")
+    return given
 
 
 def valid_weights(queues: Iterable[str] | Mapping[str, int]) -> dict[str, int]:

@@ -9,6 +9,7 @@
     │   ├── DuplicateTask                       two tasks with one name
     │   ├── InvalidSchedule                     a cron expression, time zone, interval or instant is wrong
     │   ├── KeyTaken                            its key belongs to a call with other arguments
+    │   ├── PayloadDoesNotFit                   a payload is not of the type of its hook; names the path
     │   ├── ScheduleExists                      another schedule has that name
     │   ├── UnknownSchedule                     no schedule has that name
     │   └── UnknownTask                         a name that this app does not declare
@@ -35,6 +36,17 @@
     │   ├── SchemaMismatch                      the store was written by another version, or is foreign
     │   ├── CorruptRecord                       one stored record cannot be read; the others can
     │   └── PayloadLost                         a large value is not in the store any more, or is damaged
+    ├── WorkflowError                           a workflow's body, or its log, is not as it has to be
+    │   ├── NotDeterministic                    a body did what a replay could not repeat
+    │   ├── ReplayMismatch                      the code does not fit the recorded log
+    │   ├── InboxFull                           a run is too far behind to take a message
+    │   ├── HookConflict                        another hook has the token
+    │   ├── HookNotFound                        (also a LookupError) no open hook has the token
+    │   ├── StepNotFound                        (also a LookupError) a run has no such step
+    │   └── LogEventNotFound                    (also a LookupError) the log of a run has no such event
+    ├── StreamError
+    │   ├── StreamClosed                        nothing can be written to a stream any more
+    │   └── StreamGone                          (also a LookupError) the chunks of a stream were removed
     ├── SoftTimeout                             raised in a task: its soft_timeout is over, it should come to an end
     ├── InvocationNotFound
     ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
@@ -85,7 +97,17 @@ class InvalidTrigger(UsageError, ValueError):
 
 
 class KeyTaken(UsageError):
-    """The idempotency key belongs to another call: the same task, but other arguments."""
+    """The idempotency key belongs to another call: the same task, but other arguments. In the body of a workflow: any
+    call that the run has not submitted itself.
+    """
+
+
+class PayloadDoesNotFit(UsageError):
+    """A payload is not of the type of its hook. `path` leads to what does not fit, for instance ``payload.by``."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class TwinDiffers(UsageError):
@@ -304,3 +326,51 @@ class InvocationCancelled(InvocationError):
 
 class InvocationRefused(InvocationError):
     """The invocation met a concurrency limit and was declared not to wait for it."""
+
+
+class WorkflowError(HoldfastError):
+    """A workflow's body, or its log, is not as it has to be."""
+
+
+class NotDeterministic(WorkflowError):
+    """A body did what a replay could not repeat: the clock, chance, sockets, threads. That belongs into a step."""
+
+
+class ReplayMismatch(WorkflowError):
+    """The code at hand does not fit the recorded log of a run."""
+
+
+class InboxFull(WorkflowError):
+    """A run is too far behind: its inbox takes no more."""
+
+
+class HookConflict(WorkflowError):
+    """Raised in a body: another hook has this token. `owner` is the id of its run."""
+
+    def __init__(self, message: str, *, owner: str = "") -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class HookNotFound(WorkflowError, LookupError):
+    """No open hook has this token: it was not created yet, was disposed of, or its run has ended."""
+
+
+class StreamError(HoldfastError):
+    """A stream cannot be written or read as it was asked for."""
+
+
+class StreamClosed(StreamError):
+    """Nothing can be written to this stream any more: it was closed, or another worker goes on with the call."""
+
+
+class StreamGone(StreamError, LookupError):
+    """The chunks of a stream were removed: their time to be kept was over (`stream_retention_seconds`)."""
+
+
+class StepNotFound(WorkflowError, LookupError):
+    """A run has no such step."""
+
+
+class LogEventNotFound(WorkflowError, LookupError):
+    """The log of a run has no such event, or no such generation. (`EventNotFound` is about events of the app.)"""

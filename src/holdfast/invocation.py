@@ -11,7 +11,7 @@ import getpass
 import math
 import os
 import socket
-from collections.abc import Coroutine, Generator, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from holdfast import errors
@@ -22,14 +22,28 @@ from holdfast.ids import InvocationId
 from holdfast.model import changes
 from holdfast.model.records import READY, Hint, HistoryEntry, InvocationRecord, kept_text
 from holdfast.model.status import FINAL, Status
-from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop
+from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop, running_body
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.rerun import Rerunner
+from holdfast.runtime.runs import LogEvent, RunLooks, StepRecord
+from holdfast.runtime.streams import Chunk, StreamInfo, StreamReader, StreamReads, StreamTail
 from holdfast.runtime.wait import get_all, missing
 from holdfast.telemetry.tasks import here
 
-__all__ = ["HistoryEntry", "Invocation", "InvocationGroup", "InvocationRecord"]
+__all__ = [
+    "Chunk",
+    "HistoryEntry",
+    "Invocation",
+    "InvocationGroup",
+    "InvocationRecord",
+    "LogEvent",
+    "StepRecord",
+    "StreamInfo",
+    "StreamReader",
+    "StreamTail",
+]
 
+_SLEEPING = frozenset({Status.SUSPENDED, Status.RUNNING, Status.RESUMED, Status.CANCELLING})
 R = TypeVar("R", covariant=True)
 Moment = dt.datetime | float | None
 
@@ -91,19 +105,135 @@ class Invocation(Generic[R]):
 
     aexplain = awaited(explain)
 
+    # --- what a workflow has done
+
+    @blocking
+    async def steps(self, engine: Engine, *, fetch: bool = False) -> list[StepRecord]:
+        """Return the steps and children of a workflow, in the order of its log. With `fetch`, large values too.
+
+        A step that runs is seen after a second. Raises `UsageError` for a task.
+        """
+        return await self._looks.steps(engine, await self._record(engine), fetch=fetch)
+
+    asteps = awaited(steps)
+
+    @blocking
+    async def step(self, engine: Engine, id: str, *, fetch: bool = False) -> StepRecord:
+        """Return one step, such as ``charge#2``. Raises `StepNotFound`, with the nearest name."""
+        return await self._looks.step(engine, await self._record(engine), id, fetch=fetch)
+
+    astep = awaited(step)
+
+    @blocking
+    async def events(
+        self,
+        engine: Engine,
+        *,
+        correlation: str | None = None,
+        generation: int | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+        fetch: bool = False,
+    ) -> list[LogEvent]:
+        """Return the events of a workflow in order, of all generations of its log or of one.
+
+        `correlation` is a step: only its events. `after` is the `cursor` of the last event of the page before. Raises
+        `StepNotFound`, `LogEventNotFound`.
+        """
+        return await self._looks.events(
+            engine,
+            await self._record(engine),
+            correlation=correlation,
+            generation=generation,
+            after=after,
+            limit=limit,
+            fetch=fetch,
+        )
+
+    aevents = awaited(events)
+
+    @property
+    def _looks(self) -> RunLooks:
+        assert self._runtime.looks is not None
+        return self._runtime.looks
+
+    @blocking
+    def fork(
+        self,
+        engine: Engine,
+        step: str,
+        *,
+        arguments: tuple[Any, ...] | dict[str, Any] | None = None,
+        results: Mapping[str, object] | None = None,
+        new_key: bool = False,
+    ) -> Coroutine[Any, Any, Invocation[R]]:
+        """Start a new run of a workflow that goes on before this step, with all that was recorded until then.
+
+        What was open there is left out. `arguments` are those of the new run, a tuple or a dict of named ones;
+        `results` replace recorded ones (``{"pack#1": None}``). Steps have the idempotency keys of the first run, unless
+        `new_key`. Raises `StepNotFound`, with the nearest name; then nothing is written.
+        """
+        forks = self._runtime.forks
+        assert forks is not None
+        if not isinstance(new_key, bool):
+            raise errors.UsageError(f"new_key={new_key!r}: expected True or False")
+
+        changed = forks.changed(engine, arguments, results or {})
+
+        async def fork() -> Invocation[R]:
+            record = await self._record(engine)
+            task = self._runtime.tasks.get(record.task)
+            definition = None if task is None else task.definition
+            return Invocation(
+                self._runtime, await forks.fork(engine, record, step, changed, definition, new_key=new_key)
+            )
+
+        return fork()
+
+    afork = awaited(fork)
+
+    # --- what it writes while it runs
+
+    def stream(
+        self, name: str = "default", start: int = 0, stop: int | None = None, attempts: str = "all"
+    ) -> StreamReader:
+        """Return a stream of it, to be read by ``for`` or ``async for``: chunk by chunk, live, until it is closed or
+        the invocation has ended.
+
+        `start` is the index of the first item; below 0 it counts from the end. `stop` is that behind the last. To go on
+        later, begin at the `index` of the last item + 1. ``attempts="last"`` leaves out what a later attempt has made
+        void. Raises `InvocationNotFound`, and `StreamGone` if the chunks were removed.
+        """
+        return self._streams.reader(self._runtime, self.id, name, start, stop, attempts)
+
+    @blocking
+    async def streams(self, engine: Engine) -> list[StreamInfo]:
+        """Return its streams, by name."""
+        return await self._streams.streams(engine, self.id)
+
+    astreams = awaited(streams)
+
+    @property
+    def _streams(self) -> StreamReads:
+        assert self._runtime.streams is not None
+        return self._runtime.streams
+
     # --- what one can do about it
 
     @blocking
     async def wake(self, engine: Engine) -> None:
-        """Put it back into the queue if it is parked.
+        """Put it back into the queue if it is parked; end the sleeps of a workflow that is suspended or runs.
 
-        Raises `InvocationStatusTransitionError` if it is not, and `InvocationStatusRaceConditionError` if another
-        caller was faster.
+        Raises `InvocationStatusTransitionError` if it does not wait, and `InvocationStatusRaceConditionError` if
+        another caller was faster.
         """
         record = await self._record(engine)
+        if record.run is not None and record.status in _SLEEPING:
+            return await self._looks.wake(engine, record)
         if record.status is not Status.PARKED:
             raise errors.InvocationStatusTransitionError(
-                f"{record.task} {self.id} is {record.status}; only a parked invocation can be woken"
+                f"{record.task} {self.id} is {record.status}; only a parked invocation, or a workflow that sleeps, can "
+                "be woken"
             )
         change = changes.woken(record, operation=engine.ids.operation(), at=engine.store.now(), why="woken by hand")
         (verdict,) = await engine.store.apply([change])
@@ -119,16 +249,25 @@ class Invocation(Generic[R]):
 
     @blocking
     async def rerun(
-        self, engine: Engine, *, at: Moment = None, delay: Duration | None = None, request: str | None = None
+        self,
+        engine: Engine,
+        *,
+        at: Moment = None,
+        delay: Duration | None = None,
+        request: str | None = None,
+        new_key: bool = False,
     ) -> Invocation[R]:
         """Store a new invocation with the same arguments, task and queue, due now or later; see `App.rerun`.
+
+        The steps of a workflow have the idempotency keys of the first run, unless `new_key`.
 
         Raises `InvocationStatusTransitionError` if it has not ended, `PayloadLost` if its arguments are gone, and
         `NotDecodable` if they are damaged.
         """
         (moment, seconds), record = due_time(at, delay), await self._record(engine)
         due_at = engine.submitter.due_after(seconds) if moment is None else moment
-        (done,) = await engine.part(Rerunner).rerun([record], request=request or engine.ids.new(), due_at=due_at)
+        wanted = request or engine.ids.new()
+        (done,) = await engine.part(Rerunner).rerun([record], request=wanted, due_at=due_at, new_key=new_key)
         if done.id is None:
             raise _why_not(record)(f"{record.task} {self.id} cannot be run again: {done.why}")
         return Invocation(self._runtime, done.id)
@@ -164,10 +303,16 @@ class Invocation(Generic[R]):
         `InvocationCancelled`, `InvocationRefused`, or `ResultTimeout` after `timeout` seconds; the invocation then
         goes on. Raises `BlockingCall` on a thread that runs an event loop.
         """
+        if (life := running_body.life) is not None and hasattr(life, "wait_for"):
+            if self.id not in life.children:
+                raise errors.NotDeterministic(f"the body of a workflow waits for {self.id}, which it has not submitted")
+            return cast(R, life.wait_for(life.children[self.id]))
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
         return self._outcome(self._runtime.run(self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:
+        if (life := running_body.life) is not None:
+            return await self._in_body(life)
         return self._outcome(await self._runtime.arun(self._end(timeout)))
 
     def _outcome(self, end: End) -> R:
@@ -176,6 +321,15 @@ class Invocation(Generic[R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aresult().__await__()
+
+    async def _in_body(self, life: Any) -> R:
+        """Wait in the body of a workflow, for an invocation that it has submitted."""
+        command = life.children.get(self.id)
+        if command is None:
+            raise errors.NotDeterministic(
+                f"the body of a workflow awaits {self.id}, which it has not submitted: await that in a step"
+            )
+        return cast(R, await life.future_of(command))
 
     async def _end(self, timeout: float | None) -> End:
         engine = await self._runtime.engine()

@@ -40,7 +40,7 @@ _SLOT_TRIO = tuple(f"atomic_service_{name}" for name in ("spread_margin_minutes"
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
-class Origin(NamedTuple):
+class SettingOrigin(NamedTuple):
     """A setting's value and what set it.
 
     `source` is ``keyword``, ``environment HOLDFAST_…``, ``pyproject.toml (/folder)`` or ``default``.
@@ -90,6 +90,15 @@ class Settings:
     poll_interval_seconds: float = _setting(1.0, "between looks of idle runners and waiters", low=0.01, high=60)
     drain_timeout_seconds: float = _setting(30.0, "for running work, when a runner stops", low=0, high=86_400)
     cancel_grace_seconds: float = _setting(10.0, "for cancelled code to clean up; then it is ended", low=0, high=86_400)
+    workflow_linger_seconds: float = _setting(1.0, "that a waiting workflow stays in memory", low=0, high=3_600)
+    workflow_max_events: int = _setting(50_000, "in the log of a run; then it fails", low=100, high=10_000_000)
+    workflow_cache: int = _setting(1_000, "workflows in the memory of a worker", low=1, high=1_000_000)
+    hook_secret: str = _setting("", "of which tokens of hooks are derived: 32 bytes or more", form="secret", low=32)
+    hook_secret_previous: str = _setting(
+        "", "the hook_secret before this one, for runs of that time", form="secret", low=32
+    )
+    public_url: str = _setting("", "of webhooks, as others reach them: https://shop.example", form="web")
+    webhook_limit: int = _setting(MiB, "bytes of a webhook's body; more is refused", low=1024, high=16 * MiB)
     runner_heartbeat_seconds: float = _setting(2.0, "between heartbeats; at most dead-after / 4", low=0.01, high=3_600)
     runner_considered_dead_after_minutes: float = _setting(0.25, "of silence, then it is dead", low=0.001, high=1_440)
     atomic_service_interval_minutes: float = _setting(1.0, "the cycle; each member has one slot", low=0.001, high=1_440)
@@ -109,9 +118,18 @@ class Settings:
     )
     max_crash_recoveries: int = _setting(3, "crashes in a row, without progress, that work outlives", low=0, high=50)
     archive_retention_seconds: float = _setting(7 * DAY, "for ended work; tasks may differ", low=3_600, high=CENTURY)
+    stream_retention_seconds: float = _setting(
+        float(CENTURY),
+        "for chunks, from the end of their invocation; they go with it at the latest",
+        low=60,
+        high=CENTURY,
+    )
     trigger_task_modules: str = _setting("", "modules that a runner imports at its start, with commas between them")
     event_retention_seconds: float = _setting(7 * DAY, "for events, with what they caused", low=3_600, high=CENTURY)
     trigger_max_depth: int = _setting(100, "triggers in a chain; a longer one is a loop", low=1, high=10_000)
+    api_token: str = _setting("", "of the HTTP API, for 'Authorization: Bearer …'", form="token", low=16)
+    webhook_token_rate: float = _setting(10.0, "webhooks per second for one URL", low=0.01, high=100_000)
+    webhook_source_rate: float = _setting(100.0, "webhooks per second from one address", low=0.01, high=100_000)
     sqlite_synchronous: Literal["full", "normal"] = _setting(
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )
@@ -186,11 +204,11 @@ class Settings:
         given = getattr(self, name) != SPECS[name].default
         return self._sources.get(name, "keyword" if given else "default")
 
-    def origin(self, name: str) -> Origin:
+    def origin(self, name: str) -> SettingOrigin:
         """Return the value of a setting, unmasked, and its source."""
         if name not in SPECS:
             raise _unknown(name, "asked for")
-        return Origin(getattr(self, name), self._source(name))
+        return SettingOrigin(getattr(self, name), self._source(name))
 
     def explain(self) -> list[SettingRow]:
         """Return every setting in order of declaration, for people: without secrets."""
@@ -215,6 +233,11 @@ class _Spec:
     high: float = math.inf
     choices: tuple[str, ...] = ()
     seconds: bool = False
+    form: Literal["", "secret", "token", "web"] = ""  # of a text; `low` is how many bytes a secret has at least
+
+    @property
+    def is_secret(self) -> bool:
+        return self.form in ("secret", "token")
 
     @property
     def unit(self) -> float | None:
@@ -251,12 +274,26 @@ class _Spec:
             raise self.invalid(value, source)
         if isinstance(value, int | float) and not self.low <= value <= self.high:  # so put that NaN fails too
             raise self.invalid(value, source)
+        if value and isinstance(value, str) and self.form:
+            value = self._formed(value, source)
         if self.name.endswith("_cron") and value != self.default:
             try:
                 cron(str(value))
             except HoldfastError as error:
                 raise self.invalid(value, source) from (None if mask_url(value) != value else error)
         return value
+
+    def _formed(self, value: str, source: str) -> str:
+        """Return a secret that is long enough, or the address of a web site."""
+        if self.is_secret:
+            # A token is sent in a header, which has no blanks, and letters of ASCII only.
+            is_sent = self.form == "secret" or re.fullmatch(r"[\x21-\x7e]*", value)
+            if not is_sent or len(value.encode("utf-8", "replace")) < self.low:
+                raise self.invalid(value, source)
+            return value
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+            raise self.invalid(value, source)
+        return value.rstrip("/")
 
     def _modules(self, value: object, source: str) -> object:
         """Return a text or a list of names as a text."""
@@ -282,7 +319,7 @@ class _Spec:
         return value
 
     def invalid(self, value: object, source: str) -> InvalidSetting:
-        shown = _shortened(mask_url(value) if isinstance(value, str) else value)
+        shown = "***" if self.is_secret else _shortened(mask_url(value) if isinstance(value, str) else value)
         return InvalidSetting(f"{self.name} = {shown} ({source}) is not allowed; use {self.allowed()}.")
 
     def allowed(self) -> str:
@@ -292,6 +329,12 @@ class _Spec:
             return "a cron expression of five fields, or of six with seconds first"
         if self.name.endswith("_modules"):
             return 'names of modules, such as "shop.tasks,shop.reports"'
+        if self.form == "secret":
+            return f"a secret text of {self.low:g} bytes or more"
+        if self.form == "token":
+            return f"a secret text of {self.low:g} characters or more: ASCII, without blanks"
+        if self.form == "web":
+            return "a URL with its scheme, such as https://shop.example"
         if isinstance(self.default, str):
             return " or ".join(f'"{choice}"' for choice in self.choices) or "a string"
         bounds = "" if math.isinf(self.high) else f" from {self.low:g} to {self.high:g}"
@@ -316,14 +359,14 @@ SPECS: Mapping[str, _Spec] = {
 }
 
 
-def _from_keywords(overrides: Mapping[str, object]) -> dict[str, Origin]:
+def _from_keywords(overrides: Mapping[str, object]) -> dict[str, SettingOrigin]:
     for name in overrides:
         if name not in SPECS:
             raise _unknown(name, "given as a keyword")
-    return {name: Origin(value, "keyword") for name, value in overrides.items() if value is not None}
+    return {name: SettingOrigin(value, "keyword") for name, value in overrides.items() if value is not None}
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Origin]:
+def _from_environment(environ: Mapping[str, str]) -> dict[str, SettingOrigin]:
     found = {}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable.startswith(_FOREIGN_PREFIXES):
@@ -332,11 +375,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Origin]:
         if variable != PREFIX + name.upper() or name not in SPECS:
             raise _unknown(name, "in the environment", prefix=PREFIX, given=variable)
         if environ[variable]:
-            found[name] = Origin(SPECS[name].read(environ[variable], source), source)
+            found[name] = SettingOrigin(SPECS[name].read(environ[variable], source), source)
     return found
 
 
-def _from_pyproject(folder: Path) -> dict[str, Origin]:
+def _from_pyproject(folder: Path) -> dict[str, SettingOrigin]:
     start = folder.absolute()
     path = next((f / "pyproject.toml" for f in (start, *start.parents) if (f / "pyproject.toml").is_file()), None)
     if path is None:
@@ -352,7 +395,7 @@ def _from_pyproject(folder: Path) -> dict[str, Origin]:
     for name in table:
         if name not in SPECS:
             raise _unknown(name, f"in [tool.holdfast] of {path}")
-    return {name: Origin(value, f"pyproject.toml ({path.parent})") for name, value in table.items()}
+    return {name: SettingOrigin(value, f"pyproject.toml ({path.parent})") for name, value in table.items()}
 
 
 def _unknown(name: object, place: str, *, prefix: str = "", given: str | None = None) -> UnknownSetting:
@@ -380,6 +423,8 @@ def _shortened(value: object) -> str:
 
 
 def _mask(name: str, value: object) -> object:
+    if SPECS[name].is_secret:
+        return "***" if value else value
     return mask_url(value) if isinstance(value, str) and (name == "url" or "://" in value) else value
 
 

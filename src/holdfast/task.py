@@ -22,12 +22,15 @@ from holdfast.executors.context import origin_in, parent_in
 from holdfast.invocation import Invocation, InvocationGroup
 from holdfast.model.limits import limit_key
 from holdfast.model.pacing import Debounce, paced
-from holdfast.model.records import KEY_SECONDS, InvocationRecord, Terms, first_history
-from holdfast.runtime.app_runtime import AppRuntime, completed
+from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, Terms, first_history
+from holdfast.runtime.app_runtime import AppRuntime, completed, running_body
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.payloads import whole
 from holdfast.telemetry.tasks import here
+from holdfast.workflows.api import submitted_in_body
+from holdfast.workflows.life import AsyncLife, Command, Life, PlainLife
+from holdfast.workflows.loop import where
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,10 +81,17 @@ class Submittable(Generic[P, R]):
         return type(self)(self._runtime, self.definition, changed)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
-        """Store a call of this task. Once this returns, the work survives the loss of every process."""
+        """Store a call of this task. Once this returns, the work survives the loss of every process.
+
+        In the body of a workflow the call is recorded, and stored before the next step begins.
+        """
+        if (life := running_body.life) is not None:
+            return self._submitted_in(life, args, kwargs)
         return completed(self._store([(args, kwargs)], is_blocking=True))[0]
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
+        if (life := running_body.life) is not None:
+            return self._submitted_in(life, args, kwargs)
         return (await self._store([(args, kwargs)]))[0]
 
     def map(self, calls: Iterable[Any]) -> InvocationGroup[R]:
@@ -90,10 +100,34 @@ class Submittable(Generic[P, R]):
         A tuple is positional arguments, a dict keyword arguments, anything else the only argument. If one of them
         cannot be stored, none is.
         """
+        if (life := running_body.life) is not None:
+            handles = [self._submitted_in(life, args, dict(kwargs)) for args, kwargs in map(_spread, calls)]
+            return InvocationGroup(self._runtime, handles)
         return completed(self._store((_spread(call) for call in calls), is_blocking=True))
 
     async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
+        if running_body.life is not None:
+            return self.map(calls)
         return await self._store(_spread(call) for call in calls)
+
+    def _submitted_in(self, life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation[R]:
+        if self._options.session is not None:
+            raise UsageError("session= has no meaning in the body of a workflow: submit it in a step")
+        command = self._opened_in(life, args, kwargs, is_awaited=False)
+        assert command.child is not None
+        return Invocation(self._runtime, command.child.id)
+
+    def _opened_in(
+        self, life: Life, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_awaited: bool, at: str = ""
+    ) -> Command:
+        ends = self._options.on_parent_end or ("cancel" if is_awaited else "continue")
+
+        def prepared() -> tuple[InvocationRecord, list[Payload]]:
+            return self.prepared(life.engine, args, kwargs)
+
+        return submitted_in_body(
+            life, prepared, self.name, is_awaited=is_awaited, cancels_on_end=ends == "cancel", at=at
+        )
 
     def prepared(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -164,7 +198,7 @@ class Submittable(Generic[P, R]):
         return records, payloads
 
     def _handles(self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]) -> InvocationGroup[R]:
-        """Handles of these, some of which were there already."""
+        """Return handles of the records, some of which were there already."""
         handles: list[Invocation[R]] = []
         for record, before in zip(records, there, strict=True):
             if before is None:
@@ -251,6 +285,7 @@ class Submittable(Generic[P, R]):
             parent_id=None if here.get() is None else parent_in(self._runtime.name),
             origin=None if here.get() is None else origin_in(self._runtime.name),
             changed_at=now,
+            run=RunState() if task.body else None,
             history=first_history(ids.operation(), now),
         )
         if self._pacing is not None:
@@ -309,6 +344,7 @@ class Task(Submittable[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, here and now. Nothing is stored."""
+        refuse_in_body(self.name)
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
 
 
@@ -317,7 +353,45 @@ class AsyncTask(Submittable[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the coroutine function itself. Nothing is stored."""
+        refuse_in_body(self.name)
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class Workflow(Submittable[P, R]):
+    """A workflow. Called in the body of another one, it is a child; elsewhere, a call runs its function as it is."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, self._called(args, kwargs))
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        life = running_body.life
+        if life is None:
+            return self.definition.function(*args, **kwargs)
+        if isinstance(life, PlainLife):
+            return life.wait_for(self._opened_in(life, args, kwargs, is_awaited=True))
+        return self._awaited(cast(AsyncLife, life), args, kwargs, where())
+
+    async def _awaited(self, life: AsyncLife, args: tuple[Any, ...], kwargs: dict[str, Any], at: str) -> Any:
+        return await life.future_of(self._opened_in(life, args, kwargs, is_awaited=True, at=at))
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.name}>"
+
+
+class AsyncWorkflow(Workflow[P, R]):
+    """A workflow of a coroutine function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+        return cast(Coroutine[Any, Any, R], self._called(args, kwargs))
+
+
+def refuse_in_body(name: str) -> None:
+    """Raise `UsageError` in the body of a workflow: what a task does there would not be recorded."""
+    if running_body.life is not None:
+        raise UsageError(
+            f"the task {name} is called in the body of a workflow, where a replay would call it again: "
+            "submit it and await the handle, or make it a step"
+        )
 
 
 def _spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

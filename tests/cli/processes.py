@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PATIENCE_SECONDS = 60.0  # only a failure takes that long, or a machine with much else to do
+from tests.support.patience import patient
+
+PATIENCE_SECONDS = patient(60.0)  # only a failure takes that long, or a machine with much else to do
 
 
 class Answer(NamedTuple):
@@ -78,7 +80,7 @@ class Process:
     def says(self, text: str) -> str:
         """Wait until it has said so, on either stream; the line."""
         eventually(lambda: self.said(text) or self.is_over, lambda: f"{text!r} in {self.out} {self.err}")
-        eventually(lambda: self.said(text), lambda: f"{text!r} in {self.out} {self.err}", seconds=5)
+        eventually(lambda: self.said(text), lambda: f"{text!r} in {self.out} {self.err}", seconds=patient(5))
         return self.said(text)[0]
 
     def signal(self, number: int) -> None:

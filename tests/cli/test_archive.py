@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.processes import Answer
+from tests.support.patience import patient
 
 from holdfast import App, TimedOut, crashpoints
 from holdfast.ids import is_id
@@ -38,9 +39,9 @@ def ended(shop: Path) -> dict[str, str]:
         made = {"good": add.submit(1), "bad": boom.submit("no card"), "keyed": add.options(key="k").submit(2)}
         with app.runner(tags=["eu"]):
             for name in ("good", "keyed"):
-                made[name].result(30)  # type: ignore[attr-defined]
+                made[name].result(patient(30))  # type: ignore[attr-defined]
             with pytest.raises(ValueError, match="no card"):
-                made["bad"].result(30)
+                made["bad"].result(patient(30))
         made["later"] = add.options(delay="1h").submit(3)
         return {name: invocation.id for name, invocation in made.items()}
 
@@ -71,7 +72,7 @@ def test_what_error_and_reason_both_say_is_told_once(holdfast: Holdfast, shop: P
             await asyncio.Event().wait()
 
         with app.runner(), pytest.raises(TimedOut):
-            hang.submit().result(30)
+            hang.submit().result(patient(30))
     (row,) = [line for line in holdfast("archive").out.splitlines() if "shop:hang" in line]
     assert row.endswith("  TimedOut: timed out after 20ms")
 
@@ -125,6 +126,13 @@ def test_a_filter_is_a_dry_run_until_it_is_confirmed(
         monkeypatch.setattr(sys, "stdin", _Terminal(answer))
         holdfast("rerun", "--status", "failed")
         assert stored() == 5 + more
+
+
+def test_the_request_that_a_rerun_prints_repeats_it(holdfast: Holdfast, ended: dict[str, str]) -> None:
+    first = holdfast("rerun", "--status", "failed", "--yes")
+    (request,) = {word.rstrip(";") for word in first.err.split() if len(word.rstrip(";")) == len(ended["bad"])}
+    again = holdfast("rerun", "--status", "failed", "--yes", "--request", request)
+    assert (again.code, again.out.splitlines()[-1]) == (0, first.out.splitlines()[-1])
 
 
 class _Terminal:
@@ -186,13 +194,13 @@ def test_a_request_that_died_half_way_is_repeated_without_a_double(holdfast: Hol
         with app.runner():
             for one in originals:
                 with pytest.raises(ZeroDivisionError):
-                    one.result(timeout=60)
+                    one.result(timeout=patient(60))
 
     request = "00000000000000000000000001"
     command = [sys.executable, "-m", "holdfast", "rerun", "--status", "failed", "--delay", "1h", "--yes"]
     command += ["--request", request]
     environment = {**os.environ, crashpoints.VARIABLE: "submit.after:2"}
-    killed = subprocess.run(command, cwd=shop, env=environment, capture_output=True, timeout=60, check=False)
+    killed = subprocess.run(command, cwd=shop, env=environment, capture_output=True, timeout=patient(60), check=False)
     assert killed.returncode == -signal.SIGKILL
 
     def repeats() -> list[str | None]:

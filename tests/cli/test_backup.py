@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.processes import Command, Process
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.cli.reach import check_store
@@ -102,7 +103,7 @@ def test_a_copy_that_is_made_under_load_has_all_that_was_acknowledged(
         thread.start()
         try:
             for number in range(COPIES):
-                add.submit(number).result(timeout=60)  # the runner works
+                add.submit(number).result(timeout=patient(60))  # the runner works
                 before = list(acknowledged)
                 done = holdfast("store", "backup", f"copy{number}.db")
                 assert done.code == 0, done.err

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cli.processes import eventually
+from tests.support.patience import patient
 
 if TYPE_CHECKING:
     from conftest import Command, Process
@@ -42,7 +43,9 @@ def test_a_running_one_is_told_across_processes(shop: Path, holdfast: Command, s
     runner = start("run", "--workers", "1")
     runner.says("lingering")
     assert holdfast("cancel", id, "--reason", "enough").out == f"{id} is asked to end\n"
-    eventually(lambda: holdfast("show", id, "--json").json["status"] == "cancelled", "it is cancelled", seconds=8)
+    eventually(
+        lambda: holdfast("show", id, "--json").json["status"] == "cancelled", "it is cancelled", seconds=patient(8)
+    )
     shown = holdfast("show", id).out
     assert "enough" in shown
     walked = [line["status"] for line in holdfast("history", id, "--json").json["history"]]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer
 from tests.cli.processes import eventually
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.cli import archive, program
@@ -30,12 +31,19 @@ VALUES: dict[str, dict[str, Any]] = {
     "cancel": {"--reason": ""},
     "ps": {"--limit": 50},
     "archive": {"--limit": 50},
+    "streams": {"--start": 0},
+    "monitor": {"--host": "127.0.0.1", "--port": 8080, "--log-format": "text", "--log-level": "info"},
+    "hooks": {"--limit": 50},
+    "hooks list": {"--limit": 50},
+    "hooks resume": {"payload": "null"},
     "services": {"--limit": 10},
     "queues pause": {"--reason": ""},
     "schedules next": {"-n": 5},
     "schedules pause": {"--reason": ""},
     "events": {"--event": "", "--limit": 50},
     "events emit": {"payload": "null"},
+    "workflow events": {"--limit": 100},
+    "workflow check": {"--limit": 100},
 }
 
 
@@ -62,8 +70,13 @@ RANGES: dict[str, dict[str, tuple[int | None, int | None]]] = {
     "ps": {"--limit": (1, None)},
     "archive": {"--limit": (1, 10000)},
     "services": {"--limit": (1, None)},
+    "monitor": {"--port": (0, 65535)},
+    "hooks": {"--limit": (1, 10000)},
+    "hooks list": {"--limit": (1, 10000)},
     "schedules next": {"-n": (1, 10000)},
     "events": {"--limit": (1, 10000)},
+    "workflow events": {"--limit": (1, 10000)},
+    "workflow check": {"--limit": (1, 10000)},
 }
 
 
@@ -214,7 +227,7 @@ def test_a_period_has_two_ends(app: App, holdfast: Command, monkeypatch: pytest.
     with app.runner():
         for _ in range(2):
             invocation = child.submit()
-            invocation.result(30)
+            invocation.result(patient(30))
             ended.append((invocation.id, invocation.record().changed_at))
             time.sleep(0.02)  # the moment between the two is written in milliseconds
     (first, at), (second, later) = ended
@@ -250,7 +263,7 @@ def test_what_ends_while_a_person_thinks_was_not_agreed_to(
     def done() -> str:
         with app.runner():
             invocation = child.submit()
-            invocation.result(30)
+            invocation.result(patient(30))
         return invocation.id
 
     meanwhile: list[str] = []

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cli.processes import eventually
+from tests.support.patience import patient
 
 from holdfast.runtime import hints as fallback
 
 if TYPE_CHECKING:
     from conftest import Process
 
-PROMPT_SECONDS = 10.0  # a hint takes milliseconds; without it, nothing happens for days
+PROMPT_SECONDS = patient(10.0)  # a hint takes milliseconds; without it, nothing happens for days
 
 
 @pytest.fixture(params=["sqlite", pytest.param("mongodb", marks=pytest.mark.xdist_group("mongo"))])

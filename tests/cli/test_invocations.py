@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.cli.output import Output
@@ -95,7 +96,7 @@ def test_a_wrong_submit_is_a_usage_error_and_stores_nothing(
     assert (people.code, people.out) == (2, "")
     assert people.err == f"error: {answer.json['error']['message']}\n"
     holdfast("store", "prepare")
-    assert holdfast("ps", "--json").json == {"invocations": []}
+    assert holdfast("ps", "--json").json["invocations"] == []
 
 
 def test_a_short_name_must_be_unambiguous(folder: Path, holdfast: Command) -> None:
@@ -149,7 +150,7 @@ def test_ps_lists_what_one_has_submitted(shop: Path, app: App, holdfast: Command
     above = app.task(name="above")(lambda: add.submit(1).id).submit()
     submit(holdfast, "add", "2")
     with app.runner():
-        child = above.result(30)
+        child = above.result(patient(30))
     assert [facts["id"] for facts in holdfast("ps", "--parent", above.id[:20], "--json").json["invocations"]] == [child]
     assert holdfast("ps", "--parent", above.id, "--queue", "mail").out == "no invocations\n"
     assert holdfast("ps", "--parent", "nonsense").code != 0
@@ -327,7 +328,10 @@ def test_only_parked_work_can_be_woken(shop: Path, holdfast: Command) -> None:
     id = submit(holdfast, "add", "1")
     answer = holdfast("wake", id)
     assert answer.code == 1
-    assert answer.err == f"error: shop:add {id} is registered; only a parked invocation can be woken\n"
+    assert (
+        answer.err
+        == f"error: shop:add {id} is registered; only a parked invocation, or a workflow that sleeps, can be woken\n"
+    )
 
 
 def test_a_wake_that_comes_second_says_so(
@@ -344,3 +348,21 @@ def test_a_wake_that_comes_second_says_so(
     monkeypatch.setattr("holdfast.invocation.Invocation._record", as_it_was)
     with pytest.raises(InvocationStatusRaceConditionError, match="is rerouted now"):
         app.invocation(id).wake()
+
+
+def test_ps_lists_by_attributes(app: App, holdfast: Command) -> None:
+    ids = [submit(holdfast, "add", "1", "2") for _ in range(2)]
+    record = claimed(app, ids[0])
+    facts = {"app": app.name, "id": record.id, "epoch": record.epoch, "actor": record.owner}
+    update = changes.AttributeUpdate(attributes={"stage": "packed", "to": "a=b"}, **facts)  # type: ignore[arg-type]
+    assert with_store(app, lambda store: store.apply([update])) == [changes.APPLIED]
+    for wanted in (["stage=packed"], ["stage=packed", "to=a=b"]):
+        options = [text for each in wanted for text in ("--attribute", each)]
+        (found,) = holdfast("ps", *options, "--json").json["invocations"]
+        assert (found["id"], found["attributes"]) == (ids[0], {"stage": "packed", "to": "a=b"})
+    assert holdfast("ps", "--attribute", "stage=sent").out == "no invocations\n"
+    assert "stage=packed, to=a=b" in holdfast("show", ids[0]).out
+    for wrong in (["stage"], ["=x"], ["stage=a", "stage=b"]):
+        answer = holdfast("ps", *[text for each in wrong for text in ("--attribute", each)])
+        assert answer.code != 0
+        assert "--attribute" in answer.err

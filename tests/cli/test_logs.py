@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.cli import logs
 from holdfast.cli.logs import LogFormat, LogLevel
-from holdfast.cli.output import as_json, describe, length, moment, plain, printable
+from holdfast.showing import as_json, describe, length, moment, plain, printable
 
 NASTY = "one\ntwo\r\x1b[31mred\x1b[0m\x00 \u202eturned\u2028 \x85 ok é"
 

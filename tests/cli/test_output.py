@@ -73,6 +73,7 @@ TABLES: dict[str, list[str]] = {
     "schedules backfill NAME --from 2026-01-01T00:00Z --to 2026-01-09T00:00Z --dry-run": ["2026-01-08T06:00:00.000Z"],
     "events": ["order.created", "by shop.a_rather_long_name"],
     "events show EVENT": ["shop.a_rather_long_name", "registered"],
+    "status render": ["CONCURRENCY_CONTROLLED_FINAL", "other code or a person wakes it", "RETRY, SUCCESS, FAILED"],
     "store check": ["durability", "survives a power cut"],
 }
 

@@ -30,7 +30,7 @@ def test_an_unexpected_exception_keeps_its_traceback(
         raise ZeroDivisionError("ours")
 
     holdfast("store", "prepare")
-    monkeypatch.setattr("holdfast.app.App.invocations", broken)
+    monkeypatch.setattr("holdfast.web.reading.ReadModel.invocations", broken)
     with pytest.raises(ZeroDivisionError):
         holdfast("ps")
 
@@ -41,6 +41,15 @@ def test_every_command_takes_json_and_explains_itself(holdfast: Command) -> None
         answer = holdfast(*command, "--help")
         assert answer.code == 0
         assert "--json" in answer.out
+
+
+def test_the_list_of_commands_fits_80_columns_without_cutting_a_sentence(holdfast: Command) -> None:
+    groups = ["runners", "queues", "schedules", "events", "workflow", "status", "store"]
+    for command in [[], *([name] for name in groups)]:
+        _, _, listed = holdfast(*command, "--help").out.partition("\nCommands:\n")
+        lines = listed.partition("\n\n")[0].splitlines()
+        assert len(lines) > (0 if command == ["status"] else 1)
+        assert [line for line in lines if line.endswith("...") or len(line) > 80] == []
 
 
 def test_version_and_misuse(holdfast: Command) -> None:

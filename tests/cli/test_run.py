@@ -13,14 +13,18 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.cli.processes import children, eventually
+from tests.support.patience import patient
 
-from holdfast.cli.run import _Signals
+from holdfast import App
+from holdfast.cli.run import SAME_SIGNAL_SECONDS, _Signals, _until_stopped
+from holdfast.fleet.embedded import EmbeddedRunner
 from holdfast.runtime.worker import Account
 
 if TYPE_CHECKING:
@@ -83,6 +87,7 @@ def test_the_second_signal_ends_it_and_the_work_goes_back(start: Callable[..., P
     runner.says("lingering")
     runner.signal(signal.SIGTERM)
     assert runner.says("waits up to 600 s for 1 invocation").rstrip().endswith("invocation")
+    time.sleep(SAME_SIGNAL_SECONDS)
     runner.signal(signal.SIGTERM)
     ended = runner.ends()
     assert ended.code == 0
@@ -111,16 +116,40 @@ def test_signals_become_more_urgent_and_none_is_lost_during_the_start() -> None:
         def request_stop(self, *, hurry: bool = False) -> None:
             self.asked.append(hurry)
 
+    now = 100.0
     before = signal.getsignal(signal.SIGTERM)
-    with _Signals(Starting()) as signals:  # type: ignore[arg-type]
+    with _Signals(Starting(), lambda: now) as signals:  # type: ignore[arg-type]
         signals.repeat()
         assert Starting.asked == []
         signal.raise_signal(signal.SIGTERM)
+        now += SAME_SIGNAL_SECONDS / 2
+        signal.raise_signal(signal.SIGTERM)  # to the process, and to its group
         signals.repeat()
+        now += SAME_SIGNAL_SECONDS
         signal.raise_signal(signal.SIGINT)
         signals.repeat()
     assert Starting.asked == [False, False, True, True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_comes_before_the_runner_is_there_stops_it() -> None:
+    app = App("memory://")
+    runner = app.runner()
+    start = runner.start
+
+    def start_after_a_signal() -> EmbeddedRunner:
+        signal.raise_signal(signal.SIGTERM)  # there is nothing yet that could be asked
+        return start()
+
+    runner.start = start_after_a_signal  # type: ignore[method-assign]
+    late = threading.Timer(20.0, runner.end)
+    late.start()
+    try:
+        _, _, was_told = _until_stopped(runner)
+        assert (was_told, late.is_alive()) == (True, True)
+    finally:
+        late.cancel()
+        app.close()
 
 
 def test_run_refuses_what_it_cannot_do(shop: Path, holdfast: Command) -> None:
@@ -231,7 +260,7 @@ def test_work_ends_when_the_terminal_is_closed_though_it_prints(shop: Path, hold
         return str(found["state"])
 
     try:
-        eventually(lambda: state() == "draining", "it drains", seconds=20)
+        eventually(lambda: state() == "draining", "it drains", seconds=patient(20))
         (shop / "go").touch()
         assert runner.wait(30) == 0
     finally:

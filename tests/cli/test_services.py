@@ -57,6 +57,7 @@ def test_services_tell_the_slots_and_why_who_does_not_run(
     assert decisions(holdfast)["old"] == ("not_assigned_slot", "the gap between two slots; its own begins in 20s")
     told = holdfast("services").out
     assert "3 of 4 runners in turn" in told
+    assert [line for line in told.splitlines() if len(line) > 80] == []
     assert [line.split()[-1] for line in told.splitlines() if line[:1] in "012" and "Z" in line] == [
         "over",
         "over",

@@ -121,6 +121,16 @@ def test_a_plain_check_finds_destroyed_pages_or_says_that_it_did_not_look(
     assert holdfast("store", "check", "--deep").code == 1
 
 
+def test_the_problems_of_a_file_are_on_one_line(shop: Path, holdfast: Command) -> None:
+    holdfast("submit", "shop:add", "1")
+    content = bytearray((shop / "shop.db").read_bytes())
+    content[4 * 4096 : 7 * 4096] = b"\x55" * 3 * 4096
+    (shop / "shop.db").write_bytes(content)
+    (found,) = [finding for finding in holdfast("store", "check", "--json").json["findings"] if not finding["ok"]]
+    assert "Page 6" in found["detail"]
+    assert "\n" not in found["detail"]
+
+
 def test_the_lines_of_a_check_fit_80_columns_or_the_terminal(
     shop: Path, holdfast: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

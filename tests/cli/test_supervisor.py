@@ -21,9 +21,11 @@ from typing import Any
 import pytest
 from tests.cli.processes import Command, Process, children, eventually, is_gone
 from tests.support.freezing import can_write_to, freeze
+from tests.support.patience import patient
 
 from holdfast.cli.discovery import import_module
 from holdfast.cli.reach import with_store
+from holdfast.cli.run import SAME_SIGNAL_SECONDS
 from holdfast.executors.child_process import exit_in_words
 from holdfast.model.records import InvocationRecord, RunnerRecord
 
@@ -165,7 +167,7 @@ class Shop:
         return id
 
     def result(self, id: str) -> Any:
-        return self.app.invocation(id).result(timeout=30)
+        return self.app.invocation(id).result(timeout=patient(30))
 
     def record(self, id: str) -> InvocationRecord:
         record: InvocationRecord = self.app.invocation(id).record()
@@ -584,6 +586,7 @@ def test_a_second_signal_hurries_and_what_a_task_has_started_ends_with_it(
     for _ in range(2):
         runner.signal(signal.SIGTERM)
         runner.says("waits up to 600 s")
+        time.sleep(SAME_SIGNAL_SECONDS)
     try:
         eventually(lambda: runner.is_over, "it ends")
         assert is_gone(program)
@@ -671,7 +674,7 @@ def health_of(runner: Process, said: list[str]) -> Callable[..., int]:
 
     def health(path: str = "/health") -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=patient(10)) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             said.append(error.read().decode())

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.cli.processes import Command, Process, eventually, is_gone
 from tests.support.freezing import can_write_to, freeze
+from tests.support.patience import patient
 
 from holdfast import App, TimedOut
 from holdfast.cli.discovery import import_module
@@ -28,7 +29,7 @@ from pathlib import Path
 from holdfast import App, context
 from holdfast.retries import Fixed
 
-app = App("sqlite:///shop.db")
+app = App(os.environ.get("SHOP_URL", "sqlite:///shop.db"))
 HERE = Path(__file__).parent
 
 def begun(name):
@@ -94,6 +95,25 @@ def cannot_be_stopped():
 @app.task
 def who():
     return os.getpid()
+
+@app.task
+def holds_the_lock_for(seconds):
+    begun("hog")
+    ctypes.PyDLL(None).sleep(seconds)  # keeps the interpreter lock
+    return context().attempt
+
+def note(n):
+    with open(HERE / "notes", "a") as notes:
+        notes.write(f"{n}\\n")
+    return context().attempt
+
+@app.task
+def quick(n):
+    return note(n)
+
+@app.task(timeout="1s")
+def quick_in_a_second(n):
+    return note(n)
 """
 UNRESPONSIVE_SECONDS = 1.0
 
@@ -121,7 +141,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def url(folder: Path) -> str:
+    return "sqlite:///shop.db"
+
+
+@pytest.fixture
+def shop(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setenv("SHOP_URL", url)
     monkeypatch.setenv("HOLDFAST_WORKER_UNRESPONSIVE_SECONDS", f"{UNRESPONSIVE_SECONDS}")
     monkeypatch.setenv("HOLDFAST_POLL_INTERVAL_SECONDS", "0.1")
     (folder / "shop.py").write_text(SHOP)
@@ -153,12 +179,12 @@ def test_a_worker_that_closes_its_descriptors_is_ended_and_the_call_is_charged(
     runner = run()
     invocation = shop.module.close_everything.submit()
     with pytest.raises(WorkerLost, match="crash 1 in a row") as lost:
-        invocation.result(timeout=30)
+        invocation.result(timeout=patient(30))
     cause = "its code closed descriptors that are not its own, with os.close or os.closerange say"
     assert cause in str(lost.value)
     assert cause in invocation.history()[-1].why
     assert cause in invocation.explain()
-    assert shop.module.who.submit().result(timeout=30) != shop.begun("closed")
+    assert shop.module.who.submit().result(timeout=patient(30)) != shop.begun("closed")
     assert sum(map(len, runner.err)) < 20_000, "a loop that cannot turn does not fill the log"
 
 
@@ -169,13 +195,13 @@ def test_a_call_that_holds_the_interpreter_lock_beyond_its_timeout_is_ended_by_t
     neighbour = shop.module.beside.submit("neighbour")
     first = shop.begun("neighbour")
     invocation = shop.module.holds_the_lock.submit()
-    assert invocation.result(timeout=30) == "second attempt"
+    assert invocation.result(timeout=patient(30)) == "second attempt"
     (failed,) = invocation.record().errors
     assert failed.error.type_name == "holdfast.errors:TimedOut"
     expected = "TimedOut: timed out after 300ms; its worker did not answer and was killed; attempt 1 of 2 failed"
     assert expected in next(entry.why for entry in invocation.record().history if entry.why)
     shop.go("neighbour")
-    assert neighbour.result(timeout=30) == 2
+    assert neighbour.result(timeout=patient(30)) == 2
     walked = [entry.status.value for entry in neighbour.record().history]
     assert "killed" in walked
     assert "running_recovery" not in walked, "what another call did is not charged to it"
@@ -205,8 +231,67 @@ def test_a_worker_that_does_not_answer_is_told_of_and_gives_back_what_it_has_not
     assert len(runner.said("unresponsive: no answer")) == 1, "that is said once"
     eventually(lambda: shop.worker().unresponsive_since is None, "the roster tells it")
     shop.go("silent")
-    assert invocation.result(timeout=30) == 1, "it was left alone"
-    assert waiting.result(timeout=30) == worker
+    assert invocation.result(timeout=patient(30)) == 1, "it was left alone"
+    assert waiting.result(timeout=patient(30)) == worker
+
+
+def test_a_coroutine_that_never_began_does_not_say_that_it_still_runs(shop: Shop, run: Callable[..., Process]) -> None:
+    run("--concurrency", "2")
+    shop.module.blocks_the_loop_for_a_while.submit()
+    shop.begun("hog")
+    brief = shop.module.brief.submit()
+    with pytest.raises(TimedOut, match="timed out after 300ms; its event loop was blocked, and its code had not begun"):
+        brief.result(timeout=patient(30))
+
+
+@pytest.fixture(params=["sqlite", pytest.param("mongodb", marks=pytest.mark.xdist_group("mongo"))])
+def any_url(request: pytest.FixtureRequest) -> str:
+    return "sqlite:///shop.db" if request.param == "sqlite" else str(request.getfixturevalue("mongo_url"))
+
+
+@pytest.mark.usefixtures("shop")
+class TestWorkThatHasNotBegun:
+    """Calls that a worker has claimed ahead, as RUNNING, while another call keeps the interpreter."""
+
+    @pytest.fixture
+    def url(self, any_url: str) -> str:
+        return any_url
+
+    def test_is_given_back_does_not_fail_and_runs_once(self, shop: Shop, run: Callable[..., Process]) -> None:
+        runner = run("--workers", "1", "--concurrency", "1")
+        for invocation in [shop.module.quick.submit(-1) for _ in range(20)]:
+            invocation.result(timeout=patient(30))  # the worker learns that calls are short
+        (shop.folder / "notes").unlink()
+        shop.app.queues.pause("default")
+        eventually(lambda: runner.said("paused queue"), "it claims nothing")
+        tasks = [shop.module.quick] * 3 + [shop.module.quick_in_a_second, shop.module.quick] * 20
+        calls = [task.submit(n) for n, task in enumerate(tasks[:3])]
+        hog = shop.module.holds_the_lock_for.submit(10)
+        calls += [task.submit(n) for n, task in enumerate(tasks[3:], 3)]
+        shop.app.queues.resume("default")
+        shop.begun("hog")
+
+        def claimed() -> list[Any]:
+            ran = set((shop.folder / "notes").read_text().split())  # the end of the last one may not be in the store
+            waiting = [call for n, call in enumerate(calls) if f"{n}" not in ran]
+            return [call for call in waiting if call.record().status.value in ("pending", "running")]
+
+        was_claimed = claimed()
+        assert {call.record().status.value for call in was_claimed} == {"running"}, "the worker has claimed ahead"
+        said, said_of_hog = set[str](), hog.explain()
+        while claimed():
+            assert hog.record().status.value == "running", "in the end it is given back"
+            if shop.worker().unresponsive_since is not None:
+                said.update(call.explain() for call in was_claimed if call.record().status.value == "running")
+        assert not [why for why in said if "its code is running" in why]
+        assert "its code is running" in said_of_hog
+        assert hog.result(timeout=patient(30)) == 1, "the worker was left alone"
+        assert {call.result(timeout=patient(30)) for call in calls} == {1}, "no attempt was charged"
+        notes = (shop.folder / "notes").read_text().split()
+        assert sorted(map(int, notes)) == list(range(len(calls))), "each ran once"
+        (why,) = {entry.why for entry in was_claimed[-1].record().history if "had not" in entry.why}
+        assert why.endswith(" s; it had not begun, and is not charged")
+        assert not runner.said("killed worker")
 
 
 # --- with `make faults`
@@ -222,11 +307,11 @@ def test_a_stopped_worker_is_ended_for_a_call_past_its_time_and_no_result_comes_
     freeze(worker, can_write=can_write_to(shop.folder / "shop.db"))
     shop.go("stopped")
     with pytest.raises(TimedOut):
-        invocation.result(timeout=30)
+        invocation.result(timeout=patient(30))
     with contextlib.suppress(ProcessLookupError):
         os.kill(worker, signal.SIGCONT)
     eventually(lambda: is_gone(worker), "the worker is over")
-    assert shop.module.who.submit().result(timeout=30) != worker
+    assert shop.module.who.submit().result(timeout=patient(30)) != worker
     record = invocation.record()
     assert (record.status.value, record.result) == ("failed", None)
     assert record.reason == "TimedOut: timed out after 1s; its worker did not answer and was killed"
@@ -257,9 +342,9 @@ def test_a_runner_that_was_stopped_together_with_its_worker_kills_nobody(
     for process in (runner.pid, worker):
         os.kill(process, signal.SIGCONT)
     with pytest.raises(TimedOut):
-        invocation.result(timeout=30)
+        invocation.result(timeout=patient(30))
     assert invocation.record().reason == "TimedOut: timed out after 1s", "its worker ended it"
-    assert shop.module.who.submit().result(timeout=30) == worker
+    assert shop.module.who.submit().result(timeout=patient(30)) == worker
     assert not runner.said("unresponsive: no answer")
 
 
@@ -271,9 +356,9 @@ def test_a_worker_whose_event_loop_is_blocked_for_good_gives_way_to_another(
     sister = shop.module.beside.submit("sister")
     worker = shop.begun("sister")
     with pytest.raises(TimedOut):
-        shop.module.blocks_the_loop.submit().result(timeout=30)
+        shop.module.blocks_the_loop.submit().result(timeout=patient(30))
     shop.go("sister")
-    assert sister.result(timeout=30) == 2
+    assert sister.result(timeout=patient(30)) == 2
     reasons = [entry.why for entry in sister.record().history]
     assert any("code that cannot be stopped blocked the event loop of its worker" in why for why in reasons)
     assert is_gone(worker)
@@ -284,10 +369,10 @@ def test_a_worker_whose_places_are_all_taken_by_what_cannot_be_stopped_gives_way
     shop: Shop, run: Callable[..., Process]
 ) -> None:
     run("--concurrency", "1")
-    worker = shop.module.who.submit().result(timeout=30)
+    worker = shop.module.who.submit().result(timeout=patient(30))
     with pytest.raises(TimedOut):
-        shop.module.cannot_be_stopped.submit().result(timeout=30)
-    assert shop.module.who.submit().result(timeout=30) != worker
+        shop.module.cannot_be_stopped.submit().result(timeout=patient(30))
+    assert shop.module.who.submit().result(timeout=patient(30)) != worker
     eventually(lambda: is_gone(worker), "the worker is over")
 
 
@@ -308,11 +393,11 @@ def test_a_call_that_keeps_others_from_ending_in_time_runs_apart_in_the_end(
         return path.exists() and len(path.read_text().splitlines()) == 3
 
     eventually(has_begun_apart, "it has begun for the third time", 60)
-    assert shop.begun("hog") != shop.module.who.submit().result(timeout=30), "it has a process of its own"
+    assert shop.begun("hog") != shop.module.who.submit().result(timeout=patient(30)), "it has a process of its own"
     for _ in range(5):
-        shop.module.brief.submit().result(timeout=30)
+        shop.module.brief.submit().result(timeout=patient(30))
     assert hog.record().status.value == "running", "it held up nobody"
-    assert hog.result(timeout=30) == 3
+    assert hog.result(timeout=patient(30)) == 3
     record = hog.record()
     assert "running_recovery" not in [entry.status.value for entry in record.history]
     assert len([entry for entry in record.history if entry.why.endswith("it ran beside that, and is not charged")]) == 2

@@ -52,6 +52,9 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "events": ([], 0),
     "events show": (["EVENT"], 0),
     "events emit": (["order.created"], 0),
+    "workflow steps": (["RUN"], 0),
+    "workflow events": (["RUN"], 0),
+    "workflow fork": (["RUN", "charge#1"], 4),
     "store prepare": ([], 0),
     "store check": ([], 0),
     "store backup": (["copy.db"], 0),
@@ -76,7 +79,8 @@ def known(folder: Path) -> dict[str, str]:
     with App("sqlite:///shop.db") as app:
         task = app.task(name="shop:add")(lambda a: a)
         app.schedules.create("hourly", task, [1], every="1h")
-        names = {"ID": task.submit(1).id, "EVENT": app.emit("order.created", {"id": 1}).id}
+        flow = app.workflow(name="shop:checkout")(lambda order: order)
+        names = {"ID": task.submit(1).id, "EVENT": app.emit("order.created", {"id": 1}).id, "RUN": flow.submit(1).id}
     (folder / "loud.py").write_text(LOUD)
     return names
 

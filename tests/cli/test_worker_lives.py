@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.cli.processes import Process, children, eventually, is_gone
+from tests.support.patience import patient
 
 from holdfast.cli.discovery import import_module
 
@@ -158,7 +159,7 @@ def test_workers_that_retire_are_no_more_than_those_that_work(shop: Shop) -> Non
     shop.begun("c")
     for name in "acd":
         shop.let_go(name)
-    assert len({call.result(timeout=30) for call in calls}) == 4
+    assert len({call.result(timeout=patient(30)) for call in calls}) == 4
     runner.signal(signal.SIGTERM)
     assert runner.ends().out.endswith(": 4 started, 4 ended, 0 interrupted\n")
 
@@ -197,10 +198,10 @@ def test_a_worker_does_not_outlive_its_runner(shop: Shop, hooks: str, task: str)
         shop.submit(task, "begun")
     worker = shop.begun("begun" if task else "hello")
     runner.signal(signal.SIGKILL)
-    eventually(lambda: is_gone(worker), "it ends", seconds=8)
+    eventually(lambda: is_gone(worker), "it ends", seconds=patient(8))
     if task == "start_a_program":
         program = int((shop.folder / "program").read_text())
-        eventually(lambda: is_gone(program), "so does what it has started", seconds=5)
+        eventually(lambda: is_gone(program), "so does what it has started", seconds=patient(5))
 
 
 def test_a_worker_whose_runner_dies_while_it_imports_ends(shop: Shop) -> None:
@@ -210,7 +211,7 @@ def test_a_worker_whose_runner_dies_while_it_imports_ends(shop: Shop) -> None:
     )
     worker = shop.begun("importing")
     runner.signal(signal.SIGKILL)
-    eventually(lambda: is_gone(worker), "it ends", seconds=8)
+    eventually(lambda: is_gone(worker), "it ends", seconds=patient(8))
 
 
 # --- hooks that hang or raise
@@ -222,7 +223,7 @@ def test_a_stop_is_not_held_up_by_a_blocked_loop_with_hooks(shop: Shop, workers:
     call = shop.submit("block_the_loop", "begun")
     shop.begun("begun")
     runner.signal(signal.SIGTERM)
-    eventually(lambda: runner.is_over, "it ends", seconds=10)
+    eventually(lambda: runner.is_over, "it ends", seconds=patient(10))
     ended = runner.ends()
     assert (ended.code, ended.out.count("1 started, 0 ended, 1 interrupted\n")) == (0, 1), ended
     assert "the event loop is blocked" in ended.err
@@ -234,7 +235,7 @@ def test_a_stop_does_not_wait_for_a_start_hook_that_hangs(shop: Shop, workers: s
     runner = shop.run(HANGING_START, "--workers", workers, ready="joined the roster")
     shop.begun("hello")
     runner.signal(signal.SIGTERM)
-    eventually(lambda: runner.is_over, "it ends", seconds=10)
+    eventually(lambda: runner.is_over, "it ends", seconds=patient(10))
     ended = runner.ends()
     assert (ended.code, ended.out.count(": 0 started, 0 ended, 0 interrupted\n")) == (0, 1), ended
 
@@ -242,10 +243,10 @@ def test_a_stop_does_not_wait_for_a_start_hook_that_hangs(shop: Shop, workers: s
 @pytest.mark.parametrize("hook", [HANGING_STOP, BLOCKING_STOP], ids=["waiting", "blocking"])
 def test_a_stop_hook_that_hangs_is_given_up_and_named(shop: Shop, hook: str) -> None:
     runner = shop.run(hook, "--workers", "1", "--max-tasks-per-worker", "1", ready="/1: it serves")
-    worker = shop.submit("who").result(timeout=30)
+    worker = shop.submit("who").result(timeout=patient(30))
     runner.says("the stop hook never_done")
     eventually(lambda: is_gone(worker), "it ends")
-    assert shop.submit("who").result(timeout=30) != worker
+    assert shop.submit("who").result(timeout=patient(30)) != worker
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

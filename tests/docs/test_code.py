@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.pages import PAGES, ROOT, blocks_of, name_of
+from tests.support.patience import patient
 
 from holdfast.settings import PREFIX
 
@@ -42,7 +43,7 @@ def run(code: str, folder: Path) -> None:
     environment["PYTHONPATH"] = str(ROOT / "src")
     command = [sys.executable, "-W", "error", "shop.py"]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(120), check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -56,6 +57,18 @@ def pages_with(mark: str) -> list[Path]:
 @pytest.mark.parametrize("page", pages_with(""), ids=name_of)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     run(program(page, ""), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_first_steps_run_again_and_can_be_imported(tmp_path: Path) -> None:
+    """A reader runs the file more than once, and commands import it."""
+    code = program(ROOT / "docs/learn/first-steps.md", "")
+    run(code, tmp_path)
+    run(code, tmp_path)
+    stored = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("shop.db*"))]
+    done = subprocess.run([sys.executable, "-c", "import shop"], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("shop.db*"))] == stored
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from holdfast.model.status import Status
 from holdfast.settings import PREFIX, SPECS
 from holdfast.store.contract import Ability, Store
 from holdfast.telemetry.logs import NAMES
+from holdfast.web.api import PREFIX as PREFIX_OF_API
+from holdfast.web.api import ROUTES
 
 
 @pytest.mark.parametrize("page", reference.MADE)
@@ -42,7 +44,7 @@ def test_the_figures_of_the_readme_are_those_of_the_page_on_performance() -> Non
     table = rest.partition("\n## ")[0].partition("|---|---|---|\n")[2].splitlines()
     figures = [figure for row in table if row.startswith("|") for figure in re.findall(r"\| ([\d.,]+) ", row)]
     measured = re.findall(r"[\d.,]+", (DOCS / "operations" / "performance.md").read_text())
-    assert len(figures) == 4
+    assert len(figures) == 6
     assert set(figures) <= set(measured)
 
 
@@ -62,7 +64,10 @@ def words_of_the_code() -> set[str]:
 
 
 # Pages that also name options of other systems.
-OF_OTHERS = ("coming-from-celery.md", "coming-from-huey.md", "coming-from-pynenc.md", "django.md", "docker.md")
+OF_OTHERS = (
+    *("coming-from-celery.md", "coming-from-huey.md", "coming-from-pynenc.md", "coming-from-temporal.md"),
+    *("django.md", "docker.md"),
+)
 
 
 @pytest.mark.parametrize("paper", PAGES, ids=name_of)
@@ -103,6 +108,12 @@ def test_the_page_on_errors_has_every_error() -> None:
 def test_the_page_on_settings_has_every_setting_once() -> None:
     text = (DOCS / "reference" / "settings.md").read_text()
     assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(SPECS)
+
+
+def test_the_page_on_http_has_every_route_with_its_parameters() -> None:
+    there = [(names(row[0])[0], names(row[2])) for row in rows("reference/http.md", "## Routes")]
+    made = [(f"{each.method} {PREFIX_OF_API}{each.path}".replace(":path", ""), list(each.query)) for each in ROUTES]
+    assert there == made
 
 
 def test_the_page_on_statuses_has_every_status() -> None:

@@ -22,12 +22,12 @@ from tests.store.mongo.tools import play
 
 from holdfast import App
 from holdfast.model import changes
-from holdfast.model.records import Entry, HistoryEntry, Origin, Source
+from holdfast.model.records import Entry, HistoryEntry, Origin, RunState, Source
 from holdfast.retries import Fixed
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
-from holdfast.testing.samples import START, invocation, wish
+from holdfast.testing.samples import REPLY_TO, START, invocation, page, pushing, suspended, wish
 
 
 def test_the_page_on_mongodb_has_every_collection() -> None:
@@ -62,14 +62,27 @@ class Seen:
 
 
 async def triggered(store: MongoStore) -> None:
-    """What only triggers write."""
+    """What only triggers write, and the owner of a stream."""
     source = Source(kind="end", id="b", name="pay")
     origin = Origin(trigger="paid", sources=(source,), depth=1, path=("pay",))
     await store.insert([invocation("a", origin=origin)])
     (record,) = (await store.claim(wish())).records
+    await store.apply([changes.StreamMark(app="shop", id=record.id, epoch=record.epoch, actor=record.owner or "")])
     end = changes.completed(record, result=b"", operation="end", at=START)
     await store.apply([replace(end, outbox=("paid",))])
-    await store.put_entry(Entry(app="shop", kind="event", name="e", body=b"{}", keep_until=store.now() + 3600))
+    kept = {"keep_until": store.now() + 3600, "subject": "i"}
+    await store.put_entry(Entry(app="shop", kind="event", name="e", body=b"{}", **kept))
+
+
+async def suspends(store: MongoStore) -> None:
+    """What only runs of workflows write."""
+    more: dict[str, Any] = {"run": RunState(has_hooks=True), "reply_to": REPLY_TO, "attributes": {"stage": "packed"}}
+    await store.insert([invocation("run", task="flow", queue="flows", **more)])
+    await store.apply([pushing("run")])
+    (record,) = (await store.claim(wish("run", lanes=("flows|flow",)))).records
+    await store.apply([suspended(record)])
+    await store.append([page(1, run="run", payloads=("d" * 64,))])
+    await store.append([page(1, run="run/words", writer="step")])
 
 
 @pytest.mark.slow
@@ -106,6 +119,7 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         assert bad is not None
         database[schema.INVOCATIONS].update_one({"_id": bad["_id"]}, {"$set": {"history": "gone"}})
         play(mongo_url, triggered)
+        play(mongo_url, suspends)
         seen, deadline = Seen(database), time.monotonic() + 30
         again.options(key="once").submit()
         again.submit()
@@ -122,6 +136,8 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
                 if "hints.since" not in there[schema.SIGNALS]:
                     again.submit()  # a signal has the last hints of its process: this one is of new work
                 time.sleep(0.05)
+    for name in wanted:
+        assert there[name] == wanted[name], (name, there[name] ^ wanted[name])
     assert there == wanted
 
 
@@ -136,8 +152,8 @@ def file(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def test_the_page_on_sqlite_has_every_table_and_column(file: sqlite3.Connection) -> None:
     tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    page = (DOCS / "reference/sqlite.md").read_text()
-    assert set(re.findall(r"^### (holdfast_\w+)$", page, re.MULTILINE)) == set(tables)
+    text = (DOCS / "reference/sqlite.md").read_text()
+    assert set(re.findall(r"^### (holdfast_\w+)$", text, re.MULTILINE)) == set(tables)
     for table in tables:
         columns = {row[1] for row in file.execute(f"PRAGMA table_info({table})")}
         assert listed("reference/sqlite.md", f"### {table}") == columns, table
@@ -153,9 +169,10 @@ def test_the_pages_say_the_types_of_sqlites_columns(file: sqlite3.Connection) ->
     }
     blobs = {column for column, kind in types.items() if kind == "BLOB"}
     invocations = {("holdfast_invocations", "arguments"), ("holdfast_invocations", "result")}
-    assert blobs == invocations | {("holdfast_entries", "body"), ("holdfast_payload_pieces", "data")}
-    for page in ("reference/sqlite.md", "operations/damaged-records.md"):
-        text = " ".join((DOCS / page).read_text().split())
+    others = {("holdfast_entries", "body"), ("holdfast_log", "events"), ("holdfast_payload_pieces", "data")}
+    assert blobs == invocations | others
+    for name in ("reference/sqlite.md", "operations/damaged-records.md"):
+        text = " ".join((DOCS / name).read_text().split())
         assert "very table is `STRICT`" in text
         assert all(f"`{column}`" in text for _, column in blobs)
     times = {column for (_, column), kind in types.items() if kind == "REAL"}
@@ -173,8 +190,8 @@ def test_the_page_on_sqlite_has_every_index(file: sqlite3.Connection) -> None:
         (facts,) = [row for row in file.execute(f"PRAGMA index_list({table})") if row[1] == index]
         columns = [row[2] for row in file.execute(f"PRAGMA index_info({index})")]
         there[index] = ([table], columns, bool(facts[2]), bool(facts[4]))
-    page = rows("reference/sqlite.md", "## Indexes, and the queries they serve")
+    listing = rows("reference/sqlite.md", "## Indexes, and the queries they serve")
     assert there == {
         names(index)[0]: (names(table), names(columns), "unique" in condition, "where" in condition)
-        for table, index, columns, condition, _ in page
+        for table, index, columns, condition, _ in listing
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +16,15 @@ WIDTH = 120
 TOO_LONG = 30  # words
 # Subjects that a reader has to guess. Each is forbidden everywhere, or where a sentence begins.
 NEVER = r"\b(?:somebody|nobody|whoever|whosoever)\b"
-NEVER_FIRST = r"(?:who|whose|one (?:that|who)|those (?:that|who)|what (?:is|was|has|had|are|were|can|cannot|may|must))"
+WHO = r"who|whose|one (?:that|who)|those (?:that|who)"
+NEVER_FIRST = rf"(?:{WHO}|what (?:is|was|has|had|are|were|can|cannot|may|must))"
 MADE = re.compile(r"<!-- (?:Made|What follows is made) by .*", re.DOTALL)  # from here on, the words are the code's
 
 
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
 
-def sentences_of(page: Path) -> Iterator[tuple[int, str]]:
+def sentences_of(page: Path, ends: str = ".!?") -> Iterator[tuple[int, str]]:
     """Yield the sentences of a page with their lines: of paragraphs, of items, of the cells of tables."""
     text = re.sub(r"^#.*$", "", MADE.sub("", prose_of(page)), flags=re.MULTILINE)
     text = re.sub(r"`[^`\n]*(?:\n[^`\n]*)?`", lambda code: "CODE" + "\n" * code[0].count("\n"), text)
@@ -28,7 +32,7 @@ def sentences_of(page: Path) -> Iterator[tuple[int, str]]:
     paragraph: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
         if not line.strip() or line.startswith("|") or ITEM.match(line):
-            parts = re.split(r"(?<=[.!?:])\s+|\s*\|\s*", " ".join(paragraph))
+            parts = re.split(rf"(?<=[{ends}])\s+|\s*\|\s*", " ".join(paragraph))
             yield from ((number - len(paragraph), part) for part in parts if part.strip())
             paragraph = []
         if line.strip():
@@ -56,7 +60,41 @@ def test_sentences_are_short(page: Path) -> None:
 def test_subjects_are_nouns(page: Path) -> None:
     vague = [
         f"{line}: {text}"
-        for line, text in sentences_of(page)
+        for line, text in sentences_of(page, ".!?:")
         if re.search(NEVER, text, re.IGNORECASE) or re.match(NEVER_FIRST, re.sub(r"^\W+", "", text), re.IGNORECASE)
     ]
     assert not vague, "\n".join(vague)
+
+
+def prose_of_code(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and the comments of a module with their lines."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def test_docstrings_and_comments_name_their_subjects() -> None:
+    first = rf"(?:^|[.!?]\s+)(?:{WHO})\b"
+    vague = [
+        f"{path.relative_to(ROOT)}:{line}: {' '.join(text.split())[:100]}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for line, text in prose_of_code(path.read_text())
+        if re.search(NEVER, text, re.IGNORECASE) or re.search(first, text, re.IGNORECASE)
+    ]
+    assert not vague, "\n".join(vague)
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    """They do not begin with an article, a pronoun, a preposition, or what is raised."""
+    never = {"A", "An", "The", "As", "From", "For", "On", "What", "Where", "Who", "Whose", "This", "It", "Raises"}
+    wrong = []
+    for path in sorted((ROOT / "src" / "holdfast").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("test_"):
+                words = (ast.get_docstring(node) or "Return").split()
+                if words[0] in never:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {' '.join(words[:12])}")
+    assert not wrong, "\n".join(wrong)

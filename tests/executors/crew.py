@@ -174,6 +174,15 @@ def note(folder: str, name: str, number: int) -> None:
     whole.rename(Path(folder) / name)
 
 
+@app.task(executor="process")
+async def wait_to_be_cancelled(seconds: float) -> str:
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        return "cancelled"
+    return "done"
+
+
 # --- odd but legal ways to declare
 
 

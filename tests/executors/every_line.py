@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.lines import gated
+from tests.support.patience import patient
 
 from holdfast.codec import Codec, SizeLimits
 from holdfast.executors import call as call_module
@@ -21,7 +22,7 @@ from holdfast.executors import local as places_module
 from holdfast.executors.call import Call, Outcome
 
 BLOCKED_SECONDS = 0.05  # one side waits for a lock that the other has: then that one goes first
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = patient(10.0)
 PLACE, THROWER = "holdfast-executor", "thrower"
 GATES: list[Callable[[str, int], None]] = []  # that of the meeting that is on
 CALLING, PLACING = (gated(module, lambda *at: GATES[0](*at)) for module in (call_module, places_module))

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast.executors.interrupts import Stopped, throw_into
 
@@ -33,7 +34,11 @@ assert "call" in seen
 def test_a_profiler_goes_on_beside_a_thread_that_has_not_heard_yet(then: str) -> None:
     """Apart, since it would hang this interpreter."""
     told = subprocess.run(
-        [sys.executable, "-c", _PROFILED.format(then=then)], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", _PROFILED.format(then=then)],
+        capture_output=True,
+        text=True,
+        timeout=patient(20),
+        check=False,
     )
     assert told.returncode == 0, told.stderr
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast.codec import Codec, SizeLimits
 from holdfast.errors import SoftTimeout
@@ -20,7 +21,7 @@ from holdfast.telemetry.logs import logging_telemetry
 CODEC = Codec()
 LIMITS = SizeLimits(inline=2**16, max_bytes=2**20)
 KINDS = [LoopExecutor, InlineExecutor]
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = patient(5.0)
 
 
 def call_of(key: str, function: Callable[..., Coroutine[Any, Any, Any]], *, soft: bool = False) -> Call:

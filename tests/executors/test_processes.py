@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 from tests.executors import branch, crew, hooked, library
+from tests.support.patience import patient
 
 from holdfast import App, UsageError
 from holdfast.codec import SizeLimits
+from holdfast.executors import processes
 from holdfast.executors.call import INTERRUPTED, Call, Crashed, Outcome, Raised, Returned, Unfit
 from holdfast.executors.child_process import CLOSED
 from holdfast.executors.loop import LoopThread
@@ -26,7 +28,7 @@ from holdfast.executors.processes import ProcessExecutor
 from holdfast.telemetry.logs import logging_telemetry
 
 LIMITS = SizeLimits(inline=64 * 2**10, max_bytes=512 * 2**20)
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = patient(30.0)
 
 
 class Rig:
@@ -304,6 +306,53 @@ def test_a_child_that_is_stopped_and_does_not_answer_is_ended_all_the_same(rig: 
     rig.do(lambda: rig.executor.force([call.key]))
     assert future.result(PATIENCE_SECONDS) is INTERRUPTED
     until(lambda: gone(pid), "it was ended")
+
+
+def test_a_cancel_while_a_process_starts_is_for_that_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has no call yet that could be told. It gets both, and the next call of that process neither."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(processes._Child):
+        def __init__(self) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE_SECONDS)
+            super().__init__()
+
+    monkeypatch.setattr(processes, "_Child", Slow)
+    rig = Rig(1)
+    try:
+        key, future = rig.submit(crew.wait_to_be_cancelled, PATIENCE_SECONDS)
+        assert begun.wait(PATIENCE_SECONDS)
+        rig.do(lambda: rig.executor.cancel([key]))
+        go_on.set()
+        assert decoded(future.result(PATIENCE_SECONDS)) == "cancelled"
+        assert rig.value(crew.wait_to_be_cancelled, 0.3) == "done"
+    finally:
+        rig.close()
+
+
+def test_an_interrupt_while_a_process_starts_ends_the_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There is no process yet that could be killed: the one that comes is not to have the call."""
+    begun, go_on = threading.Event(), threading.Event()
+    start = processes.start
+
+    def slow(*command: Any) -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        return start(*command)
+
+    monkeypatch.setattr(processes, "start", slow)
+    rig = Rig(1)
+    try:
+        key, future = rig.submit(crew.hang, str(tmp_path), "it ran")
+        assert begun.wait(PATIENCE_SECONDS)
+        rig.interrupt(key)
+        go_on.set()
+        assert future.result(PATIENCE_SECONDS) is INTERRUPTED
+        assert list(tmp_path.iterdir()) == []
+        assert rig.value(crew.echo, 1) == 1
+    finally:
+        rig.close()
 
 
 def test_a_call_that_waits_for_a_place_is_interrupted_without_being_run(pair: Rig, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pymongo import MongoClient
 from tests.failover.ledger import ACCEPTED, BEGAN, QUIET, READY, SEEN, UNKNOWN, Event, Reader
 from tests.failover.verdict import Dump, violations
 from tests.store.mongo.tools import database_of, with_options
+from tests.support.patience import patient
 
 from holdfast.store.mongo.sentinels import NO_SENTINEL
 
@@ -24,8 +25,8 @@ LOADS = "loads"  # the database of all loads; each is an app of its own
 CLIENT = "load"  # the name by which fail points know the clients of a load
 
 _ROOT = Path(__file__).resolve().parents[2]
-_START_SECONDS = 60
-_END_SECONDS = 60
+_START_SECONDS = patient(60)
+_END_SECONDS = patient(60)
 
 
 class Load:
@@ -125,7 +126,7 @@ class Load:
         self._tell("go")
         self.progress(5)
 
-    def progress(self, results: int = 20, seconds: float = 60.0) -> None:
+    def progress(self, results: int = 20, seconds: float = patient(60.0)) -> None:
         """Wait until clients have got so many results of what is submitted from now on."""
         now = time.monotonic()
 
@@ -136,7 +137,7 @@ class Load:
 
         self._wait(enough, seconds, f"{results} more results")
 
-    def accepts(self, count: int, seconds: float = 30.0) -> None:
+    def accepts(self, count: int, seconds: float = patient(30.0)) -> None:
         """Wait until so many more submits have returned."""
         before = self.count(ACCEPTED)
         self._wait(lambda: self.count(ACCEPTED) >= before + count, seconds, f"{count} more submits return")

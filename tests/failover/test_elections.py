@@ -16,6 +16,7 @@ from holdfast.testing.samples import ids_of, invocation
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
 
 
+@pytest.mark.faults
 def test_a_primary_that_steps_down(cluster: ReplicaSet, load: Load) -> None:
     resigned = cluster.step_down()
     assert cluster.primary() is not resigned
@@ -37,6 +38,7 @@ def test_a_primary_that_is_killed(cluster: ReplicaSet, load: Load) -> None:
 PAYLOAD = StoredPayload(digest="ab" * 32, size=6, pieces=2, first=Piece(b"abc"))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("may_write", [True, False], ids=["a runner", "a monitor"])
 def test_what_was_accepted_is_found_after_an_election(cluster: ReplicaSet, may_write: bool) -> None:
     """A new primary may not know yet that the majority has what the old one has acknowledged."""

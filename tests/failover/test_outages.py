@@ -24,6 +24,7 @@ def last(began: float, seconds: float) -> None:
     time.sleep(max(0.0, began + seconds - time.monotonic()))
 
 
+@pytest.mark.faults
 @lasting(4, 10, 25)
 def test_a_primary_that_freezes(cluster: ReplicaSet, load: Load, seconds: float) -> None:
     """Its connections stay open and nothing comes; what was sent to it is read when it wakes up as a former primary.
@@ -39,6 +40,7 @@ def test_a_primary_that_freezes(cluster: ReplicaSet, load: Load, seconds: float)
     assert load.verdict() == []
 
 
+@pytest.mark.faults
 @torture
 @lasting(10, 25)
 def test_a_network_that_freezes(cluster: ReplicaSet, load: Load, seconds: float) -> None:
@@ -68,6 +70,7 @@ def test_an_outage_of_the_whole_set(cluster: ReplicaSet, load: Load, seconds: fl
     assert load.verdict() == []
 
 
+@pytest.mark.faults
 @torture
 def test_a_network_outage(cluster: ReplicaSet, load: Load) -> None:
     """The servers live, and nobody gets through to them for 20 s."""

@@ -28,6 +28,7 @@ def planted(cluster: ReplicaSet, tmp_path: Path) -> Iterator[Load]:
         planted.abort()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.torture)])
 def test_nothing_acknowledged_is_rolled_back(cluster: ReplicaSet, load: Load, planted: Load, rounds: int) -> None:
     for _ in range(rounds):

@@ -14,6 +14,7 @@ from tests.support.proxy import Fate
 pytestmark = [pytest.mark.xdist_group("failover"), pytest.mark.slow]
 
 
+@pytest.mark.faults
 def test_connections_that_break_in_the_middle(cluster: ReplicaSet, hasty_load: Load) -> None:
     for fate in (Fate.REQUEST_CUT, Fate.REPLY_CUT, Fate.REPLY_NOT_AWAITED):
         rules = [
@@ -27,6 +28,7 @@ def test_connections_that_break_in_the_middle(cluster: ReplicaSet, hasty_load: L
     assert hasty_load.verdict() == []
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("refusals", "doubts"),
     [(FEW, {64}), pytest.param(set(REFUSALS), DOUBTS, marks=pytest.mark.torture)],

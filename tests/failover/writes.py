@@ -19,15 +19,16 @@ from holdfast.fleet.slots import Execution, ExecutionStatus
 from holdfast.model import changes
 from holdfast.model.changes import Applied
 from holdfast.model.limits import Release
+from holdfast.model.log import Appended
 from holdfast.model.queues import QueuePause
-from holdfast.model.records import DRAIN, READY, Entry, Hint, Piece, StoredPayload
-from holdfast.model.retention import RETENTION_SECONDS
+from holdfast.model.records import DRAIN, READY, RETENTION_SECONDS, Entry, Hint, Piece, RunState, StoredPayload
 from holdfast.model.status import Status
 from holdfast.runtime.pauses import pause_queue, pauses_of, resume_queue
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.schema import (
     ENTRIES,
     INVOCATIONS,
+    LOG,
     META,
     PAYLOADS,
     PIECES,
@@ -37,7 +38,19 @@ from holdfast.store.mongo.schema import (
 )
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_limits import KEY, bounded, holding, limited, waiters
-from holdfast.testing.samples import START, delivery, freeing, ids_of, invocation, owned, runner, the, wish
+from holdfast.testing.samples import (
+    START,
+    delivery,
+    freeing,
+    ids_of,
+    invocation,
+    owned,
+    page,
+    pushing,
+    runner,
+    the,
+    wish,
+)
 
 RUNNING = Filter(statuses=frozenset({Status.RUNNING}))
 PAYLOAD = StoredPayload(digest="ab" * 32, size=3, pieces=1, first=Piece(b"abc"))
@@ -346,6 +359,30 @@ async def waiter_released(stage: Stage) -> None:
     assert [entry.status for entry in record.history].count(Status.REROUTED) == 1
 
 
+async def page_appended(stage: Stage) -> None:
+    await stage.store.insert([invocation("run", run=RunState())])
+    stage.break_next("insert", LOG)
+    first = page(1, run="run")
+    assert list(await stage.store.append([first])) == [Appended()]
+    assert list(await stage.store.read_log("shop", first.run, limit=10)) == [first]
+
+
+async def log_removed(stage: Stage) -> None:
+    await stage.store.append([page(1, run="run")])
+    stage.break_next("delete", LOG)
+    await stage.store.remove_log("shop", page(1, run="run").run, before=1)
+    assert not list(await stage.store.read_log("shop", page(1, run="run").run, limit=10))
+
+
+async def message_pushed(stage: Stage) -> None:
+    await stage.store.insert([invocation("run", run=RunState())])
+    stage.break_next("update", INVOCATIONS)
+    await stage.store.apply([pushing("run")])
+    record = await the(stage.store, "run")
+    assert record.run is not None
+    assert (len(record.run.inbox), record.run.pushed) == (1, 1)
+
+
 class Kind(NamedTuple):
     """A kind of write: the store's method, and a scenario that breaks it."""
 
@@ -387,4 +424,7 @@ KINDS = {
     "entry set aside": Kind("quarantine_entry", entry_set_aside),
     "hidden ones set aside": Kind("quarantine_hidden", hidden_set_aside),
     "waiter released": Kind("release_waiters", waiter_released),
+    "page appended": Kind("append", page_appended),
+    "log removed": Kind("remove_log", log_removed),
+    "message pushed": Kind("apply", message_pushed),
 }

@@ -32,14 +32,18 @@ from holdfast.model.cancellation import cancel
 from holdfast.model.changes import apply_to
 from holdfast.model.claims import Claim, blocked, claimed
 from holdfast.model.limits import slot_of
+from holdfast.model.log import APPENDED, Page
 from holdfast.model.queues import QueuePause
 from holdfast.model.records import (
     Cancellation,
     FailedAttempt,
+    InboxEntry,
     InvocationRecord,
     Origin,
     Piece,
+    ReplyTo,
     RunnerRecord,
+    RunState,
     Source,
     StoredPayload,
     Terms,
@@ -59,12 +63,12 @@ from holdfast.triggers.rules import OnEnd, OnEvent, TriggerRecord
 from holdfast.triggers.rules import to_entry as trigger_entry
 
 APP = "damage"
-QUICK, NARROW, STEADY = "damage:quick", "damage:narrow", "damage:steady"
+QUICK, NARROW, STEADY, FLOW = "damage:quick", "damage:narrow", "damage:steady", "damage:flow"
 GONE = "gone/1"
 
 Record = dict[str, Any]
 
-_MODELS = ("ready", "later", "orphan", "held", "waiting", "cancelling", "done", "failed", "event")
+_MODELS = ("ready", "later", "orphan", "held", "waiting", "cancelling", "done", "failed", "event", "run", "over")
 ID = {name: derived_id(APP, name) for name in _MODELS}
 NAMES: dict[object, str] = {id: name for name, id in ID.items()}
 
@@ -76,7 +80,8 @@ async def furnish(store: Store) -> None:
     """Store a sound record of each kind, as an engine would."""
     now = store.now()
     await store.insert(list(_invocations(now)))
-    worker = WorkerRecord(id="1", pid=1, started_at=now, ended={"default": 3})
+    silent = {"unresponsive_since": now, "begun": ("a",)}
+    worker = WorkerRecord(id="1", pid=1, started_at=now, ended={"default": 3}, **silent)
     await store.enrol(
         RunnerRecord(
             id="gone",
@@ -114,6 +119,9 @@ async def furnish(store: Store) -> None:
     await store.put_payloads(APP, [stored])
     for entry in _entries(now):
         assert await store.put_entry(entry)
+    facts: dict[str, Any] = {"app": APP, "epoch": 1, "at": now, "events": b"\x90", "payloads": ("d" * 64,)}
+    pages = [Page(run=ID[name], first=1, last=3, operation=name, **facts) for name in ("run", "over")]
+    assert list(await store.append(pages)) == [APPENDED] * 2
 
 
 def _invocations(now: float) -> Iterator[InvocationRecord]:
@@ -161,7 +169,7 @@ def _invocations(now: float) -> Iterator[InvocationRecord]:
     asked = Cancellation(by="ann", at=now, until=now + 1, reason="enough")
     running = taken("cancelling")
     stopping = cancel(running, asked, operation="asked")
-    assert stopping is not None
+    assert isinstance(stopping, changes.Change)
     yield apply_to(stopping, running)
     done = taken("done")
     ended = changes.completed(done, result=b"\x01", operation="done", at=now)
@@ -170,6 +178,19 @@ def _invocations(now: float) -> Iterator[InvocationRecord]:
         taken("failed", **rich), errors=(FailedAttempt(number=1, attempt=1, at=now, error=error),), reason="again"
     )
     yield apply_to(changes.failed(failed, error=error, operation="failed", at=now), failed)
+    entry = InboxEntry(id="e", kind="child", at=now, call="c#1", generation=1, body=b"\x90")
+    state = RunState(tail=3, started_at=now, pushed=1, inbox=(entry,))
+    run = taken(
+        "run",
+        task=FLOW,
+        run=state,
+        attributes={"stage": "packed"},
+        reply_to=ReplyTo(run=ID["over"], call="c#2", generation=1),
+    )
+    asleep = changes.suspended(run, state, wake_at=now + 3600, operation="sleep", at=now, why="sleeps")
+    yield apply_to(asleep, run)
+    over = taken("over", task=FLOW, run=state)
+    yield apply_to(changes.completed(over, result=b"\x01", operation="over", at=now), over)
     assert held.slot is not None
     assert held.status is Status.RUNNING
 
@@ -349,6 +370,8 @@ IDENTITY = {
     "holdfast_payloads": ("digest",),
     "holdfast_payload_pieces": ("digest",),
     "holdfast_payload_references": ("id",),
+    "holdfast_log": ("run",),
+    "holdfast_attributes": ("id",),
     "holdfast_quarantine": (),
     "holdfast_signals": (),
 }
@@ -492,8 +515,11 @@ def _own_key(where: str, fresh: Record, record: Record, number: int) -> object:
     if where == "holdfast_entries":
         return f"{APP}|{fresh['kind']}|{fresh['name']}"
     names = "|".join(str(fresh.pop(name)) if name not in record else str(fresh[name]) for name in IDENTITY[where])
-    rest = str(record["_id"]).split("|")[2:] if where == "holdfast_payload_pieces" else []
+    rest = str(record["_id"]).split("|")[2:] if where in ("holdfast_payload_pieces", "holdfast_log") else []
     return "|".join([APP, names, *rest])
+
+
+_REFUSED = (11000, 171)  # its key is taken; two lists in one index, which no server takes
 
 
 def damage_mongo(client: MongoClient[Record], database: str, cases: Sequence[Case]) -> int:
@@ -505,7 +531,7 @@ def damage_mongo(client: MongoClient[Record], database: str, cases: Sequence[Cas
                 there[where].insert_one(_raw(case.record))  # type: ignore[arg-type]
                 count += 1
             except Exception as error:
-                if getattr(error, "code", None) != 11000:
+                if getattr(error, "code", None) not in _REFUSED:
                     raise
     return count
 

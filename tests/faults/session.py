@@ -23,6 +23,7 @@ import msgspec
 from tests.faults import tasks
 from tests.faults.settings import DEAD_AFTER_SECONDS, INTERVAL_SECONDS, SETTINGS
 from tests.support import checker
+from tests.support.patience import patient
 from tests.support.witness import Event, Ledgers, Reader, What, Witness
 
 from holdfast import App
@@ -38,7 +39,7 @@ from holdfast.triggers.subscriptions import VERSION_KIND
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = patient(60.0)
 BOUNDS = checker.Bounds(
     final_seconds=30.0,
     subscribed_seconds=0.0,  # nothing happens before the triggers are there
@@ -99,6 +100,10 @@ class Process:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    @property
+    def has_begun(self) -> bool:
+        return self.log.stat().st_size > 0
+
     def says(self, text: str) -> bool:
         return text in self.log.read_text(errors="replace")
 
@@ -153,7 +158,7 @@ class Session:
         before = len(self.runners())
         with self.witness.fault("outage"):
             process = self.start_runner("--workers", "0", "--concurrency", "4")
-            self.until(lambda: len(self.runners()) > before, "a healthy runner joins")
+            self.until(lambda: len(self.runners()) > before, "a healthy runner joins", 3 * PATIENCE_SECONDS)
         return process
 
     def strike_another(self) -> None:
@@ -181,6 +186,14 @@ class Session:
                 ids.append(self.app.get_task(task).options(delay=delay).submit(token, **arguments).id)
                 accepted(ids[-1])
         return ids
+
+    def resume(self, token: str, payload: object, name: str = "test") -> None:
+        """Give a payload to a hook, as soon as it is there."""
+
+        def is_sent() -> bool:
+            return self.witness.resume(token, name, lambda: self.app.resume_hook(token, payload, name))
+
+        self.until(is_sent, f"the hook '{token}' takes a payload")
 
     def emit(self, order: str) -> None:
         """That this order is packed."""
@@ -337,7 +350,7 @@ class Session:
         own = self.ask(lambda store: checker.dump(store, self.name))
         core = self.ask(lambda store: checker.dump(store, core_app(self.name)))
         bounds = self._on_this_machine(bounds)
-        found = checker.check(own, ledgers, faults, bounds)
+        found = checker.check(own, ledgers, faults, bounds, tasks.bodies(self.app))
         of_core = checker.check(core, Ledgers(), faults, bounds)
         return found + [each for each in of_core if each.invariant in _OF_ONE_HISTORY]
 

@@ -16,4 +16,5 @@ SETTINGS = {
     "recover_pending_invocations_cron": "*/2 * * * * *",
     "max_pending_seconds": "1s",
     "poll_interval_seconds": "0.2s",
+    "workflow_linger_seconds": "0.1s",
 }

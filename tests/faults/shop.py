@@ -2,8 +2,8 @@
 
 What these write down is what the store has accepted: joins, heartbeats, executions of services. The variable
 ``HOLDFAST_CRASH_AT`` arms every process that it reaches; here it is kept in the first process of the role that
-``HOLDFAST_TEST_ROLE`` names, and taken back in all others. With ``HOLDFAST_TEST_FREEZE`` the process freezes at the
-point instead of dying.
+``HOLDFAST_TEST_ROLE`` names, and taken back in all others; with ``HOLDFAST_TEST_EACH`` in every process of that role.
+With ``HOLDFAST_TEST_FREEZE`` the process freezes at the point instead of dying.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def _is_chosen() -> bool:
     """Whether this is the process that shall be struck: of those with this role, the first."""
     if os.environ.get("HOLDFAST_TEST_ROLE") != tasks.role():
         return False
+    if "HOLDFAST_TEST_EACH" in os.environ:
+        return True
     try:
         (folder / "chosen").touch(exist_ok=False)
     except FileExistsError:
@@ -172,8 +174,11 @@ threading.Thread(target=_pulse, name="pulse", daemon=True).start()
 def main(tokens: Sequence[str]) -> None:
     """The submitter: ``python -m tests.faults.shop token…``. Each of its calls has an argument that lies apart.
 
-    Or whoever emits: ``python -m tests.faults.shop packed order``.
+    Or whoever emits: ``python -m tests.faults.shop packed order``. Or whoever resumes a hook: ``… resume TOKEN VALUE``.
     """
+    if tokens[0] == "resume":
+        witness.resume(tokens[1], tokens[2], lambda: app.resume_hook(tokens[1], tokens[2], tokens[2]))
+        return
     if tokens[0] == tasks.PACKED:
         witness.write(What.EMIT_OK, id=app.emit(tasks.PACKED, tasks.packed(tokens[1])).id)
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.scenarios.programs import LOOK, a_program, assert_found
+from tests.support.patience import patient
 
 HAMMERING = """
 def hammer():
@@ -40,7 +41,7 @@ def test_what_is_acknowledged_is_found_while_locks_are_dropped(tmp_path: Path, c
         for _ in range(15):
             looker = subprocess.Popen([sys.executable, "-c", LOOK, str(path)], stdout=subprocess.DEVNULL)
             ids += program.submit(100)
-            assert looker.wait(timeout=30) == 0
+            assert looker.wait(timeout=patient(30)) == 0
             assert_found(path, ids)
         program.do("over.set(); thread.join(); app.close()")
     assert_found(path, ids)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.faults import tasks
 from tests.support.engines import make_runner
 from tests.support.fleet import Fleet, Line, Member, definition, virtually
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.codec import Codec
 from holdfast.executors.call import Call, Returned, Unfit
+from holdfast.executors.declared import Program
 from holdfast.executors.local import Deliver, Executor, InlineExecutor
 from holdfast.model import changes
 from holdfast.model.changes import apply_to
@@ -100,10 +105,50 @@ def test_what_needs_its_worker_stays_there() -> None:
     assert Suspects(codec, max_crashes=3).executor_for(record(), own) is ExecutorKind.PROCESS
 
 
-def test_a_task_of_the_program_itself_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("program", "kind"), [(None, ExecutorKind.THREAD), ("shop.py", ExecutorKind.ISOLATED)])
+def test_a_task_of_the_program_itself_stays_there_only_if_that_is_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, program: str | None, kind: ExecutorKind
+) -> None:
     task, codec = declared(tasks.work, name="t")
     monkeypatch.setattr(tasks.work, "__module__", "__main__")
-    assert Suspects(codec, max_crashes=3).executor_for(record(), task) is ExecutorKind.THREAD
+    found = None if program is None else Program("", program)
+    monkeypatch.setattr("holdfast.executors.declared.this_program", lambda: found)
+    assert Suspects(codec, max_crashes=3).executor_for(record(), task) is kind
+
+
+PROGRAM = """
+import os, sys
+from holdfast import App
+from holdfast.errors import WorkerLost
+
+app = App("sqlite:///shop.db", runner_heartbeat_seconds=0.05, runner_considered_dead_after_minutes=0.01)
+
+@app.task
+def poison() -> None:
+    os._exit(3)
+
+if __name__ == "__main__":
+    with app.runner(concurrency=1):
+        try:
+            poison.options(key="one").submit().result(timeout=60)
+        except WorkerLost as error:
+            print("the program goes on:", error)
+"""
+
+
+@pytest.mark.slow
+def test_a_poison_pill_of_the_program_itself_does_not_end_it_for_ever(tmp_path: Path) -> None:
+    """It crashes the program twice, and then the process in which it is isolated."""
+    (tmp_path / "shop.py").write_text(PROGRAM)
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "shop.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patient(60), check=False)
+
+    assert [run().returncode, run().returncode] == [3, 3]
+    third = run()
+    assert third.returncode == 0, third.stderr
+    assert "the program goes on:" in third.stdout
 
 
 def test_what_cannot_begin_elsewhere_comes_home_once() -> None:

@@ -16,9 +16,9 @@ from holdfast.fleet import core_tasks
 from holdfast.fleet.core_tasks import QUEUE
 from holdfast.fleet.recovery import Recovery
 from holdfast.fleet.runner import RECOVER_PENDING, RECOVER_RUNNING
-from holdfast.model import retention
+from holdfast.model import records
 from holdfast.model.claims import Claim
-from holdfast.model.records import InvocationRecord, RunnerRecord, Terms, WorkerRecord, lane_of, registered
+from holdfast.model.records import OUTCOMES, InvocationRecord, RunnerRecord, Terms, WorkerRecord, lane_of, registered
 from holdfast.model.status import Status
 from holdfast.runtime.worker import AUDIT_SECONDS
 from holdfast.schedules import declared as core
@@ -474,8 +474,8 @@ def test_a_core_task_of_the_dead_is_recovered_by_whoever_declares_the_death() ->
 
 
 def test_core_tasks_are_hidden_from_the_app_and_forgotten_after_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    terms = Terms(retention=dict.fromkeys(retention.OUTCOMES, 300.0))
-    monkeypatch.setattr(retention, "SHORTEST_SECONDS", 300.0)
+    terms = Terms(retention=dict.fromkeys(OUTCOMES, 300.0))
+    monkeypatch.setattr(records, "SHORTEST_SECONDS", 300.0)
     monkeypatch.setattr(core_tasks, "TERMS", terms)
     monkeypatch.setattr(core, "TERMS", terms)
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.fleet import (
     APP,
     CORE_APP,
@@ -286,6 +287,24 @@ def test_death_is_declared_after_the_dead_after_time_and_not_before() -> None:
             story = await fleet.story(id)
             assert story[:5] == ["registered", "pending", "running", "running_recovery", "rerouted"]
         assert observer.line.count("remove_runner") == 1
+
+    virtually(scenario)
+
+
+def test_a_runner_that_is_heard_while_its_death_is_declared_lives_on() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        observer, victim = await fleet.started(nap), await fleet.started(nap)
+        await asyncio.sleep(20)
+        name = victim.id
+        victim.line.freeze()
+        observer.line.before["remove_runner"] = lambda: heard(fleet, name)
+        await asyncio.sleep(DEAD_AFTER + 1.0)
+        assert observer.line.count("remove_runner") == 1
+        assert name in await fleet.roster()
+
+    def heard(fleet: Fleet, name: str) -> None:
+        entry = fleet.store._runners[APP, name]
+        fleet.store._runners[APP, name] = replace(entry, heartbeat_at=fleet.clock.now())
 
     virtually(scenario)
 

@@ -14,22 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.cli.processes import is_gone
 from tests.support.engines import make_engine
+from tests.support.patience import patient
 
+from holdfast.executors.begun import BegunCalls
 from holdfast.executors.child_process import CLOSED, SIGNALS, frame
 from holdfast.fleet.recovery import Recovery
 from holdfast.fleet.supervisor import Supervisor
-from holdfast.fleet.worker_process import Done, News, Orders, Pauses, Ready, WorkerProcess
+from holdfast.fleet.worker_process import Done, Orders, Pauses, Ready, WorkerNews, WorkerProcess
 from holdfast.model import changes
-from holdfast.model.records import HistoryEntry, InvocationRecord, RunnerRecord, Serves, Terms
+from holdfast.model.records import Cancellation, HistoryEntry, InvocationRecord, RunnerRecord, Serves, Terms
 from holdfast.model.status import Status
 from holdfast.runtime.claim import Permit
 from holdfast.runtime.worker import Account, WorkerOptions
 from holdfast.store.memory.store import MemoryStore
 
 DRAIN = 30.0
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = patient(20.0)
 
 # What a worker says that is ready and runs something, and does not hear any more.
 DEAF = f"""
@@ -39,7 +42,7 @@ os.write(fd, {frame(Ready())!r})
 """
 # The same, when its work is over and its hooks hang.
 WORKED = Account(started=1, ended=1)
-RETIRES = frame(News(running=0, retiring=True, account=WORKED)) + frame(Done(unfinished=False, account=WORKED))
+RETIRES = frame(WorkerNews(running=0, retiring=True, account=WORKED)) + frame(Done(unfinished=False, account=WORKED))
 OVER = f"{DEAF}os.write(fd, {RETIRES!r})\n"
 FOR_EVER = "\ntime.sleep(600)\n"
 
@@ -189,7 +192,7 @@ def owned_by_the_worker(status: Status, **terms: Any) -> InvocationRecord:
         for n, each in enumerate((Status.REGISTERED, *began), 1)
     ]
     return InvocationRecord(
-        id=f"{status.value}{len(terms)}",
+        id=f"{status.value}{len(terms)}{'-'.join(terms)}",
         app="app",
         task="t",
         arguments=b"",
@@ -259,6 +262,12 @@ def test_a_worker_that_does_not_answer_is_told_of_once_and_relieved_of_what_it_h
         assert "has not answered for 10 s, and had not started it" in given_back.reason
         assert left.status is Status.RUNNING
         assert not is_gone(worker.pid), "it holds nothing that is past its time"
+        changes: list[float | None] = []
+        supervisor.on_change(lambda: changes.append(supervisor.records()[0].unresponsive_since))
+        worker._has_answered = True
+        await looked(supervisor, worker, clock, 2)
+        assert changes == [None], "the roster is written at once, and once"
+        supervisor.on_change(lambda: None)
         await ended(supervisor, clock)
 
     asyncio.run(main())
@@ -306,6 +315,71 @@ def test_a_worker_is_killed_for_a_call_past_its_time_only_if_it_does_not_answer(
         await ended(supervisor, clock)
 
     asyncio.run(main())
+
+
+def test_what_a_silent_worker_has_not_begun_is_given_back_and_never_past_its_time() -> None:
+    """It is RUNNING in the store: the worker has claimed ahead."""
+
+    async def main() -> None:
+        clock = StillClock()
+        idle, cancelled = owned_by_the_worker(Status.RUNNING, timeout=3.0), to_be_cancelled()
+        begun, over = (
+            owned_by_the_worker(Status.RUNNING),
+            owned_by_the_worker(Status.RUNNING, timeout=3.0, key_seconds=1.0),
+        )
+        supervisor, worker, store = await deaf_worker(clock, idle, cancelled, begun, over)
+        table = BegunCalls(worker.begun._memory)
+        assert table.begin(f"{begun.id}~1", table.ticket)
+        assert table.begin(f"{over.id}~1", table.ticket)
+        table.over(f"{over.id}~1")
+        await looked(supervisor, worker, clock, 11)
+        assert not worker.overdue
+        assert (worker.record.running, worker.record.begun) == (1, tuple(sorted([begun.id, over.id])))
+        assert table.is_revoked, "from now on nothing begins"
+        assert [record.status for record in await found(store, idle, cancelled)] == [Status.RUNNING, Status.CANCELLING]
+        await looked(supervisor, worker, clock, 1)
+        given_back, ended_, left, done = await found(store, idle, cancelled, begun, over)
+        assert (given_back.status, given_back.attempt, given_back.owner) == (Status.REROUTED, 0, None)
+        assert given_back.reason == "its worker r/1 has not answered for 11 s; it had not begun, and is not charged"
+        assert ended_.status is Status.CANCELLED
+        assert (left.status, done.status) == (Status.RUNNING, Status.RUNNING)
+        assert not is_gone(worker.pid)
+        await ended(supervisor, clock)
+
+    asyncio.run(main())
+
+
+def test_what_a_worker_had_not_begun_when_it_died_is_not_charged() -> None:
+    async def main() -> None:
+        clock = StillClock()
+        begun, idle = owned_by_the_worker(Status.RUNNING), owned_by_the_worker(Status.RUNNING, timeout=3.0)
+        supervisor, worker, store = await deaf_worker(clock, begun, idle)
+        table = BegunCalls(worker.begun._memory)
+        assert table.begin(f"{begun.id}~1", table.ticket)
+        os.kill(worker.pid, signal.SIGKILL)
+
+        async def is_back() -> bool:
+            return {record.status for record in await found(store, begun, idle)} == {Status.REROUTED}
+
+        await until(is_back)
+        charged, given_back = await found(store, begun, idle)
+        assert [entry.status for entry in charged.history][-2:] == [Status.RUNNING_RECOVERY, Status.REROUTED]
+        assert [entry.status for entry in given_back.history][-2:] == [Status.KILLED, Status.REROUTED]
+        assert given_back.attempt == 0
+        assert given_back.reason.endswith("; it had not begun, and is not charged")
+        await ended(supervisor, clock)
+
+    asyncio.run(main())
+
+
+def to_be_cancelled() -> InvocationRecord:
+    asked = Cancellation(by="a user", at=1000.0, until=1001.0)
+    record = owned_by_the_worker(Status.RUNNING, key_seconds=2.0, start_by=1.0)
+    return replace(record, status=Status.CANCELLING, cancellation=asked)
+
+
+async def found(store: MemoryStore, *records: InvocationRecord) -> list[InvocationRecord]:
+    return [record for record in await store.get("app", [each.id for each in records]) if record is not None]
 
 
 def test_a_worker_that_answers_while_its_runner_reads_what_it_holds_is_not_killed(

@@ -20,13 +20,14 @@ from tests.runtime.test_worker_awaits import PLACES, SMALL, SlowAnswers, Worksho
 from tests.support.awaits import LONGEST_SECONDS, Stage, every_await, within
 from tests.support.engines import make_worker
 from tests.support.fleet import APP, Member
+from tests.support.patience import patient
 
 from holdfast.errors import StoreUnavailable
 from holdfast.executors.child_process import AsyncChannel
 from holdfast.executors.local import Deliver, InlineExecutor
 from holdfast.fleet.recovery import Recovery
 from holdfast.fleet.supervisor import Supervisor
-from holdfast.fleet.worker_process import AttachedWorker, FromRunner
+from holdfast.fleet.worker_process import AttachedWorker, FromRunner, Orders
 from holdfast.model.records import RunnerRecord, Serves
 from holdfast.model.status import Status
 from holdfast.runtime.claim import Permit
@@ -39,7 +40,7 @@ from holdfast.testing.virtual import VirtualClock, run_virtual
 WATCHED = [f"fleet.{name}." for name in ("supervisor", "worker_process")]
 MOST = 2
 START_SECONDS = 0.2  # of an interpreter and its imports
-PROMPT_SECONDS = 3.0  # tasks take milliseconds; a worker that does not hear a stop is killed after 45 s
+PROMPT_SECONDS = patient(3.0)  # tasks take milliseconds; a worker that does not hear a stop is killed after 45 s
 
 
 class Process:
@@ -47,7 +48,7 @@ class Process:
 
     pids = iter(range(10**6, 10**9))
 
-    def __init__(self, shop: Supervised, stream: socket.socket) -> None:
+    def __init__(self, shop: Supervised, stream: socket.socket, begun: int) -> None:
         self.pid = next(self.pids)
         self.returncode: int | None = None
         self._shop = shop
@@ -57,11 +58,20 @@ class Process:
         self.engine.limits = SMALL
         self.worker: Worker | None = None
         self._stream = stream
+        self._begun = begun
+        self._permit: Permit | None = None
         self._places: list[InlineExecutor] = []
         self.life = asyncio.create_task(self._live())
 
     async def _live(self) -> None:
         channel: AsyncChannel[FromRunner] = await AsyncChannel.open(self._stream, FromRunner)
+        receive = channel.receive
+
+        async def receive_here() -> FromRunner | None:
+            message = await receive()
+            return replace(message, begun=self._begun) if isinstance(message, Orders) else message
+
+        channel.receive = receive_here  # type: ignore[method-assign]
         try:
             await asyncio.sleep(START_SECONDS)
             attached = AttachedWorker(channel, self._shop.stage.clock, logging_telemetry())
@@ -78,6 +88,7 @@ class Process:
 
     def _make_worker(self, options: WorkerOptions, permit: Permit) -> Worker:
         tasks = self._shop.tasks
+        self._permit = permit
         self.worker = make_worker(
             self.engine,
             tasks,
@@ -94,7 +105,8 @@ class Process:
         return self.worker
 
     def _make_executor(self, place: ExecutorKind, deliver: Deliver) -> InlineExecutor:
-        self._places.append(InlineExecutor(deliver))
+        assert self._permit is not None
+        self._places.append(InlineExecutor(deliver, begun=self._permit.begun))
         return self._places[-1]
 
     def _end(self, code: int) -> None:
@@ -141,9 +153,10 @@ class Supervised(Workshop):
             self.failing_starts -= 1
             raise OSError("no more processes")
         stream = socket.socket(fileno=os.dup(pass_fds[0]))
+        begun = os.dup(pass_fds[1])  # another process would have it by its number
         await asyncio.sleep(0.01)
         self.on_start()
-        process = Process(self, stream)
+        process = Process(self, stream, begun)
         self.started.append(process)
         return process
 
@@ -340,6 +353,29 @@ def test_a_stop_is_heard_by_a_worker_that_takes_the_place_of_a_dead_one() -> Non
         await shop.leaves_in(PROMPT_SECONDS)
         assert len(shop.started) == 3
         shop.no_process_is_left()
+
+    virtually(play)
+
+
+def test_a_worker_that_is_being_started_is_killed_with_the_others() -> None:
+    """As by a third signal: the runner ends its workers and then itself, without a word to anybody."""
+
+    async def play(shop: Supervised) -> None:
+        await shop.member.start()
+        await shop.two_workers_live()
+
+        def kill_once() -> None:
+            shop.on_start = lambda: None
+            shop.member.runner.kill_workers()
+
+        shop.on_start = kill_once
+        await shop.kill_a_worker()
+
+        async def killed() -> bool:
+            return len(shop.started) > 2 and shop.started[2].returncode == -signal.SIGKILL
+
+        await shop.fleet.until(killed, PROMPT_SECONDS)
+        assert {process.worker for process in shop.started[2:]} == {None}  # before it knew what to do
 
     virtually(play)
 

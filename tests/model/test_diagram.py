@@ -85,7 +85,9 @@ def test_text_tells_next_owner_rule_and_rescuer_of_every_status() -> None:
     assert first == f"(start) → {INITIAL.name}"
     assert [block.split()[0] for block in blocks] == [status.name for status in TABLE]
     for block, (status, rule) in zip(blocks, TABLE.items(), strict=True):
-        head, following, owner, rescuer = block.splitlines()
+        assert max(map(len, block.splitlines())) <= 80
+        joined = re.sub(r"\n {13,}", " ", block)  # wrapped lines are indented further than labels
+        head, following, owner, rescuer = joined.splitlines()
         assert rule.meaning in head
         assert set(re.findall(r"[A-Z_]{2,}", following)) == {target.name for target in rule.next}
         assert ("only the owner may leave it" in owner) is rule.requires_ownership

@@ -18,6 +18,7 @@ from holdfast.model.records import (
     HistoryEntry,
     InvocationRecord,
     RunnerRecord,
+    RunState,
     Serves,
     Terms,
     WorkerRecord,
@@ -62,6 +63,13 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ({}, [replace(LIVE, draining=True)], "the only runner, r1, is draining, and takes nothing new"),
         ({}, [replace(LIVE, draining=True), replace(LIVE, id="r2", draining=True)], "all 2 runners are draining"),
         ({}, [replace(LIVE, tasks=("shop:other",))], "no runner knows the task 'shop:mail'"),
+        ({"task": "shop:mail@1", "run": RunState()}, [LIVE], "It is of version 1 of shop:mail: keep a runner"),
+        (
+            {"run": RunState()},
+            [replace(LIVE, tasks=("shop:mail@2",))],
+            "It is of shop:mail without a version: keep a runner with the code that declares that "
+            "(they declare shop:mail@2)",
+        ),
         ({"queue": "slow"}, [replace(LIVE, queues=("default",))], "no live runner serves the queue 'slow'"),
         (
             {"queue": "slow", "tags": ("eu", "gpu")},
@@ -70,7 +78,16 @@ def why(record: InvocationRecord, *roster: RunnerRecord) -> str:
         ),
         ({"tags": ("gpu",)}, [LIVE], "no live runner serves the queue 'default' with the tag gpu (1 alive: r1)"),
         ({"tags": ("eu", "gpu")}, [LIVE], "with all of the tags eu, gpu"),
-        ({"status": Status.SUSPENDED, "due_at": NOW + 60}, [LIVE], "suspended until 1970-01-12 13:47:40 UTC, in 1m."),
+        (
+            {"status": Status.SUSPENDED, "wake_at": NOW + 60},
+            [LIVE],
+            "suspended for 1m, until 1970-01-12 13:47:40 UTC, in 1m.",
+        ),
+        (
+            {"status": Status.SUSPENDED, "wake_at": NOW + 60, "terms": Terms(timeout=300.0)},
+            [LIVE],
+            "in 1m (the end of its wait or of its time limit of 5m, whichever is first).",
+        ),
         ({"status": Status.PAUSED, "owner": "r1/0"}, [LIVE], "on r1/0 for 1m."),
         ({"tags": ("gpu",)}, [replace(LIVE, tags=("gpu", "eu"))], "1 runner serves it"),
         (
@@ -245,6 +262,13 @@ def test_a_worker_that_does_not_answer_is_told() -> None:
     assert why(limited, alone).endswith("kills that worker when the time of this call is over.")
     reserved = replace(running, status=Status.PENDING)
     assert why(reserved, alone).endswith("has not answered for 24 s: its runner takes it back in a moment.")
+    for since, silence in ((NOW - 24, "has not answered for 24 s"), (None, "does not answer")):
+        others = replace(alone, workers=(replace(silent, unresponsive_since=since, begun=("another",)),))
+        ahead = (
+            f"claimed by r1/0 for 30s, its code has not begun, and its worker {silence}: its runner takes it back in"
+        )
+        assert ahead in why(limited, others)
+    assert "its code is running" in why(limited, replace(alone, workers=(replace(silent, begun=(running.id,)),)))
     long = replace(alone, workers=(replace(silent, unresponsive_since=NOW - 3725),))
     assert "its worker has not answered for 1h2m5s" in why(running, long)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.support.patience import patient
+
 import holdfast
 from holdfast import App
 from holdfast.errors import UsageError
@@ -80,7 +82,7 @@ def test_an_app_may_be_closed_at_any_line_of_a_call() -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         check=True,
     )
     assert int(counting.stdout) > 20
@@ -113,7 +115,7 @@ except StoreError as error:
 def test_whoever_waits_for_a_broken_loop_is_told() -> None:
     """User code in the same process has closed the descriptors of the loops: nobody hangs, and the log stays short."""
     ended = subprocess.run(
-        [sys.executable, "-c", BREAKS_ITS_LOOPS], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", BREAKS_ITS_LOOPS], capture_output=True, text=True, timeout=patient(60), check=False
     )
     first, second = ended.stdout.splitlines()
     assert "the event loop on which Holdfast works in this process is broken" in first

@@ -10,7 +10,7 @@ from tests.runtime.test_worker import Harness, nap, running
 
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.records import InvocationRecord
-from holdfast.runtime.claim import KEEP_SECONDS, MOST_TIMES, Reserve
+from holdfast.runtime.claim import KEEP_SECONDS, MAX_TIMES, Reserve
 from holdfast.runtime.hints import QUICKEST_SECONDS, Pace
 from holdfast.store.contract import Ability
 from holdfast.store.memory.store import MemoryStore
@@ -27,7 +27,7 @@ def test_nothing_is_claimed_ahead_before_anything_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "room"),
-    [(0.0001, 10 * MOST_TIMES), (0.05, 10 * MOST_TIMES), (0.25, 40), (0.9, 11), (1.1, 0), (60.0, 0)],
+    [(0.0001, 10 * MAX_TIMES), (0.05, 10 * MAX_TIMES), (0.25, 40), (0.9, 11), (1.1, 0), (60.0, 0)],
 )
 def test_only_what_will_start_within_a_second_is_claimed_ahead(seconds: float, room: int) -> None:
     reserve = Reserve(10)
@@ -63,7 +63,7 @@ def test_the_slowest_task_of_late_decides() -> None:
     assert reserve.room(now=1.0) == 0
     assert not reserve.begins_at_once(1, now=1.0)
     reserve.learn("fast", 0.001, now=61.0)
-    assert reserve.room(now=61.0) == 10 * MOST_TIMES
+    assert reserve.room(now=61.0) == 10 * MAX_TIMES
 
 
 def test_what_lay_too_long_is_given_back() -> None:

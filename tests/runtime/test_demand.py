@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.model.claims import Claimed
-from holdfast.runtime.claim import DOUBT_SECONDS, MANY, MOST_DOUBT_SECONDS, Ask, Demand, Turn, Turns
+from holdfast.runtime.claim import DOUBT_SECONDS, MANY, MAX_DOUBT_SECONDS, Ask, Demand, Turn, Turns
 from holdfast.testing.samples import START, invocation
 
 POLL, TRUST = 1.0, 8
@@ -52,8 +52,8 @@ def test_neither_outcomes_nor_hints_put_a_look_off(demand: Demand) -> None:
     for tenth in range(1, 20):
         demand.heard(1)
         claim(demand, 4, 1, elapsed=tenth / 10)
-    assert pause(demand, 1.9) == pytest.approx(0.1 + MOST_DOUBT_SECONDS - 1.9)
-    assert pause(demand, 0.1 + MOST_DOUBT_SECONDS) == 0.0
+    assert pause(demand, 1.9) == pytest.approx(0.1 + MAX_DOUBT_SECONDS - 1.9)
+    assert pause(demand, 0.1 + MAX_DOUBT_SECONDS) == 0.0
 
 
 def test_the_bell_does_not_put_the_fallback_off(demand: Demand) -> None:

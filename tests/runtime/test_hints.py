@@ -10,28 +10,37 @@ between real processes, in the same way, by tests/cli/test_hints.py.
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+from typing import cast as as_store
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
-from tests.support.fleet import APP, Fleet, Member, add, definition, virtually
+from tests.support.fleet import APP, Fleet, Line, Member, add, definition, virtually
+from tests.support.runs import Declared, call_of
 from tests.support.wire import Wire
 
 from holdfast.fleet.recovery import Recovery
 from holdfast.fleet.services import SERVICE, Executions
 from holdfast.fleet.slots import ExecutionStatus
-from holdfast.model import changes
+from holdfast.ids import InvocationId
+from holdfast.model import changes, records
+from holdfast.model.claims import Claim, Claimed
 from holdfast.model.limits import Limit
 from holdfast.model.queues import QueuePause
 from holdfast.model.records import (
     CANCEL,
     ENDED,
+    INBOX,
     PAUSES,
     READY,
     ROSTER,
     SCHEDULES,
+    WAITS,
     Hint,
     InvocationRecord,
     Terms,
@@ -39,11 +48,16 @@ from holdfast.model.records import (
 from holdfast.model.retries import Fixed, MoveTo, dump_policy
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime import hints as fallback
+from holdfast.runtime.claim import Claimer, Unlimited
 from holdfast.runtime.hints import Hub
+from holdfast.runtime.outage import Outage
 from holdfast.runtime.pauses import pause_queue, resume_queue
 from holdfast.schedules import every
 from holdfast.schedules.records import Rules, StoredCall
 from holdfast.schedules.service import ScheduleRegistry
+from holdfast.store.contract import Store
+from holdfast.workflows import service
+from holdfast.workflows.api import sleep
 
 BOUND_SECONDS = 3.0
 
@@ -278,6 +292,25 @@ async def a_cancel_of_what_runs(cast: Cast) -> bool:
     return await cast.is_soon(record.id, Status.CANCELLED)
 
 
+@case(CANCEL)
+async def a_cancel_of_several_of_which_one_is_claimed_meanwhile(cast: Cast) -> bool:
+    """It is asked for once more, for that one alone."""
+    await cast.runner(cast.hold())
+    running, waiting = await cast.submit("held", "a"), await cast.submit("of nobody here")
+    await cast.runs(running.id)
+    line = Line(cast.fleet.store)
+
+    def claimed() -> None:
+        found = cast.fleet.store._records[APP, waiting.id]
+        line.before.clear()
+        cast.fleet.store._put(replace(found, status=Status.RUNNING, owner="r/1", epoch=found.epoch + 1))
+
+    line.before["apply"] = claimed
+    cast.acting = True
+    await cast.fleet.engine(as_store(Store, line)).canceller.cancel([running.id, waiting.id], by="a test")
+    return await cast.is_soon(running.id, Status.CANCELLED)
+
+
 @case(PAUSES)
 async def a_queue_that_is_resumed(cast: Cast) -> bool:
     pause = QueuePause(app=APP, name="default", at=0.0, by="a test", reason="", operation="p")
@@ -302,6 +335,18 @@ async def a_new_schedule(cast: Cast) -> bool:
     return await cast.soon(lambda: _any_of(cast, "add"))
 
 
+@case(SCHEDULES)
+async def a_schedule_that_is_changed(cast: Cast) -> bool:
+    book = cast.client.part(ScheduleRegistry)
+    call = StoredCall(task="add", arguments=cast.fleet.codec.encode_call((1, 1), {}))
+    await book.create(book.new("soon", every("1d"), call, Rules()))
+    await cast.runner(add)
+    await asyncio.sleep(2.0)
+    cast.acting = True
+    await book.change("soon", lambda record, now: {"timing": every("1s"), "through": now})
+    return await cast.soon(lambda: _any_of(cast, "add"))
+
+
 @case(ROSTER)
 async def a_runner_that_leaves(cast: Cast) -> bool:
     """Whose turn it is at the services changes at once: what the one before would have fired is not late."""
@@ -322,6 +367,125 @@ async def a_runner_that_leaves(cast: Cast) -> bool:
         )
 
     return await cast.soon(performs)
+
+
+# --- a run has a message, or is to be woken
+
+
+class Shop:
+    """Runs that wait: for a child in another queue, or for a time."""
+
+    def __init__(self, cast: Cast) -> None:
+        declared = Declared()
+        self.declared = declared
+
+        @declared.app.step(name="pack")
+        async def pack() -> str:
+            cast.began.append("pack")
+            await cast.gate.wait()
+            return "packed"
+
+        @declared.app.workflow(name="child", queue="other")
+        async def child() -> str:
+            return await pack()
+
+        @declared.app.workflow(name="parent")
+        async def parent() -> str:
+            return await child()
+
+        @declared.app.workflow(name="sleeper")
+        async def sleeper(seconds: float) -> str:
+            await sleep(seconds)
+            return "rested"
+
+        self.parent, self.sleeper = parent, sleeper
+
+
+async def _with_runs(cast: Cast, *queues: str, linger: float) -> Shop:
+    """Hire a runner for each queue; runs linger so long before they are suspended."""
+    cast.fleet.settings["workflow_linger_seconds"] = linger
+    shop = Shop(cast)
+    fallback.switch("off")  # a new app reads the environment
+    for queue in queues:
+        await cast.runner(*shop.declared.tasks, queues=[queue])
+    return shop
+
+
+async def _begin_run(cast: Cast, workflow: Any, *args: Any) -> str:
+    record = call_of(cast.client, workflow, *args)
+    await cast.client.submitter.submit([record])
+    return record.id
+
+
+@case(INBOX)
+async def a_child_of_a_run_that_ends(cast: Cast) -> bool:
+    shop = await _with_runs(cast, "default", "other", linger=3600.0)
+    parent = await _begin_run(cast, shop.parent)
+    await cast.fleet.until(lambda: _length(cast.began, 1))
+    cast.acting = True
+    cast.gate.set()
+    return await cast.is_soon(parent, Status.SUCCESS)
+
+
+@case(WAITS)
+async def a_run_that_is_suspended_for_seconds(cast: Cast) -> bool:
+    """Where no run sleeps, the services look now and then; here once a minute."""
+    with mock.patch.object(service, "QUIET_SECONDS", 60.0):
+        shop = await _with_runs(cast, "default", linger=0.1)
+    await asyncio.sleep(5.0)
+    cast.acting = True
+    id = await _begin_run(cast, shop.sleeper, 5.0)
+    await asyncio.sleep(5.0)
+    return await cast.is_soon(id, Status.SUCCESS)
+
+
+@case(READY)
+async def a_run_whose_time_has_come(cast: Cast) -> bool:
+    shop = await _with_runs(cast, "default", linger=0.1)
+    id = await _begin_run(cast, shop.sleeper, 5.0)
+    await cast.fleet.until_status(id, Status.SUSPENDED)
+    await asyncio.sleep(4.0)
+    cast.acting = True
+    return await cast.is_soon(id, Status.SUCCESS)
+
+
+@case(READY)
+async def a_message_for_a_run_that_is_suspended(cast: Cast) -> bool:
+    shop = await _with_runs(cast, "default", "other", linger=0.1)
+    parent = await _begin_run(cast, shop.parent)
+    await cast.fleet.until_status(parent, Status.SUSPENDED)
+    await cast.fleet.until(lambda: _length(cast.began, 1))
+    await asyncio.sleep(3.0)  # the look that follows each claim is over
+    cast.acting = True
+    cast.gate.set()
+    return await cast.is_soon(parent, Status.SUCCESS)
+
+
+@case(READY)
+async def a_run_that_is_handed_over(cast: Cast) -> bool:
+    shop = await _with_runs(cast, "default", linger=3600.0)
+    id = await _begin_run(cast, shop.sleeper, 60.0)
+    await cast.runs(id)
+    second = await cast.runner(*shop.declared.tasks)
+    cast.acting = True
+    cast.fleet.members[0].runner.stop()
+
+    async def goes_on() -> bool:
+        return ((await cast.fleet.record(id)).owner or "").startswith(second.id)
+
+    return await cast.soon(goes_on)
+
+
+@case(READY)
+async def a_cancel_of_a_run_that_is_suspended(cast: Cast) -> bool:
+    """Its body may compensate, so a runner has to take it up."""
+    shop = await _with_runs(cast, "default", linger=0.1)
+    id = await _begin_run(cast, shop.sleeper, 600.0)
+    await cast.fleet.until_status(id, Status.SUSPENDED)
+    await asyncio.sleep(3.0)
+    cast.acting = True
+    await cast.client.canceller.cancel([InvocationId(id)], by="a test")
+    return await cast.is_soon(id, Status.CANCELLED)
 
 
 async def _length(things: Sequence[object], count: int) -> bool:
@@ -365,6 +529,45 @@ def test_a_hint_is_enough_and_is_needed(name: str, dropped: bool, monkeypatch: p
         virtually(scenario)
     finally:
         fallback.switch(None)
+
+
+# Kinds of features above the runtime. tests/streams/test_reading.py has the case of streams. Answers to webhooks have
+# none: whether a web process finds an answer without its hint is only as quick as its looks.
+ELSEWHERE = {"stream", "answers"}
+
+
+def test_every_kind_of_hint_has_a_case() -> None:
+    """The kinds are what `holdfast.model.records` declares: its only public constants that are texts."""
+    declared = [
+        statement.value.value
+        for statement in ast.parse(inspect.getsource(records)).body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+    assert READY in declared
+    assert set(declared) == {kind for kind, _ in CASES.values()} | ELSEWHERE
+
+
+def test_a_claim_that_lets_waiters_go_on_sends_a_hint_of_their_lanes() -> None:
+    """As a claim on MongoDB does that finds a free slot; on the other stores, only ends free slots."""
+
+    async def scenario(fleet: Fleet) -> None:
+        heard: list[Hint] = []
+        claim = fleet.store.claim
+
+        async def claim_and_release(wanted: Claim) -> Claimed:
+            return replace(await claim(wanted), refused=(InvocationId("x"),), released=("a lane", "b", "a lane"))
+
+        fleet.store.claim = claim_and_release  # type: ignore[method-assign]
+        engine = fleet.engine(fleet.store)
+        engine.hub.on(READY, heard.append)
+        engine.hub.on(ENDED, heard.append)
+        claimer = Claimer(engine, Outage(engine.rng, engine.telemetry), Unlimited(), owner="r/1", limits={})
+        await claimer.claim(["a lane"], 1)
+        assert heard == [Hint(ENDED, ("x",), 1), Hint(READY, ("a lane", "b"), 3)]
+
+    virtually(scenario)
 
 
 def test_a_hint_that_names_nobody_is_about_any_number() -> None:

@@ -15,9 +15,11 @@ from tests.support.fleet import APP, DEAD_AFTER, POLL, Fleet, Member, definition
 from holdfast.errors import StoreUnavailable
 from holdfast.fleet.services import SERVICE, Executions
 from holdfast.fleet.slots import ExecutionStatus
+from holdfast.model import changes
 from holdfast.model.limits import Limit
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.definition import TaskDefinition
+from holdfast.runtime.limits import Limits
 from holdfast.store.contract import Filter, Order
 
 KEY = "work"
@@ -249,6 +251,29 @@ def test_a_sweep_lets_nobody_go_who_would_find_no_slot() -> None:
         await asyncio.sleep(30)
         assert member.line.count("waiting_keys") > 20
         assert [await fleet.story(id) for id in ids[2:]] == [["registered", "concurrency_controlled"]] * 3
+
+    virtually(scenario)
+
+
+def test_a_sweep_sends_nobody_after_one_that_is_on_its_way() -> None:
+    """The first one goes back to the queue, and finds no worker with a free place for a while."""
+
+    async def scenario(fleet: Fleet) -> None:
+        stage = Stage(fleet)
+        task = stage.task(1)
+        member = await fleet.started(task, concurrency=4)
+        holder = await stage.submit("holder", 600.0)
+        await stage.running(1)
+        waiting = [await stage.submit(f"{number}", 600.0) for number in range(3)]
+        for id in waiting:
+            await fleet.until_status(id, Status.CONCURRENCY_CONTROLLED)
+        member.line.errors["claim"] = StoreUnavailable("not now")
+        sweeper = Limits(fleet.engine(fleet.store), {task.name: task.limit})
+        record = await fleet.record(holder)
+        await fleet.store.apply([changes.completed(record, result=b"", operation="end", at=fleet.clock.now())])
+        assert [await sweeper.sweep() for _ in range(3)] == [1, 0, 0]
+        ready = [id for id in waiting if (await fleet.record(id)).status is Status.REROUTED]
+        assert ready == waiting[:1]
 
     virtually(scenario)
 

@@ -17,11 +17,25 @@ from tests.fleet.test_recovery import held
 from tests.runtime.test_worker import DRAIN, Harness, running
 from tests.runtime.test_worker import virtually as virtually_alone
 from tests.runtime.test_worker_awaits import EarlyMemory
-from tests.support.fleet import APP, LATENCY, PLAIN, WITHOUT_BACKSTOP, Fleet, Line, Member, definition, nap, virtually
+from tests.support.fleet import (
+    APP,
+    DEAD_AFTER,
+    LATENCY,
+    PLAIN,
+    WITHOUT_BACKSTOP,
+    Fleet,
+    Line,
+    Member,
+    definition,
+    nap,
+    virtually,
+)
+from tests.support.patience import patient
 
 from holdfast.codec import SizeLimits, references
 from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.fleet.recovery import Recovery
+from holdfast.ids import InvocationId
 from holdfast.model.changes import Change, Verdict
 from holdfast.model.claims import Claim
 from holdfast.model.limits import Limit
@@ -30,7 +44,7 @@ from holdfast.model.records import ENDED, PAUSES, READY, Cancellation, Hint, Ter
 from holdfast.model.retries import Fixed, dump_policy
 from holdfast.model.status import Status
 from holdfast.runtime import hints as fallback
-from holdfast.runtime.claim import MOST_TIMES, Permit
+from holdfast.runtime.claim import MAX_TIMES, Permit
 from holdfast.runtime.pauses import pause_queue, resume_queue
 from holdfast.runtime.worker import AUDIT_SECONDS, Worker
 from holdfast.store.contract import Ability, Store
@@ -390,29 +404,31 @@ class SlowReleases(Line):
         return release_waiters
 
 
-@pytest.mark.parametrize("meanwhile", ["another slot", "a stop"])
+@pytest.mark.parametrize("meanwhile", ["other slots", "a stop"])
 def test_slots_that_are_given_back_while_others_are_let_go_on_are_not_forgotten(meanwhile: str) -> None:
     async def scenario(fleet: Fleet) -> None:
-        gates = {key: asyncio.Event() for key in "ab"}
+        gates = {key: asyncio.Event() for key in "abc"}
 
         async def work(key: str) -> None:
             await gates[key].wait()
 
         limited = replace(definition(work), limit=Limit(1), limit_by=("key",))
         member = await fleet.started(limited, make_line=SlowReleases)
-        running = [await fleet.submit("work", key, limit_key=f"work:{key}") for key in "ab"]
+        member.line.errors["waiting_keys"] = StoreUnavailable("no sweep helps")
+        running = [await fleet.submit("work", key, limit_key=f"work:{key}") for key in "abc"]
         for id in running:
             await fleet.until_status(id, Status.RUNNING)
-        waiting = [await fleet.submit("work", key, limit_key=f"work:{key}") for key in "ab"]
+        waiting = [await fleet.submit("work", key, limit_key=f"work:{key}") for key in "abc"]
         for id in waiting:
             await fleet.until_status(id, Status.CONCURRENCY_CONTROLLED)
         gates["a"].set()
         await asyncio.sleep(0.5)
+        gates["b"].set()
+        await asyncio.sleep(0.2)
+        gates["c"].set()
         if meanwhile == "a stop":
-            gates["b"].set()
             await member.stop()
         else:
-            gates["b"].set()
             await asyncio.sleep(3.0)
         for id in waiting:
             assert (await fleet.record(id)).status is not Status.CONCURRENCY_CONTROLLED, await fleet.story(id)
@@ -532,7 +548,7 @@ def test_what_ends_while_a_client_reads_it_is_read_once_more() -> None:
         await asyncio.sleep(0.5)
         await fleet.engine(fleet.store).canceller.cancel([id], by="a test")
         client.hub.send(Hint(ENDED, (id,)))
-        await asyncio.wait({waiting}, timeout=5.0)
+        await asyncio.wait({waiting}, timeout=patient(5.0))
         assert waiting.done()
         assert (await waiting)[id].status is Status.CANCELLED
 
@@ -568,7 +584,7 @@ def test_a_stop_at_any_moment_of_the_start_ends_a_runner(hurry: bool) -> None:
             life = asyncio.create_task(member.runner.run())
             await asyncio.sleep(step * LATENCY / 2)
             member.runner.stop(hurry=hurry)
-            await asyncio.wait({life}, timeout=5.0)
+            await asyncio.wait({life}, timeout=patient(5.0))
             assert life.done(), f"after {step} steps"
             assert not await fleet.roster()
 
@@ -622,6 +638,53 @@ def test_children_that_are_submitted_after_the_cancel_of_their_parent_follow_it(
     virtually(scenario)
 
 
+def test_a_cancel_reaches_every_generation_that_is_to_follow() -> None:
+    """What a child is declared to do with its own children, it does, whoever cancels it."""
+
+    async def scenario(fleet: Fleet) -> None:
+        above = await fleet.submit("of nobody here")
+        kind = await fleet.submit("of nobody here", parent_id=above)
+        loose = await fleet.submit("of nobody here", parent_id=above, terms=Terms(cancel_children=False))
+        followers = [kind, loose]
+        for parent in (kind, kind):
+            followers.append(await fleet.submit("of nobody here", parent_id=parent))
+        followers.append(await fleet.submit("of nobody here", parent_id=followers[-1]))
+        spared = await fleet.submit("of nobody here", parent_id=loose)
+        await fleet.engine(fleet.store).canceller.cancel([InvocationId(above)], by="a test", reason="enough")
+        for id in followers:
+            found = await fleet.record(id)
+            assert found.status is Status.CANCELLED
+            assert f"its parent {found.parent_id} was cancelled" in found.reason
+        assert (await fleet.record(spared)).status is Status.REGISTERED
+
+    virtually(scenario)
+
+
+def test_a_cancel_does_not_reach_the_children_of_a_call_that_has_returned() -> None:
+    """It was asked to end, and returned before it had to: its result counts, and so do its children."""
+
+    async def scenario(fleet: Fleet) -> None:
+        async def parent() -> str:
+            try:
+                await asyncio.sleep(600.0)
+            except asyncio.CancelledError:
+                return "done all the same"
+            return "in time"
+
+        member = await fleet.started(parent)
+        above = InvocationId(await fleet.submit("parent"))
+        await fleet.until_status(above, Status.RUNNING)
+        child = await fleet.submit("of nobody here", parent_id=above)
+        canceller = member.engine.canceller
+        await canceller.cancel([above], by="a test", children=False)
+        await fleet.until_status(above, Status.SUCCESS)
+        (after,) = await canceller.cancel([above], by="a test", children=True)
+        assert after.cancellation is not None
+        assert (after.status, (await fleet.record(child)).status) == (Status.SUCCESS, Status.REGISTERED)
+
+    virtually(scenario)
+
+
 # --- and hints
 
 
@@ -644,9 +707,56 @@ def test_a_hint_during_a_claim_waits_for_its_answer() -> None:
             await asyncio.sleep(0.01)
             most = max(most, len(worker._reserve))
         assert member.line.most_under_way == 1
-        assert PLACES < most <= PLACES * MOST_TIMES
+        assert PLACES < most <= PLACES * MAX_TIMES
 
     virtually(scenario, EarlyMemory)
+
+
+def test_a_hint_during_a_claim_that_finds_little_is_not_forgotten() -> None:
+    """The claim was carried out before the call was submitted that the hint is about."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fallback.switch("off")
+        member = await fleet.started(nap, make_line=SlowClaims)
+        await asyncio.sleep(1.0)
+        assert isinstance(member.line, SlowClaims)
+        member.line.seconds = 0.5
+        for pause in (0.1, 0.0):  # the second hint comes while the first one's claim is under way
+            record = fleet.new("nap", 0.1)
+            await fleet.store.insert([record])
+            member.engine.hub.send(Hint(READY, (record.lane,), 3))  # two of which others are faster to take
+            await asyncio.sleep(pause)
+        assert (await fleet.end(record.id, within=3.0)).status is Status.SUCCESS
+
+    try:
+        virtually(scenario)
+    finally:
+        fallback.switch(None)
+
+
+# --- a permit that ends meanwhile
+
+
+def test_what_a_claim_brings_after_the_permit_has_ended_goes_back() -> None:
+    """The store answers the claim late, and no heartbeat: others may have declared the runner dead by now."""
+
+    async def scenario(fleet: Fleet) -> None:
+        began: list[str] = []
+
+        async def work() -> None:
+            began.append("once")
+
+        member = await fleet.started(work, make_line=SlowClaims)
+        await asyncio.sleep(3.0)
+        assert isinstance(member.line, SlowClaims)
+        member.line.seconds = DEAD_AFTER * 0.8
+        id = await fleet.submit("work")
+        await fleet.until_status(id, Status.RUNNING)
+        member.line.errors["heartbeat"] = StoreUnavailable("not today")
+        found = await fleet.until_status(id, Status.REROUTED, within=DEAD_AFTER)
+        assert (found.owner, found.reason, began) == (None, "its runner cannot reach the store", [])
+
+    virtually(scenario)
 
 
 # --- a cancel of what lies in reserve
@@ -853,6 +963,37 @@ def test_a_place_is_free_as_soon_as_a_large_end_is_stored(outcome: str) -> None:
         member.engine.limits = SizeLimits(inline=64, max_bytes=2**20)
         await member.start()
         ids = [await fleet.submit("weighty", number) for number in range(3)]
+        for id in ids:
+            await fleet.end(id, within=3.0)
+
+    virtually(scenario)
+
+
+def test_a_place_is_taken_until_a_large_end_is_stored() -> None:
+    """Else memory could fill with results faster than the store takes them."""
+
+    async def scenario(fleet: Fleet) -> None:
+        began: list[int] = []
+        stored = asyncio.Event()
+
+        async def weighty(number: int) -> str:
+            began.append(number)
+            return f"{number}" * 500
+
+        member = fleet.member(weighty, concurrency=1)
+        member.engine.limits = SizeLimits(inline=64, max_bytes=2**20)
+        keep = member.engine.payloads.keep
+
+        async def slowly(payloads: Any) -> None:
+            await stored.wait()
+            await keep(payloads)
+
+        member.engine.payloads.keep = slowly  # type: ignore[method-assign]
+        await member.start()
+        ids = [await fleet.submit("weighty", number) for number in range(2)]
+        await asyncio.sleep(5.0)
+        stored.set()
+        assert len(began) == 1
         for id in ids:
             await fleet.end(id, within=3.0)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.fleet.test_recovery import held, recovery_of
+from tests.runtime.test_meanwhile import SlowStarts, worker_of
 from tests.runtime.test_worker import Harness
 from tests.runtime.test_worker import virtually as virtually_alone
+from tests.runtime.test_worker_awaits import EarlyMemory
 from tests.schedules.test_declared import worker_for
 from tests.support.fleet import APP, Fleet, Member, virtually
 
 from holdfast.codec import SizeLimits
 from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, Raised
+from holdfast.executors.context import cancelled
 from holdfast.model.records import Terms
 from holdfast.model.retries import Fixed, dump_policy, exception_names
 from holdfast.model.status import Status
@@ -69,6 +73,29 @@ def test_a_timeout_that_falls_into_the_grace_of_a_cancel_changes_nothing() -> No
         assert record.status is Status.CANCELLED, await fleet.story(id)
         assert stage.seen == ["CancelledError"], "neither the timeout nor the soft one is thrown into its cleaning up"
         await stage.another_runs()
+
+    virtually(scenario)
+
+
+def test_a_cancelled_call_that_could_not_be_stopped_leaves_nothing_behind_when_it_ends() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        gate = asyncio.Event()
+
+        async def stubborn() -> None:
+            while not gate.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await gate.wait()
+
+        member = await fleet.started(stubborn)
+        id = await fleet.submit("stubborn", terms=Terms(cancel_grace=0.1))
+        await fleet.until_status(id, Status.RUNNING)
+        await member.engine.canceller.cancel([id], by="a test")
+        assert "still runs" in (await fleet.end(id, 5.0)).reason
+        running = worker_of(member)._running
+        assert (running.abandoned, id in cancelled) == ({id}, True)
+        gate.set()
+        await asyncio.sleep(1.0)
+        assert (running.abandoned, id in cancelled) == (set(), False)
 
     virtually(scenario)
 
@@ -128,6 +155,32 @@ def test_a_worker_that_retires_counts_calls_that_wait_for_large_arguments() -> N
         assert not [id for id in ids if (await harness.record(id)).owner is not None]
 
     virtually_alone(scenario)
+
+
+def test_a_worker_that_retires_counts_calls_whose_starts_are_being_written() -> None:
+    """Its slots are free meanwhile, and there is more in reserve."""
+
+    async def scenario(fleet: Fleet) -> None:
+        async def short() -> None:
+            await asyncio.sleep(0.012)
+
+        member = await fleet.started(short, concurrency=4, make_line=SlowStarts)
+        for _ in range(60):
+            await fleet.submit("short")
+        worker = worker_of(member)
+        assert isinstance(member.line, SlowStarts)
+        member.line.seconds = 0.2
+
+        async def are_started() -> bool:
+            return worker._starting == 4 and not worker._running and len(worker._reserve) > 4
+
+        await fleet.until(are_started, 5.0)
+        worker._max_tasks = worker.account.started + 6
+        await asyncio.sleep(2.0)
+        assert worker.is_stopping
+        assert worker.account.started == worker._max_tasks
+
+    virtually(scenario, EarlyMemory)
 
 
 async def _made(harness: Harness, seconds: float) -> Any:

@@ -35,7 +35,7 @@ def play(turns: Turns, stock: dict[str, int], wanted: int, rounds: int) -> Count
     for _ in range(rounds):
         left = wanted
         while left and (turn := turns.next(left)) is not None:
-            got = min(turn.most, stock[turn.queue])
+            got = min(turn.max_count, stock[turn.queue])
             stock[turn.queue] -= got
             taken[turn.queue] += got
             left -= got
@@ -93,8 +93,8 @@ def test_there_are_never_more_than_a_few_claims_for_one() -> None:
     while left:
         turn = turns.next(left)
         assert turn is not None
-        turns.took(turn, turn.most)
-        left -= turn.most
+        turns.took(turn, turn.max_count)
+        left -= turn.max_count
         claims += 1
     assert claims <= 12
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.scenarios import workshop
+from tests.support.patience import patient
 
 from holdfast import App
 
@@ -15,7 +16,8 @@ from holdfast import App
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that need a MongoDB share one, and are a group of their own beside the tests of the store itself, so that
-    two processes can share the work; the others go to whoever has time.
+    two processes can share the work; the others go to whoever has time. Process tasks on MongoDB meet no joint that
+    threads on MongoDB and processes on SQLite do not meet: `make faults` runs them.
     """
     for item in items:
         if _HERE not in item.path.parents or item.get_closest_marker("xdist_group"):
@@ -23,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = (
             item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         )
+        if {"mongodb", "process"} <= {each for each in params if isinstance(each, str)}:
+            item.add_marker(pytest.mark.faults)
         if "mongodb" in params or "mongo_url" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("scenarios"))
 
@@ -43,7 +47,7 @@ def workshop_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App
 def there(tmp_path: Path) -> Callable[..., Path]:
     """Wait until a task has left this file behind."""
 
-    def wait(name: str, seconds: float = 30.0) -> Path:
+    def wait(name: str, seconds: float = patient(30.0)) -> Path:
         deadline = time.monotonic() + seconds
         while not (tmp_path / name).exists():
             assert time.monotonic() < deadline, f"no {name} within {seconds} s"

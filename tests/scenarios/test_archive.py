@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.support.patience import patient
 
 from holdfast import App, UsageError
 from holdfast.archive.retention import remove_expired
 from holdfast.errors import Expired, InvocationNotFound, InvocationStatusTransitionError, PayloadLost
 from holdfast.model.cancellation import cancel
-from holdfast.model.records import Cancellation, digests_in
-from holdfast.model.retention import FOREVER
+from holdfast.model.records import FOREVER, Cancellation, digests_in
 from holdfast.model.status import Status
 from holdfast.runtime.rerun import Rerunner
 from holdfast.store.contract import Filter
@@ -49,7 +49,7 @@ def run(app: App, *invocations: Any) -> None:
     with app.runner(concurrency=4):
         for invocation in invocations:
             with contextlib.suppress(ValueError):
-                invocation.result(timeout=30)
+                invocation.result(timeout=patient(30))
 
 
 def kept_seconds(invocation: Any) -> float:
@@ -129,10 +129,10 @@ def test_the_archive_is_searched_by_what_one_knows(app: App) -> None:
     good, bad, slow = ship.options(key="order 1").submit(1), ship.submit(-1), tagged.submit()
     ship.options(delay="1h").submit(5)
     with app.runner(tags=["gpu", "eu"]):
-        good.result(30)
-        slow.result(30)
+        good.result(patient(30))
+        slow.result(patient(30))
         with pytest.raises(ValueError, match="odd"):
-            bad.result(30)
+            bad.result(patient(30))
 
     def ids(**where: Any) -> set[str]:
         return {record.id for record in app.archive(**where)}
@@ -162,9 +162,9 @@ def test_an_ended_one_is_run_again_as_a_new_one_that_knows_what_it_repeats(app: 
     ship = declare(app, retries=2, priority=7, tags=["eu"])
     first = ship.options(queue="mail", key="order 7").submit(7, label="x")
     with app.runner(tags=["eu"]):
-        first.result(30)
+        first.result(patient(30))
         again = first.rerun()
-        assert again.result(30) == 7
+        assert again.result(patient(30)) == 7
     old, new = first.record(), again.record()
     assert new.rerun_of == old.id
     assert new.history[0].why == f"rerun of {old.id}"
@@ -316,9 +316,9 @@ def test_what_has_expired_can_be_run_again(app: App) -> None:
         pass
     with app.runner():
         with pytest.raises(Expired):
-            late.result(timeout=30)
+            late.result(timeout=patient(30))
         again = late.rerun()
-        assert again.result(timeout=30) == 1
+        assert again.result(timeout=patient(30)) == 1
     assert again.record().terms.start_by is None
 
 

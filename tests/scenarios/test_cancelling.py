@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.scenarios import workshop
+from tests.support.patience import patient
 
 from holdfast import App, Invocation, InvocationCancelled, Status, UsageError, context
 from holdfast.errors import InvocationNotFound
@@ -31,7 +32,7 @@ def story(invocation: Invocation[Any]) -> list[str]:
     return [entry.status.value for entry in invocation.history()]
 
 
-def ended(invocation: Invocation[Any], seconds: float = 30.0) -> Status:
+def ended(invocation: Invocation[Any], seconds: float = patient(30.0)) -> Status:
     """Where it stands when it has ended."""
     deadline = time.monotonic() + seconds
     while (status := invocation.status) not in FINAL:
@@ -53,7 +54,7 @@ def test_what_waits_is_cancelled_at_once_and_says_who_and_why(app: App) -> None:
     assert story(invocation) == ["registered", "cancelled"]
     assert invocation.history()[-1].why == "cancelled by ann: not wanted"
     with pytest.raises(InvocationCancelled, match="was cancelled by ann: not wanted") as raised:
-        invocation.result(timeout=5)
+        invocation.result(timeout=patient(5))
     assert (raised.value.by, raised.value.reason, raised.value.invocation_id) == ("ann", "not wanted", invocation.id)
     assert invocation.explain().startswith("cancelled by ann: not wanted, ")
 
@@ -62,7 +63,7 @@ def test_a_group_is_cancelled_whole(app: App) -> None:
     task = app.task(name="double", unique_by="*")(_double)
     with app.runner():
         before = task.submit(9)
-        before.result(timeout=30)
+        before.result(timeout=patient(30))
     group = task.options(delay="1h").map([*range(700), 5])
     assert group.cancel("not wanted", by="ann") == [Status.CANCELLED] * 701
     assert group[600].history()[-1].why == "cancelled by ann: not wanted"
@@ -91,9 +92,9 @@ def test_cancelling_again_or_what_has_ended_changes_nothing(app: App) -> None:
     task = app.task(name="double")(_double)
     first, second = task.submit(1), task.options(delay="1h").submit(2)
     with app.runner():
-        assert first.result(timeout=30) == 2
+        assert first.result(timeout=patient(30)) == 2
     assert first.cancel() is Status.SUCCESS
-    assert first.result(timeout=5) == 2
+    assert first.result(timeout=patient(5)) == 2
     second.cancel("first", by="ann")
     before = second.record()
     assert second.cancel("second", by="bob") is Status.CANCELLED
@@ -106,7 +107,7 @@ def test_who_waits_is_told_at_once(app: App) -> None:
     invocation = app.task(name="double")(_double).options(delay="1h").submit(1)
 
     async def both() -> None:
-        waiting = asyncio.create_task(invocation.aresult(timeout=30))
+        waiting = asyncio.create_task(invocation.aresult(timeout=patient(30)))
         await asyncio.sleep(0)
         assert await invocation.acancel("async", by="ann") is Status.CANCELLED
         with pytest.raises(InvocationCancelled, match="async"):
@@ -177,7 +178,7 @@ def test_a_result_in_the_time_of_grace_counts(app: App, tmp_path: Path, there: T
         invocation = task.submit(str(tmp_path))
         there("begun")
         assert invocation.cancel() is Status.CANCELLING
-        assert invocation.result(timeout=30) in ("done nevertheless", "kept")
+        assert invocation.result(timeout=patient(30)) in ("done nevertheless", "kept")
     assert story(invocation)[-2:] == ["cancelling", "success"]
 
 
@@ -190,7 +191,7 @@ def test_an_error_while_cleaning_up_is_a_failure_and_no_other_attempt_follows(
         there("begun")
         invocation.cancel()
         with pytest.raises(KeyError, match="broom"):
-            invocation.result(timeout=30)
+            invocation.result(timeout=patient(30))
     assert story(invocation)[-2:] == ["cancelling", "failed"]
 
 
@@ -222,7 +223,7 @@ def test_what_cannot_be_stopped_is_given_up_and_has_its_place(app: App, tmp_path
         waiting = double.submit(4)
         assert waiting.status is Status.REGISTERED  # there is one place, and that is taken
         (tmp_path / "open").touch()
-        assert waiting.result(timeout=30) == 8
+        assert waiting.result(timeout=patient(30)) == 8
     assert story(invocation)[-1] == "cancelled"
 
 
@@ -267,7 +268,7 @@ def test_what_is_being_cancelled_tells_so(app: App, tmp_path: Path, there: There
         assert "cancelled by ann: enough; asked to end on" in invocation.explain()
         assert "left to clean up" in invocation.explain()
         (tmp_path / "open").touch()
-        assert invocation.result(timeout=30) == "too late"
+        assert invocation.result(timeout=patient(30)) == "too late"
 
 
 def test_a_runner_that_stops_ends_what_is_being_cancelled(app: App, tmp_path: Path, there: There) -> None:
@@ -366,7 +367,7 @@ def test_what_a_child_submitted_that_has_ended_lives_on(app: App) -> None:
 
     @app.task(name="root")
     def root() -> None:
-        below.append(branch.submit().result(timeout=30))
+        below.append(branch.submit().result(timeout=patient(30)))
         while not context().cancelled:
             time.sleep(0.01)
         context().raise_if_cancelled()
@@ -415,7 +416,7 @@ def test_a_task_that_cancels_another_is_named(app: App) -> None:
         return context().invocation_id
 
     with app.runner():
-        mine = hunter.submit(victim.id).result(timeout=30)
+        mine = hunter.submit(victim.id).result(timeout=patient(30))
     cancellation = victim.record().cancellation
     assert cancellation is not None
     assert cancellation.by == f"invocation {mine}"

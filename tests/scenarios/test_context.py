@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.scenarios import workshop
+from tests.support.patience import patient
 
 from holdfast import App, UsageError, context
 from holdfast.retries import Fixed, Forever, Timetable
@@ -24,7 +25,7 @@ def test_a_call_knows_itself(app: App, executor: Any, name: str) -> None:
     task = app.task(executor=executor, timeout=60)(getattr(workshop, name))
     with app.runner():
         first, second = task.submit(), task.options(key="order 7").submit()
-        found, other = first.result(timeout=30), second.result(timeout=30)
+        found, other = first.result(timeout=patient(30)), second.result(timeout=patient(30))
     remaining = found.pop("remaining")
     assert 0 < remaining <= 60
     assert found == {
@@ -45,7 +46,7 @@ def test_a_call_knows_itself(app: App, executor: Any, name: str) -> None:
 def test_an_attempt_knows_what_went_before(app: App, executor: Any) -> None:
     task = app.task(executor=executor, retries=Fixed(2, 0.01))(workshop.failing_facts)
     with app.runner():
-        second, third = task.submit(1).result(timeout=30), task.submit(2).result(timeout=30)
+        second, third = task.submit(1).result(timeout=patient(30)), task.submit(2).result(timeout=patient(30))
     assert (second["attempt"], second["last"], second["previous"], second["remaining"]) == (2, False, "attempt 1", None)
     assert (third["attempt"], third["last"], third["previous"]) == (3, True, "attempt 2")
 
@@ -57,7 +58,7 @@ def test_an_attempt_knows_what_went_before(app: App, executor: Any) -> None:
 def test_whether_it_is_the_last_is_told_where_it_is_known(app: App, retries: Any, last: bool | None) -> None:
     task = app.task(retries=retries)(workshop.facts)
     with app.runner():
-        assert task.submit().result(timeout=30)["last"] is last
+        assert task.submit().result(timeout=patient(30))["last"] is last
 
 
 def test_there_is_none_outside_of_a_task(app: App) -> None:
@@ -78,7 +79,7 @@ def test_a_child_knows_its_parent_and_only_in_its_own_app(app: App) -> None:
 
         with app.runner():
             top = root.submit()
-            child, stranger = top.result(timeout=30)
+            child, stranger = top.result(timeout=patient(30))
         assert app.invocation(child).record().parent_id == top.id
         assert elsewhere.invocation(stranger).record().parent_id is None
         assert top.record().parent_id is None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from tests.support.patience import patient
 
 from holdfast import App, Invocation
 from holdfast.errors import CorruptRecord, EventNotFound, NotDecodable, PayloadLost, UnknownSchedule
@@ -40,7 +41,7 @@ def damage(tmp_path: Path) -> Callable[..., None]:
 HISTORY = "UPDATE holdfast_invocations SET history = 'nonsense' WHERE id = ?"
 
 ASKED: dict[str, Callable[[Invocation[Any]], object]] = {
-    "result": lambda it: it.result(timeout=5),
+    "result": lambda it: it.result(timeout=patient(5)),
     "cancel": lambda it: it.cancel("not wanted"),
     "status": lambda it: it.status,
     "history": lambda it: it.history(),
@@ -65,7 +66,7 @@ def test_an_invocation_that_was_set_aside_is_damaged_and_not_unknown(
     assert f"the stored invocation {bad.id} cannot be read" in str(met.value)
     assert HOW in str(met.value)
     with app.runner():
-        assert good.result(timeout=20) == 2
+        assert good.result(timeout=patient(20)) == 2
     assert [each.id for each in app.runtime.run(app.runtime.ready().store.quarantined(app.name))] == [bad.id]
     with pytest.raises(CorruptRecord) as told:
         ask(bad)
@@ -89,7 +90,7 @@ def test_on_mongodb_too_it_is_damaged_and_not_unknown(mongo_url: str, ask: Calla
             ask(bad)
         assert HOW in str(met.value)
         with app.runner():
-            assert good.result(timeout=20) == 2
+            assert good.result(timeout=patient(20)) == 2
         with pytest.raises(CorruptRecord, match=f"{bad.id} was set aside at ") as told:
             ask(bad)
         assert HOW in str(told.value)
@@ -114,12 +115,12 @@ def test_a_damaged_result_is_told_with_the_id_and_what_helps(app: App, damage: C
 
     small, large = text.submit(1), text.submit(5000)
     with app.runner():
-        assert (small.result(timeout=20), len(large.result(timeout=20))) == ("x", 5000)
+        assert (small.result(timeout=patient(20)), len(large.result(timeout=patient(20)))) == ("x", 5000)
     damage("UPDATE holdfast_invocations SET result = x'ff00' WHERE id = ?", small.id)
     damage("DELETE FROM holdfast_payloads")
     for it, kind in ((small, NotDecodable), (large, PayloadLost)):
         with pytest.raises(kind) as told:
-            it.result(timeout=5)
+            it.result(timeout=patient(5))
         assert str(told.value).startswith(f"the result of {text.name} {it.id} cannot be read: ")
         assert f"Restore it from a backup, or run the call again: holdfast rerun {it.id}" in str(told.value)
 
@@ -136,9 +137,9 @@ def test_a_result_that_this_code_does_not_know_is_not_called_damaged(app: App) -
 
     parcel = pack.submit()
     with app.runner():
-        assert parcel.result(timeout=20) == Parcel(3)
+        assert parcel.result(timeout=patient(20)) == Parcel(3)
     with App(app.url, name=app.name) as other, pytest.raises(NotDecodable) as told:
-        other.invocation(parcel.id).result(timeout=5)
+        other.invocation(parcel.id).result(timeout=patient(5))
     assert parcel.id in str(told.value)
     assert "is not registered; call app.register()" in str(told.value)
     assert "backup" not in str(told.value)
@@ -176,7 +177,7 @@ def test_the_advice_for_damaged_arguments_is_what_helps(app: App, damage: Callab
     bad, good = add.submit(1), add.submit(1)
     damage("UPDATE holdfast_invocations SET arguments = ? WHERE id = ?", data, bad.id)
     with app.runner():
-        assert good.result(timeout=20) == 2
+        assert good.result(timeout=patient(20)) == 2
         assert _parked(bad).reason.startswith("its stored arguments are damaged: ")
         why = bad.explain()
         assert "other code" not in why
@@ -185,7 +186,7 @@ def test_the_advice_for_damaged_arguments_is_what_helps(app: App, damage: Callab
         # Both do help: it is repaired and woken; and one that was cancelled is not run again as it is.
         damage("UPDATE holdfast_invocations SET arguments = ? WHERE id = ?", good.record().arguments, bad.id)
         bad.wake()
-        assert bad.result(timeout=20) == 2
+        assert bad.result(timeout=patient(20)) == 2
     damage("UPDATE holdfast_invocations SET arguments = ? WHERE id = ?", data, bad.id)
     with pytest.raises(NotDecodable, match="its stored arguments are damaged"):
         bad.rerun()
@@ -204,9 +205,9 @@ def test_the_advice_for_arguments_that_are_gone_is_what_helps(app: App, damage: 
         assert "other code" not in why
         assert "Submit a call with the same value, or restore the payload from a backup" in why
         assert f"then: holdfast wake {lost.id}" in why
-        assert length.submit("x" * 5000).result(timeout=20) == 5000
+        assert length.submit("x" * 5000).result(timeout=patient(20)) == 5000
         lost.wake()
-        assert lost.result(timeout=20) == 5000
+        assert lost.result(timeout=patient(20)) == 5000
 
 
 def test_the_advice_for_arguments_that_do_not_fit_the_code_is_other_code(app: App) -> None:

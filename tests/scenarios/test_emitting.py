@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import OperationFailure
+from tests.support.patience import patient
 
 from holdfast import App, UsageError, on_event
 from holdfast.errors import StoreUnavailable
@@ -91,7 +92,7 @@ def own(app: App, url: str) -> Iterator[Own]:
     own.close()
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = patient(20.0)) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -115,7 +116,7 @@ def test_an_event_reaches_the_triggers_of_the_program_that_emits_it(
         assert [each.trigger for each in event.caused] == ["ship"] or event.caused[0].trigger.startswith("ship")
         assert calls(app) == ["ship"]
         with app.runner(concurrency=1):
-            assert app.invocation(event.caused[0].invocation).result(20) == 7
+            assert app.invocation(event.caused[0].invocation).result(patient(20)) == 7
         assert calls(app) == ["ship"], "once"
 
 
@@ -171,7 +172,7 @@ def test_an_event_in_a_transaction_is_there_when_it_commits_and_its_triggers_are
     until(lambda: app.events()[0].caused, "and that is written down")
     (caused,) = app.events()[0].caused
     with app.runner(concurrency=1):
-        assert app.invocation(caused.invocation).result(20) == 7
+        assert app.invocation(caused.invocation).result(patient(20)) == 7
     assert calls(app) == ["ship"]
 
 
@@ -273,13 +274,17 @@ os._exit(0)  # before anybody was told
 @pytest.mark.parametrize("url", ["sqlite", pytest.param("mongodb", marks=pytest.mark.faults)], indirect=True)
 def test_what_was_committed_is_told_by_the_services_if_its_process_dies_right_then(app: App, url: str) -> None:
     program = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), url], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), url],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=True,
     )
     assert [event.id for event in app.events()] == program.stdout.split()
     assert calls(app) == []
     with app.runner(concurrency=1):
         until(lambda: calls(app), "the services tell of it")
-        assert app.invocation(app.invocations()[0].id).result(20) == 7
+        assert app.invocation(app.invocations()[0].id).result(patient(20)) == 7
 
 
 # --- a store that is not there yet

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.processes import eventually
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.model.status import Status
@@ -24,14 +25,15 @@ from holdfast.runtime import hints as fallback
 from holdfast.schedules.service import Scheduler
 
 SCHEDULERS: list[Scheduler] = []  # those that look, newest last
-PROMPT_SECONDS = 10.0  # a hint takes milliseconds; without it, nothing happens for days
+PAUSED: list[frozenset[str]] = []  # what runners have heard of, newest last
+PROMPT_SECONDS = patient(10.0)  # a hint takes milliseconds; without it, nothing happens for days
 
 
 @pytest.fixture(autouse=True)
 def no_fallback(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nor does the look that follows a claim, a second later, find anything: it follows at once."""
     monkeypatch.setattr(demand, "DOUBT_SECONDS", 0.05)
-    monkeypatch.setattr(demand, "MOST_DOUBT_SECONDS", 0.05)
+    monkeypatch.setattr(demand, "MAX_DOUBT_SECONDS", 0.05)
     fire_due = Scheduler.fire_due
 
     async def noted(self: Scheduler) -> bool:
@@ -39,10 +41,18 @@ def no_fallback(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             SCHEDULERS.append(self)
         return await fire_due(self)
 
+    pause = demand.Permit.pause
+
+    def heard(self: demand.Permit, queues: frozenset[str]) -> None:
+        pause(self, queues)
+        PAUSED.append(queues)
+
     monkeypatch.setattr(Scheduler, "fire_due", noted)
+    monkeypatch.setattr(demand.Permit, "pause", heard)
     monkeypatch.setenv(fallback.VARIABLE, "off")  # which each app reads
     yield
     SCHEDULERS.clear()
+    PAUSED.clear()
     fallback.switch(None)
 
 
@@ -104,10 +114,11 @@ def _rerun(two: Two) -> Callable[[], object]:
 
 def _resumed_queue(two: Two) -> Callable[[], object]:
     two.other.queues.pause("default")
-    two.are_quiet()
+    eventually(lambda: PAUSED and "default" in PAUSED[-1], "the runner has heard", seconds=PROMPT_SECONDS)
+    two.are_quiet()  # with claims that had begun before
     made = two.add.submit(1, 2)
     two.are_quiet()
-    assert not two.is_done(made.id), "the runner has heard of the pause"
+    assert not two.is_done(made.id)
     two.other.queues.resume("default")
     return lambda: two.is_done(made.id)
 
@@ -120,7 +131,7 @@ def _resumed_schedule(two: Two) -> Callable[[], object]:
 
 
 def _changed_schedule(two: Two) -> Callable[[], object]:
-    two.other.schedules.create("s", two.add, [1, 2], every="1h")
+    two.other.schedules.create("s", two.add, [1, 2], at=time.time() + 3600)  # every="1h" may be due in a moment
     two.are_quiet()
     two.other.schedules.update("s", every="1s")
     return lambda: two.other.schedules.get("s").progress.fired

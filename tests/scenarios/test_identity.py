@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from tests.support.patience import patient
 
 from holdfast import App, UsageError
 from holdfast.errors import KeyTaken, StoreUnavailable, TwinDiffers
@@ -70,7 +71,7 @@ def test_a_key_is_free_again_a_while_after_the_end(app: App, monkeypatch: pytest
     assert keyed.submit(7) == first  # it has not ended
     monkeypatch.setattr(store, "now", now)
     with app.runner():
-        assert first.result(timeout=20) == 7
+        assert first.result(timeout=patient(20)) == 7
     assert keyed.submit(7) == first
     later(3590)
     assert keyed.submit(7) == first
@@ -88,7 +89,7 @@ def test_a_key_that_is_over_is_free_inside_a_transaction_too(tmp_path: Path, mon
         keyed = declare(app).options(key="order 7", key_for=0)
         first = keyed.submit(7)
         with app.runner():
-            first.result(timeout=20)
+            first.result(timeout=patient(20))
         with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
             second = keyed.options(session=connection).submit(7)
         assert second != first
@@ -105,7 +106,7 @@ def test_one_of_a_kind_waits(app: App) -> None:
     group = by_arguments.map([3, 3, 4])
     assert group[0] == group[1] != group[2]
     with app.runner():
-        group.results(timeout=20)
+        group.results(timeout=patient(20))
     assert by_arguments.submit(3).id != group[0].id
 
 
@@ -198,7 +199,7 @@ def test_a_submitter_that_dies_after_it_freed_a_key_leaves_it_to_the_next(
     keyed = declare(app).options(key="order 7", key_for=0)
     first = keyed.submit(7)
     with app.runner():
-        first.result(timeout=20)
+        first.result(timeout=patient(20))
     store = app.runtime.ready().store
     insert = store.insert
 
@@ -223,7 +224,7 @@ def test_with_a_key_that_alone_says_what_is_the_same(app: App) -> None:
     keyed = ship.options(key="order 2")
     assert keyed.submit(2) != waiting
     with app.runner():
-        waiting.result(timeout=20)
+        waiting.result(timeout=patient(20))
     assert keyed.submit(2) == keyed.submit(2)
     assert len(app.invocations()) == 2
 
@@ -244,7 +245,7 @@ def test_a_twin_that_is_claimed_at_that_moment_is_followed_by_another(app: App) 
         ids = set().union(*pool.map(submit, range(4)))
         last = count.submit(999)
         for id in ids | {last.id}:
-            app.invocation(id).result(timeout=20)
+            app.invocation(id).result(timeout=patient(20))
     assert len(ran) == len(ids | {last.id}) == len(app.invocations(limit=1000))
 
 
@@ -289,12 +290,12 @@ def test_of_eight_processes_with_one_key_one_stores_a_call(
         old = [ship.options(key=f"order {turn}", key_for=0).submit(turn) for turn in range(5)]
         with app.runner():
             for invocation in old:
-                invocation.result(timeout=20)
+                invocation.result(timeout=patient(20))
         ready, answers = context.Barrier(8), context.Queue()
         processes = [context.Process(target=_submit_keys, args=(url, ready, answers, 3600)) for _ in range(8)]
         for process in processes:
             process.start()
-        got = [answers.get(timeout=120) for _ in processes]
+        got = [answers.get(timeout=patient(120)) for _ in processes]
         for process in processes:
             process.join(120)
         assert len({tuple(keyed) for keyed, _ in got}) == len({twin for _, twin in got}) == 1

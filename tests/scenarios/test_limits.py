@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import App, Invocation, Status
 from holdfast.errors import InvocationRefused
 from holdfast.runtime.limits import Limits
 
-PATIENCE = 30.0
+PATIENCE = patient(30.0)
 QUICK: dict[str, Any] = {  # turns at the services of a second or two
     "poll_interval_seconds": 0.2,
     "atomic_service_interval_minutes": 0.05,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import App, Invocation, Status, UsageError
 from holdfast.testing import Harness, testing_app
@@ -108,7 +109,7 @@ def test_handles_of_all_callers_are_of_the_one_that_runs(app: App) -> None:
     index = declare(app, seen, debounce=0.3)
     with app.runner():
         handles = [index.submit("north", price) for price in range(5)]
-        results = [handle.result(timeout=20) for handle in handles]
+        results = [handle.result(timeout=patient(20)) for handle in handles]
     assert results[-1] == 4
     assert len(seen) == len(set(handles))  # one, if this was quick enough
 
@@ -130,7 +131,7 @@ def test_large_arguments_are_replaced_by_large_ones(app: App) -> None:
     size.submit(b"a" * 100_000)
     last = size.submit(b"b" * 200_000)
     with app.runner():
-        assert last.result(timeout=20) == b"b200000"
+        assert last.result(timeout=patient(20)) == b"b200000"
 
 
 def test_one_that_waits_for_a_slot_is_debounced_too(app: App) -> None:
@@ -149,7 +150,7 @@ def test_one_that_waits_for_a_slot_is_debounced_too(app: App) -> None:
         _wait_for(second, Status.CONCURRENCY_CONTROLLED)
         assert index.submit(2) == second
         free.set()
-        assert (first.result(timeout=20), second.result(timeout=20)) == (0, 2)
+        assert (first.result(timeout=patient(20)), second.result(timeout=patient(20))) == (0, 2)
     assert seen == [0, 2]
 
 
@@ -176,9 +177,9 @@ def test_calls_from_many_threads_lose_none_that_came_last(app: App) -> None:
         with ThreadPoolExecutor(4) as pool:
             handles = set().union(*pool.map(submit, range(4)))
         last = index.submit("north", 999)
-        assert last.result(timeout=20) == 999
+        assert last.result(timeout=patient(20)) == 999
         for handle in handles:
-            handle.result(timeout=20)
+            handle.result(timeout=patient(20))
     assert seen[-1] == ("north", 999)
     stored = {handle.id for handle in handles | {last}}
     assert len(seen) == len(stored) == len(app.invocations(limit=1000))
@@ -229,9 +230,9 @@ def test_throttle_on_every_store(app: App) -> None:
         ids = set(pool.map(submit, range(8)))
     assert len(ids) == 1
     with app.runner():
-        assert index.submit("north", 7).result(timeout=20) == 0
+        assert index.submit("north", 7).result(timeout=patient(20)) == 0
         assert {index.submit("south", 8).id} == ids
-        assert named.submit(1).result(timeout=20) == named.submit(2).result(timeout=20) == 1
+        assert named.submit(1).result(timeout=patient(20)) == named.submit(2).result(timeout=patient(20)) == 1
 
 
 # --- processes

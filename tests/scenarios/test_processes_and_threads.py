@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import App
 
@@ -44,7 +45,7 @@ def program(tmp_path: Path, body: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        return process.communicate(timeout=30)
+        return process.communicate(timeout=patient(30))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -63,7 +64,7 @@ def test_the_first_use_may_come_from_many_threads_at_once(tmp_path: Path, attemp
         together = threading.Barrier(8)
 
         def submit(number: int) -> str:
-            together.wait(timeout=10)
+            together.wait(timeout=patient(10))
             return echo.submit(number).id
 
         with ThreadPoolExecutor(8) as pool:

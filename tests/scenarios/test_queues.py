@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import App, ResultTimeout, Status, UsageError
 
-PATIENCE = 30.0
+PATIENCE = patient(30.0)
 STORES = ["memory", "sqlite", pytest.param("mongo", marks=pytest.mark.xdist_group("mongo"))]
 DURABLE = STORES[1:]
 

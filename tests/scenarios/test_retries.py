@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import App, Fatal, Retries, RetryLater, TaskFailed, UsageError
 from holdfast.model.records import Terms
@@ -51,7 +52,7 @@ def test_a_failure_is_tried_again_and_every_error_is_kept(app: App) -> None:
     work = failing(app, 2, Flaky("not yet"), retries=SOON)
     with app.runner():
         invocation = work.submit()
-        assert invocation.result(timeout=20) == "done"
+        assert invocation.result(timeout=patient(20)) == "done"
     record = invocation.record()
     again = ["retry", "pending", "running"]
     assert statuses(invocation) == ["registered", "pending", "running", *again, *again, "success"]
@@ -72,7 +73,7 @@ def test_when_none_is_left_it_has_failed(app: App) -> None:
     with app.runner():
         invocation = quick.submit()
         with pytest.raises(TaskFailed, match="Flaky: never"):
-            invocation.result(timeout=20)
+            invocation.result(timeout=patient(20))
     record = invocation.record()
     assert (record.attempt, len(record.errors)) == (4, 3)
     assert record.error is not None
@@ -88,7 +89,7 @@ def test_without_a_policy_a_failure_is_the_end(app: App) -> None:
     with app.runner():
         invocation = work.submit()
         with pytest.raises(TaskFailed, match="once"):
-            invocation.result(timeout=20)
+            invocation.result(timeout=patient(20))
     assert (invocation.record().terms, invocation.record().errors) == (Terms(), ())
 
 
@@ -100,7 +101,7 @@ def test_a_policy_may_name_exceptions_and_their_bases(app: App) -> None:
         ids = [task.submit() for task in (caught, other, chosen)]
         for invocation in ids:
             with pytest.raises(TaskFailed):
-                invocation.result(timeout=20)
+                invocation.result(timeout=patient(20))
     assert [invocation.record().attempt for invocation in ids] == [4, 1, 1]
     assert "only builtins:OSError or tests.scenarios.test_retries:Unknown is retried" in ids[1].record().reason
 
@@ -117,7 +118,7 @@ def test_a_policy_may_move_the_work_to_another_queue(app: App) -> None:
             pass
         assert invocation.record().queue == "slow"
     with app.runner(queues=["slow"]):
-        assert invocation.result(timeout=20) == "done"
+        assert invocation.result(timeout=patient(20)) == "done"
 
 
 def test_a_task_says_when_and_a_policy_whether(app: App) -> None:
@@ -125,9 +126,9 @@ def test_a_task_says_when_and_a_policy_whether(app: App) -> None:
     bounded = app.task(name="bounded", retries=Fixed(1, 3600))(_ask_for_more)
     with app.runner():
         free, limited = asking.submit(), bounded.submit()
-        assert free.result(timeout=20) == "done"
+        assert free.result(timeout=patient(20)) == "done"
         with pytest.raises(RetryLater, match=r"again in 0\.01"):
-            limited.result(timeout=20)
+            limited.result(timeout=patient(20))
     assert "it asks to be tried again in 20ms" in free.record().history[3].why
     assert limited.record().attempt == 2
 
@@ -141,7 +142,7 @@ def test_a_wish_that_makes_no_sense_is_an_ordinary_failure(app: App) -> None:
     with app.runner():
         invocation = work.submit()
         with pytest.raises(RetryLater):
-            invocation.result(timeout=20)
+            invocation.result(timeout=patient(20))
     assert "in a while" in invocation.record().reason
 
 
@@ -150,7 +151,7 @@ def test_a_fatal_failure_is_the_end(app: App) -> None:
     with app.runner():
         invocation = work.submit()
         with pytest.raises(Fatal, match="account is closed"):
-            invocation.result(timeout=20)
+            invocation.result(timeout=patient(20))
     assert invocation.record().attempt == 1
 
 
@@ -178,7 +179,7 @@ def test_a_policy_that_is_not_known_parks_the_work(app: App, monkeypatch: pytest
         assert record.failures == 1  # a runner that knows the policy counts it
         other = app.task(name="other")(abs).submit(-3)
         with app.runner():
-            assert other.result(timeout=20) == 3
+            assert other.result(timeout=patient(20)) == 3
 
 
 def test_what_contradicts_itself_is_refused(app: App) -> None:

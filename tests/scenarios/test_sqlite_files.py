@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cli.processes import eventually
 from tests.scenarios.programs import Failed, Program, a_program, assert_found, look
+from tests.support.patience import patient
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_what_is_acknowledged_is_found_while_commands_and_runners_come_and_go(
         assert_found(path, ids)
         ids += program.submit()
     command = [sys.executable, "-m", "holdfast.cli", "ps", "--url", f"sqlite:///{path}", "--name", "shop"]
-    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    subprocess.run(command, capture_output=True, timeout=patient(60), check=True)
     ids += program.submit()
     assert_found(path, ids)
     program.do("first.close(); engine.dispose()")
@@ -144,7 +145,7 @@ for path, start, length in ((sys.argv[1], 0x40000002, 510), (sys.argv[1] + "-shm
 def test_open_and_close_does_not_give_up_the_database_and_its_index(program: Program, path: Path) -> None:
     def locks() -> list[str]:
         command = [sys.executable, "-c", LOCKS, str(path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+        return subprocess.run(command, capture_output=True, text=True, timeout=patient(30), check=True).stdout.split()
 
     program.do("theirs = sqlite3.connect(path); app, task = opened(path); task.submit(0)")
     program.do("open(path, 'rb').read(); open(path + '-shm', 'rb').read()")
@@ -227,6 +228,23 @@ def test_a_forked_child_uses_the_store_after_its_parent_has_closed_it(program: P
     assert_found(path, said.split())
 
 
+def test_a_child_that_was_forked_while_the_store_was_busy_is_refused(program: Program, path: Path) -> None:
+    """It has copies of its parent's connections, and none of their locks: SQLite would go on with them."""
+    program.do("app, task = opened(path); task.submit(0)")
+    program.do("from holdfast.store.sqlite import files; (known,) = files._watched; owner = known._owners[0]")
+    program.do("begun = threading.Event(); work = lambda connection: (begun.set(), time.sleep(4))")
+    program.do("busy = threading.Thread(target=owner.do_blocking, args=(work,)); busy.start(); begun.wait()")
+    child = OUTLIVING.replace("app.close()\nos.write", "os.write")
+    said = program.do(child)
+    assert "StoreUnavailable" in said
+    assert "was forked while its parent used" in said
+    program.do("busy.join()")
+    ids = program.submit()
+    ids += program.do(child).split()
+    assert_found(path, ids)
+    assert len(look(path)) == len(ids) + 1, "a child that was forked while nothing went on is served"
+
+
 FORKING_UNDER_LOAD = """
 errors, ids, over = [], [], threading.Event()
 def load():
@@ -267,7 +285,7 @@ def test_nobody_changes_the_journal_mode_of_a_process_that_lost_its_locks(progra
     change = "sqlite3.connect(path, timeout=0).execute('PRAGMA journal_mode=DELETE').fetchone()"
     program.do("open(path, 'rb').read()")
     command = [sys.executable, "-c", f"import sqlite3, sys; path = sys.argv[1]; {change}", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(30), check=False)
     assert "database is locked" in done.stderr
     with pytest.raises(Failed, match="database is locked"):
         program.do(change)
@@ -491,7 +509,7 @@ def test_a_connection_that_keeps_the_deleted_log_is_refused_beside_a_new_one(
     program, _ = with_a_session
     path.with_name("shop.db-wal").unlink()
     command = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM sqlite_master').fetchall()"
-    subprocess.run([sys.executable, "-c", command, str(path)], capture_output=True, timeout=30, check=False)
+    subprocess.run([sys.executable, "-c", command, str(path)], capture_output=True, timeout=patient(30), check=False)
     assert path.with_name("shop.db-wal").exists(), "it was to be begun here"
     for _ in range(3):
         with pytest.raises(Failed, match=r"StoreUnavailable.*[Cc]lose (them|your own connections)"):
@@ -583,6 +601,54 @@ def test_a_transaction_on_the_old_file_is_refused_while_another_process_writes_t
         with_an_old_file.do(SUBMIT["submit"])
     neighbour.do("other.close()")
     with_an_old_file.do("theirs.close()")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who has a lock")
+class TestAThirdConnectionOfThisProcess:
+    """It has the lock of the new file, so that this process has it, though not by the session."""
+
+    @pytest.mark.parametrize("submit", SUBMIT.values(), ids=[name.replace(" ", "-") for name in SUBMIT])
+    @pytest.mark.parametrize("begin", BEGIN.values(), ids=[name.replace(" ", "-") for name in BEGIN])
+    def test_does_not_hide_a_transaction_on_the_old_file(
+        self, with_an_old_file: Program, path: Path, begin: str, submit: str
+    ) -> None:
+        with_an_old_file.do("third = sqlite3.connect(path); third.execute('BEGIN IMMEDIATE')")
+        with_an_old_file.do(begin)
+        with pytest.raises(Failed, match=r"StoreUnavailable.*shop\.db.*[Nn]othing was submitted.*"):
+            with_an_old_file.do(submit)
+        with_an_old_file.do("theirs.rollback(); theirs.close(); third.rollback(); theirs = sqlite3.connect(path)")
+        with_an_old_file.do(submit)
+        with_an_old_file.do("theirs.close(); third.close()")
+
+    def test_does_not_hide_one_on_a_deleted_file(self, program: Program, path: Path) -> None:
+        program.do("app, task = opened(path); task.submit(0); app.close(); theirs = sqlite3.connect(path)")
+        program.do("theirs.execute('SELECT * FROM sqlite_master').fetchall()")
+        copy = path.with_name("backup.db")
+        with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        for name in ("shop.db-wal", "shop.db-shm"):
+            path.with_name(name).unlink()
+        copy.replace(path)
+        program.do("app, task = opened(path); third = sqlite3.connect(path); third.execute('BEGIN IMMEDIATE')")
+        with pytest.raises(Failed, match="StoreUnavailable"):
+            program.do(SUBMIT["submit"])
+        program.do("theirs.rollback(); theirs.close(); third.close()")
+
+    def test_that_writes_to_another_database_is_no_reason_to_refuse(self, program: Program, path: Path) -> None:
+        program.do("app, task = opened(path); theirs = sqlite3.connect(path)")
+        program.do("third = sqlite3.connect(str(path) + '.other'); third.execute('PRAGMA journal_mode = wal')")
+        program.do("third.execute('CREATE TABLE own (n)'); third.execute('BEGIN IMMEDIATE')")
+        assert_found(path, [program.do(SUBMIT["submit"])])
+        program.do("theirs.close(); third.close()")
+
+    def test_that_submits_to_another_store_is_no_reason_to_refuse(self, program: Program, path: Path) -> None:
+        program.do("app, task = opened(path); theirs = sqlite3.connect(path)")
+        program.do(
+            "other_app, other_task = opened(str(path) + '.other'); third = sqlite3.connect(str(path) + '.other')"
+        )
+        program.do("other_task.options(session=third).submit(1)")
+        assert_found(path, [program.do(SUBMIT["submit"])])
+        program.do("theirs.close(); third.close(); other_app.close()")
 
 
 def test_a_transaction_of_the_user_holds_up_nobody_but_our_writer(program: Program, path: Path) -> None:

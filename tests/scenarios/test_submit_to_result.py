@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import App, ResultTimeout, Status, TaskFailed, UsageError
 from holdfast.errors import (
@@ -76,7 +77,7 @@ def test_the_first_example(app: App) -> None:
     tasks = declare(app)
     with app.runner(concurrency=8):
         inv = tasks.add.submit(1, 2)
-        assert inv.result(timeout=10) == 3
+        assert inv.result(timeout=patient(10)) == 3
         assert [h.status for h in inv.history()] == ["registered", "pending", "running", "success"]
         assert inv.status is Status.SUCCESS
         assert app.invocation(inv.id).result(timeout=1) == 3
@@ -97,7 +98,7 @@ def test_coroutine_tasks_share_a_loop_with_high_concurrency(app: App) -> None:
         return threading.get_ident()
 
     with app.runner(concurrency=100):
-        loops = meet.map(range(100)).results(timeout=30)
+        loops = meet.map(range(100)).results(timeout=patient(30))
     assert len(set(loops)) == 1
 
 
@@ -106,10 +107,10 @@ def test_blocking_functions_get_a_thread_each(app: App) -> None:
 
     @app.task(name="meet")
     def meet() -> None:
-        barrier.wait(timeout=20)
+        barrier.wait(timeout=patient(20))
 
     with app.runner(concurrency=8):
-        meet.map([()] * 8).results(timeout=30)
+        meet.map([()] * 8).results(timeout=patient(30))
 
 
 def test_async_code_awaits(app: App) -> None:
@@ -132,22 +133,22 @@ def test_async_code_awaits(app: App) -> None:
 def test_values_come_back_as_what_they_were(app: App) -> None:
     tasks = declare(app)
     with app.runner():
-        assert tasks.ship.submit(Order(7, ["a"])).result(timeout=10) == Order(7, ["a", "shipped"])
+        assert tasks.ship.submit(Order(7, ["a"])).result(timeout=patient(10)) == Order(7, ["a", "shipped"])
 
 
 def test_errors_come_back_as_registered_classes_or_as_text(app: App) -> None:
     tasks = declare(app)
     with app.runner():
         with pytest.raises(ValueError, match="bad value") as caught:
-            tasks.fail.submit("value").result(timeout=10)
+            tasks.fail.submit("value").result(timeout=patient(10))
         assert "raise {" in "".join(caught.value.__notes__)
         with pytest.raises(TaskFailed, match="none left") as failed:
-            tasks.fail.submit("stock").result(timeout=10)
+            tasks.fail.submit("stock").result(timeout=patient(10))
         assert failed.value.type_name.endswith(":OutOfStock")
         assert "Traceback" in failed.value.remote_traceback
         app.register(OutOfStock)
         with pytest.raises(OutOfStock, match="none left"):
-            tasks.fail.submit("stock").result(timeout=10)
+            tasks.fail.submit("stock").result(timeout=patient(10))
 
 
 def test_map_keeps_the_order_of_its_arguments(app: App) -> None:
@@ -155,7 +156,7 @@ def test_map_keeps_the_order_of_its_arguments(app: App) -> None:
     with app.runner(concurrency=4):
         group = tasks.add.map([(n, n) for n in range(500)])
         assert len(group) == 500
-        assert group.results(timeout=60) == [2 * n for n in range(500)]
+        assert group.results(timeout=patient(60)) == [2 * n for n in range(500)]
         assert tasks.add.map([]).results(timeout=1) == []
 
 
@@ -171,7 +172,7 @@ def test_a_delay_is_kept(app: App) -> None:
 def test_a_moved_queue_is_served_by_the_same_runner(app: App) -> None:
     tasks = declare(app)
     with app.runner():
-        assert tasks.add.options(queue="elsewhere").submit(1, 2).result(timeout=10) == 3
+        assert tasks.add.options(queue="elsewhere").submit(1, 2).result(timeout=patient(10)) == 3
 
 
 def test_listing_finds_what_was_submitted(app: App) -> None:
@@ -179,9 +180,9 @@ def test_listing_finds_what_was_submitted(app: App) -> None:
     with app.runner():
         good = tasks.add.submit(1, 2)
         bad = tasks.fail.submit("value")
-        good.result(timeout=10)
+        good.result(timeout=patient(10))
         with pytest.raises(ValueError):
-            bad.result(timeout=10)
+            bad.result(timeout=patient(10))
     assert [r.id for r in app.invocations()] == [bad.id, good.id]
     assert [r.id for r in app.invocations(status="failed", task="fail")] == [bad.id]
     assert [r.id for r in app.invocations(before=bad.id)] == [good.id]
@@ -261,7 +262,7 @@ def test_an_alias_finds_work_that_was_stored_under_the_old_name(app: App) -> Non
         return x + y
 
     with app.runner():
-        assert invocation.result(timeout=10) == 3
+        assert invocation.result(timeout=patient(10)) == 3
 
 
 def test_two_apps_share_a_store_without_seeing_each_other(tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ def test_two_apps_share_a_store_without_seeing_each_other(tmp_path: Path) -> Non
         with pytest.raises(InvocationNotFound):
             two.invocation(mine.id).record()
         with two.runner():
-            assert second.add.submit(5, 5).result(timeout=10) == 10
+            assert second.add.submit(5, 5).result(timeout=patient(10)) == 10
         assert mine.status == "registered"
 
 
@@ -289,10 +290,10 @@ def test_a_coroutine_that_blocks_hurts_neither_the_engine_nor_plain_functions(ap
     with app.runner():
         stuck = block.submit()
         assert blocked.wait(10)
-        assert tasks.add.submit(1, 2).result(timeout=10) == 3
+        assert tasks.add.submit(1, 2).result(timeout=patient(10)) == 3
         assert stuck.status == "running"
         release.set()
-        stuck.result(timeout=10)
+        stuck.result(timeout=patient(10))
 
 
 @pytest.mark.parametrize("how", ["exit in a child task", "exit", "stop the loop"])
@@ -315,8 +316,8 @@ def test_no_coroutine_can_end_the_loop_of_the_others(app: App, how: str) -> None
 
     with app.runner():
         with contextlib.suppress(TaskFailed):
-            vandal.submit().result(timeout=10)
-        assert tasks.aadd.submit(1, 2).result(timeout=10) == 3
+            vandal.submit().result(timeout=patient(10))
+        assert tasks.aadd.submit(1, 2).result(timeout=patient(10)) == 3
 
 
 class Undescribable(Exception):
@@ -332,10 +333,10 @@ def test_odd_callables_and_odd_errors_do_not_cost_a_place(app: App) -> None:
         raise Undescribable
 
     with app.runner(concurrency=1):
-        assert odd.submit(5).result(timeout=10) == 25
+        assert odd.submit(5).result(timeout=patient(10)) == 25
         with pytest.raises(TaskFailed, match="Undescribable"):
-            worse.submit().result(timeout=10)
-        assert odd.submit(3).result(timeout=10) == 9
+            worse.submit().result(timeout=patient(10))
+        assert odd.submit(3).result(timeout=patient(10)) == 9
     with pytest.raises(UsageError, match="shows no parameters"):
         app.task(name="opaque")(functools.partial(int, base=2))
     with pytest.raises(UsageError, match="no name"):
@@ -361,7 +362,7 @@ def test_closing_an_app_frees_those_who_wait_on_it(app: App) -> None:
     while not app.runtime.ready().hub._final:
         pass
     app.close()
-    waiter.join(timeout=10)
+    waiter.join(timeout=patient(10))
     assert not waiter.is_alive()
     assert "the app was closed" in str(outcome[0])
 
@@ -370,14 +371,14 @@ def test_closing_an_app_leaves_the_others_of_the_process_alone() -> None:
     with App("memory://", name="shop", poll_interval_seconds=0.05) as shop, App("memory://", name="bank") as bank:
         waiting = declare(shop).add.submit(1, 2)
         answers: list[int] = []
-        waiter = threading.Thread(target=lambda: answers.append(waiting.result(timeout=20)))
+        waiter = threading.Thread(target=lambda: answers.append(waiting.result(timeout=patient(20))))
         waiter.start()
         assert bank.invocations() == []
         while not shop.runtime.ready().hub._final:
             pass
         bank.close()
         with shop.runner():
-            waiter.join(timeout=20)
+            waiter.join(timeout=patient(20))
         assert answers == [3]
         assert bank.invocations() == []  # it opens again
 
@@ -442,7 +443,7 @@ def test_a_closed_app_can_be_used_again(tmp_path: Path) -> None:
     app.close()
     app.close()
     with app.runner():
-        assert app.invocation(id).result(timeout=10) == 3
+        assert app.invocation(id).result(timeout=patient(10)) == 3
     app.close()
     assert not (tmp_path / "shop.db-wal").exists()
 
@@ -465,7 +466,7 @@ def test_a_forked_child_makes_its_own_engine(tmp_path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         assert len(app.invocations()) == 2
         with app.runner():
-            results = sorted(app.invocation(r.id).result(timeout=10) for r in app.invocations())
+            results = sorted(app.invocation(r.id).result(timeout=patient(10)) for r in app.invocations())
         assert results == [3, 7]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.scenarios import workshop
+from tests.support.patience import patient
 
 from holdfast import App, Invocation, ResultTimeout, SoftTimeout, Status, TimedOut, UsageError
 from holdfast.errors import Expired
@@ -53,7 +54,7 @@ def test_an_attempt_that_takes_too_long_is_ended(
     with app.runner(concurrency=1):
         invocation = task.submit(str(tmp_path))
         with pytest.raises(TimedOut, match="timed out after 700ms") as raised:
-            invocation.result(timeout=30)
+            invocation.result(timeout=patient(30))
         assert isinstance(raised.value, TimeoutError)
         assert app.task(name="double")(_double).submit(2).id  # the place is free again
     record = invocation.record()
@@ -74,7 +75,7 @@ def test_retries_apply_to_a_timeout_as_to_any_error(app: App) -> None:
 
     with app.runner():
         invocation = slow.submit()
-        assert invocation.result(timeout=30) == "third time lucky"
+        assert invocation.result(timeout=patient(30)) == "third time lucky"
     record = invocation.record()
     assert record.attempt == 3
     assert {failed.error.type_name for failed in record.errors} == {"holdfast.errors:TimedOut"}
@@ -91,10 +92,10 @@ def test_what_cannot_be_stopped_has_failed_all_the_same_and_the_record_says_so(
     with app.runner(concurrency=1):
         # The time counts from the moment in which the call is handed over: the thread or the loop has to be there, or
         # on a busy machine the time is over before the first step, and what never began is stopped easily.
-        assert warm_up.submit(1).result(timeout=30) == 2
+        assert warm_up.submit(1).result(timeout=patient(30)) == 2
         invocation = task.submit(str(tmp_path))
         with pytest.raises(TimedOut):
-            invocation.result(timeout=30)
+            invocation.result(timeout=patient(30))
         expected = "TimedOut: timed out after 400ms; its code could not be stopped and still runs"
         assert invocation.record().reason == expected
         there("survived")
@@ -103,7 +104,7 @@ def test_what_cannot_be_stopped_has_failed_all_the_same_and_the_record_says_so(
             waiting.result(timeout=0.5)
         (tmp_path / "open").touch()
         there("over")
-        assert waiting.result(timeout=30) == 8
+        assert waiting.result(timeout=patient(30)) == 8
     assert invocation.record().reason == expected  # what it returned at last is of no use to anybody
 
 
@@ -131,10 +132,10 @@ def test_a_coroutine_whose_time_is_over_before_its_first_step_gives_back_its_pla
         assert blocking.wait(30)
         invocation = late.submit()
         with pytest.raises(TimedOut):
-            invocation.result(timeout=30)
+            invocation.result(timeout=patient(30))
         go_on.set()
-        blocker.result(timeout=30)
-        assert meets.map([(), ()]).results(timeout=30) == ["met", "met"]  # both places are free again
+        blocker.result(timeout=patient(30))
+        assert meets.map([(), ()]).results(timeout=patient(30)) == ["met", "met"]  # both places are free again
     assert not (tmp_path / "begun").exists()
 
 
@@ -142,7 +143,7 @@ def test_an_abandoned_attempt_is_not_taken_for_the_next(app: App, tmp_path: Path
     task = app.task(timeout="600ms", retries=Fixed(1, 0.01))(workshop.deaf_at_first)
     with app.runner(concurrency=2):
         invocation = task.submit(str(tmp_path))
-        assert invocation.result(timeout=30) == "second attempt"
+        assert invocation.result(timeout=patient(30)) == "second attempt"
         (tmp_path / "open").touch()
         there("over")
     record = invocation.record()
@@ -190,9 +191,11 @@ def test_a_soft_timeout_is_raised_inside(app: App, tmp_path: Path, executor: Any
     task = app.task(executor=executor, soft_timeout="500ms", timeout=60)(getattr(workshop, name))
     warm = app.task(executor="process")(workshop.facts)  # the start of a process takes its time
     with app.runner(concurrency=1):
-        assert executor != "process" or warm.submit().result(timeout=30)
-        assert task.submit(str(tmp_path)).result(timeout=30).startswith("partial")
-        assert task.submit(str(tmp_path)).result(timeout=30).startswith("partial")  # in the same thread or process
+        assert executor != "process" or warm.submit().result(timeout=patient(30))
+        assert task.submit(str(tmp_path)).result(timeout=patient(30)).startswith("partial")
+        assert (
+            task.submit(str(tmp_path)).result(timeout=patient(30)).startswith("partial")
+        )  # in the same thread or process
 
 
 def test_a_soft_timeout_that_is_over_before_a_process_has_started_is_raised_inside_too(
@@ -200,7 +203,7 @@ def test_a_soft_timeout_that_is_over_before_a_process_has_started_is_raised_insi
 ) -> None:
     task = app.task(executor="process", soft_timeout="1ms", timeout=60)(workshop.partial)
     with app.runner(concurrency=1):
-        assert task.submit(str(tmp_path)).result(timeout=30).startswith("partial")
+        assert task.submit(str(tmp_path)).result(timeout=patient(30)).startswith("partial")
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
@@ -209,7 +212,7 @@ def test_who_does_not_handle_a_soft_timeout_fails_with_it(app: App, tmp_path: Pa
     with app.runner():
         invocation = task.submit(str(tmp_path))
         with pytest.raises(SoftTimeout, match="the soft timeout is over"):
-            invocation.result(timeout=30)
+            invocation.result(timeout=patient(30))
 
 
 def test_a_soft_timeout_strikes_nobody_who_has_ended(app: App) -> None:
@@ -219,7 +222,7 @@ def test_a_soft_timeout_strikes_nobody_who_has_ended(app: App) -> None:
         ends = [one.submit(n) for n in range(100) for one in (task, other)]
         for number, invocation in enumerate(ends):
             try:
-                assert invocation.result(timeout=30) == number // 2 * 2
+                assert invocation.result(timeout=patient(30)) == number // 2 * 2
             except SoftTimeout:
                 assert number % 2 == 0  # only those that have one
 
@@ -240,7 +243,7 @@ def test_what_nobody_starts_in_time_expires_though_nobody_claims_it(app: App) ->
         invocation = foreign.submit(1)
         assert "It expires in" in invocation.explain()
         with pytest.raises(Expired, match="expired: it was to be started"):
-            invocation.result(timeout=30)
+            invocation.result(timeout=patient(30))
     record = invocation.record()
     assert (record.attempt, story(invocation)) == (0, ["registered", "failed"])
 
@@ -253,10 +256,10 @@ def test_what_waits_for_a_slot_expires_too(app: App, tmp_path: Path, there: Ther
         there("begun")
         second = task.options(expires="500ms").submit(str(tmp_path))
         with pytest.raises(Expired):
-            second.result(timeout=30)
+            second.result(timeout=patient(30))
         assert "running" not in story(second)
         first.cancel()
-        assert first.result(timeout=30)
+        assert first.result(timeout=patient(30))
 
 
 def test_a_worker_starts_nothing_that_has_expired(app: App) -> None:
@@ -273,8 +276,8 @@ def test_a_worker_starts_nothing_that_has_expired(app: App) -> None:
         time.sleep(0.01)
     with app.runner():
         with pytest.raises(Expired):
-            invocation.result(timeout=30)
-        assert late.submit(2).result(timeout=30) is None
+            invocation.result(timeout=patient(30))
+        assert late.submit(2).result(timeout=patient(30)) is None
     assert calls == [2]
     assert invocation.record().attempt == 0
 
@@ -291,7 +294,7 @@ def test_what_is_started_in_time_and_its_retries_do_not_expire(app: App) -> None
 
     with app.runner():
         invocation = again.submit()
-        assert invocation.result(timeout=30) == "second"
+        assert invocation.result(timeout=patient(30)) == "second"
     assert invocation.record().start_by is None
 
 
@@ -303,7 +306,7 @@ def test_a_wait_that_is_over_tells_what_is_going_on(app: App, tmp_path: Path, th
         with pytest.raises(ResultTimeout, match=r"its code is running on .* of the 1m that it may take"):
             invocation.result(timeout=0.01)
         invocation.cancel()
-        invocation.result(timeout=30)
+        invocation.result(timeout=patient(30))
 
 
 def test_an_abandoned_attempt_may_end_before_the_next_one_does(app: App) -> None:
@@ -322,4 +325,4 @@ def test_an_abandoned_attempt_may_end_before_the_next_one_does(app: App) -> None
         return "first attempt"
 
     with app.runner(concurrency=2):
-        assert twice.submit().result(timeout=30) == "second attempt"
+        assert twice.submit().result(timeout=patient(30)) == "second attempt"

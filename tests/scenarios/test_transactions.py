@@ -16,6 +16,7 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
+from tests.support.patience import patient
 
 from holdfast import App, UsageError
 from holdfast.errors import InvocationNotFound, KeyTaken, StoreUnavailable
@@ -69,7 +70,7 @@ def test_what_is_submitted_in_a_transaction_is_there_when_it_commits(app: App, c
                 invocation.record()
         assert [record.id for record in app.invocations()] == [invocation.id]
     with app.runner(concurrency=1):
-        assert invocation.result(20) == 7 + len(BIG)
+        assert invocation.result(patient(20)) == 7 + len(BIG)
 
 
 @mongo
@@ -91,7 +92,7 @@ def test_many_are_submitted_in_one_transaction(app: App, client: MongoClient[Any
         group = app.get_task("ship").options(session=session).map(range(50))
     assert len(app.invocations()) == 50
     with app.runner():
-        assert group.results(20) == list(range(50))
+        assert group.results(patient(20)) == list(range(50))
 
 
 @mongo
@@ -185,7 +186,7 @@ def test_no_hint_is_written_before_the_transaction_is_over(app: App, client: Mon
         assert signals.count_documents({}) == 0
         session.commit_transaction()
     with app.runner(concurrency=1), shop(app.url) as other:
-        assert other.invocation(app.invocations()[0].id).result(20) == 1
+        assert other.invocation(app.invocations()[0].id).result(patient(20)) == 1
     assert signals.count_documents({}) > 0
 
 
@@ -201,7 +202,7 @@ def test_a_hint_follows_the_commit(mongo_url: str, client: MongoClient[Any]) -> 
         with app.runner(concurrency=1), client.start_session() as session:
             with session.start_transaction():
                 invocation = ship.options(session=session).submit(1)
-            assert invocation.result(20) == 1
+            assert invocation.result(patient(20)) == 1
 
 
 @mongo
@@ -266,7 +267,7 @@ def test_on_sqlite_it_is_there_when_the_users_connection_commits(file_app: App, 
     connection.commit()
     assert {record.id for record in file_app.invocations()} == {invocation.id, again.id}
     with file_app.runner(concurrency=1):
-        assert invocation.result(20) == 7 + len(BIG)
+        assert invocation.result(patient(20)) == 7 + len(BIG)
 
 
 def test_on_sqlite_it_never_was_when_the_users_connection_rolls_back(
@@ -359,7 +360,7 @@ def test_the_first_use_of_an_app_may_be_inside_a_transaction(tmp_path: Path) -> 
             app.get_task("ship").options(session=connection).submit(1)
         with shop(f"sqlite:///{path}") as app, app.runner(concurrency=1):
             assert app.invocations()[0].id
-            assert app.invocation(app.invocations()[0].id).result(20) == 1
+            assert app.invocation(app.invocations()[0].id).result(patient(20)) == 1
 
 
 def test_a_store_that_is_not_there_yet_cannot_be_made_inside_a_transaction(tmp_path: Path) -> None:
@@ -371,6 +372,7 @@ def test_a_store_that_is_not_there_yet_cannot_be_made_inside_a_transaction(tmp_p
             with pytest.raises(StoreUnavailable, match="a transaction, most likely your own, holds the") as told:
                 app.get_task("ship").options(session=connection).submit(1)
             assert "sqlite_busy_timeout_seconds" not in str(told.value)
+            assert "call app.prepare() before the transaction begins" in str(told.value)
 
 
 def test_an_app_that_was_prepared_may_be_used_inside_a_transaction_at_once(tmp_path: Path) -> None:
@@ -444,6 +446,6 @@ def test_one_key_is_one_invocation(url: str, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="one call"):
             ship.map([1, 2])
         with app.runner(concurrency=1):
-            assert first.result(20) == 7 + len(BIG)
-        assert ship.submit(7, label=BIG).result(20) == 7 + len(BIG)
+            assert first.result(patient(20)) == 7 + len(BIG)
+        assert ship.submit(7, label=BIG).result(patient(20)) == 7 + len(BIG)
         assert len(app.invocations()) == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import (
     App,
@@ -56,7 +57,7 @@ def of(app: App, task: str) -> list[InvocationRecord]:
 def results(app: App, task: str) -> list[Any]:
     """What the calls of this task returned, once all of them have ended."""
     found = of(app, task)
-    return sorted([app.invocation(record.id).result(20) for record in found], key=repr)
+    return sorted([app.invocation(record.id).result(patient(20)) for record in found], key=repr)
 
 
 def ended(group: InvocationGroup[Any]) -> None:
@@ -325,7 +326,7 @@ def test_events_from_inside_a_task_and_from_async_code(app: App) -> None:
 
     with app.runner():
         task = emits.submit()
-        assert task.result(20) == task.id
+        assert task.result(patient(20)) == task.id
         until(lambda: of(app, "told"))
         assert results(app, "told") == [[5, None]]
         asyncio.run(_emit(app))
@@ -356,7 +357,7 @@ def test_what_is_triggered_is_submitted_within_a_tenth_of_a_second(
         caused = {record.origin.sources[0].id: record.created_at for record in found if record.origin}
         for happened in (events, ended):
             late = sorted(caused[id] - at for id, at in happened.items())
-            assert late[len(late) // 2] <= 0.1, late
+            assert late[len(late) // 2] <= patient(0.1), late
 
 
 def test_a_process_that_only_emits_hears_of_a_trigger_within_three_seconds(tmp_path: Path) -> None:

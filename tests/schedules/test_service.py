@@ -326,6 +326,16 @@ def test_what_fired_before_a_crash_counts_as_under_way(overlap: Overlap) -> None
         assert [id for id, _ in house.cancelled] == [invocation_id(house.entry(), START + 10)]
 
 
+def test_a_tick_that_fires_again_after_a_crash_does_not_cancel_itself() -> None:
+    """Nothing but that tick is due, and what is under way is its own invocation."""
+    house = House(schedule(rules=Rules(overlap=Overlap.CANCEL)))
+    house.store.breaks = ("put_entry", False)
+    with pytest.raises(StoreUnavailable):
+        house.after(10)
+    house.after(1)
+    assert (house.ticks(), house.entry().progress.fired, house.cancelled) == ([10], 1, [])
+
+
 def test_queue_fires_one_after_the_other() -> None:
     house = House(schedule(rules=Rules(overlap=Overlap.QUEUE)))
     for _ in range(3):

@@ -20,18 +20,23 @@ from typing import Any
 import pytest
 from bson import json_util
 from pymongo import IndexModel, MongoClient
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.clock import SystemClock
 from holdfast.errors import SchemaMismatch
 from holdfast.fleet.services import Executions
 from holdfast.fleet.slots import ExecutionStatus
+from holdfast.model.changes import APPLIED
+from holdfast.model.log import APPENDED
+from holdfast.model.records import RunState
 from holdfast.model.status import Status
 from holdfast.runtime.pauses import pause_queue, pauses_of, resume_queue
 from holdfast.store import open_store
-from holdfast.store.contract import Filter, Store
+from holdfast.store.contract import Filter, Order, Store
 from holdfast.store.mongo import schema as mongo_schema
 from holdfast.store.sqlite import schema as sqlite_schema
+from holdfast.testing.samples import ids_of, invocation, page, pushing, suspended, wish
 from holdfast.triggers import joins
 from holdfast.triggers import rules as triggers
 
@@ -82,7 +87,7 @@ class OldStore:
         """Run a program of today that opens the store."""
         given = {**os.environ, "URL": self.url, "PYTHONPATH": os.pathsep.join(sys.path), **more}
         return subprocess.run(
-            [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=patient(60), check=False
         )
 
 
@@ -145,7 +150,7 @@ def play(old: OldStore, scenario: Callable[[Store], Any]) -> None:
     asyncio.run(run())
 
 
-NEW = {"sqlite": (sqlite_schema.SCHEMA_VERSION, 5), "mongo": (mongo_schema.SCHEMA_VERSION, 5)}
+NEW = {"sqlite": (sqlite_schema.SCHEMA_VERSION, 6), "mongo": (mongo_schema.SCHEMA_VERSION, 6)}
 
 
 def is_migrated(old: OldStore) -> bool:
@@ -246,7 +251,7 @@ def test_work_goes_on_and_that_of_the_killed_runner_is_recovered(old: OldStore) 
     holder, mail = app.invocation(old.id("holder")), app.invocation(old.id("mail"))
     try:
         with runner_of_today(old.url):
-            assert app.invocation(old.id("waiting")).result(timeout=60) == 7
+            assert app.invocation(old.id("waiting")).result(timeout=patient(60)) == 7
             deadline = time.monotonic() + 60
             while holder.status != Status.RUNNING or holder.record().attempt == 1:
                 assert time.monotonic() < deadline, holder.status
@@ -257,7 +262,7 @@ def test_work_goes_on_and_that_of_the_killed_runner_is_recovered(old: OldStore) 
                 time.sleep(0.1)
             assert mail.status == Status.REGISTERED, "its queue is paused"
             app.queues.resume("mail")
-            assert mail.result(timeout=60) == "a@example.org"
+            assert mail.result(timeout=patient(60)) == "a@example.org"
             assert app.invocation(old.id("later")).status == Status.REGISTERED
             assert app.invocation(old.id("retrying")).status == Status.RETRY
     finally:
@@ -316,5 +321,68 @@ def test_a_program_of_the_old_version_is_refused(old: OldStore, monkeypatch: pyt
     play(old, nothing)
     monkeypatch.setattr(sqlite_schema, "SCHEMA_VERSION", known)
     monkeypatch.setattr(mongo_schema, "SCHEMA_VERSION", known)
-    with pytest.raises(SchemaMismatch, match=rf"needs a Holdfast that knows version 5; this one knows {known}\. Upgra"):
+    with pytest.raises(SchemaMismatch, match=rf"needs a Holdfast that knows version 6; this one knows {known}\. Upgra"):
         play(old, nothing)
+
+
+# --- from version 5, which knew no runs
+
+
+@pytest.fixture
+def fifth(old: OldStore, monkeypatch: pytest.MonkeyPatch) -> OldStore:
+    """The store as version 5 left it."""
+
+    async def nothing(store: Store) -> None:
+        pass
+
+    with monkeypatch.context() as before:
+        for module in (sqlite_schema, mongo_schema):
+            before.setattr(module, "SCHEMA_VERSION", 5)
+            before.setattr(module, "MIN_READER", 5)
+        known = [index for index in mongo_schema.INDEXES if index.collection != mongo_schema.LOG]
+        new = ("wake", "over", "attributes")
+        before.setattr(mongo_schema, "INDEXES", tuple(index for index in known if index.name not in new))
+        play(old, nothing)
+    assert old.version() == (5, 5)
+    assert "holdfast_log" not in old.tables()
+    return old
+
+
+def test_a_store_of_version_5_is_found_as_it_was_and_takes_runs(fifth: OldStore) -> None:
+    test_every_invocation_is_found_as_it_was(fifth)
+
+    async def scenario(store: Store) -> None:
+        await store.insert([invocation("run", run=RunState(), attributes={"a": "b"})])
+        assert ids_of(await store.find("shop", Filter(attributes=frozenset({("a", "b")})), 9)) == ["run"]
+        assert list(await store.append([page(1, run="run")])) == [APPENDED]
+        (record,) = (await store.claim(wish(ids=("run",)))).records
+        assert list(await store.apply([suspended(record)])) == [APPLIED]
+        assert ids_of(await store.find("shop", Filter(), 9, order=Order.WAKE_AT)) == ["run"]
+        assert list(await store.apply([pushing("run")])) == [APPLIED]
+        assert await store.read_log("shop", record.id, limit=9) == [page(1, run="run")]
+        assert [finding.subject for finding in await store.check(deep=True) if not finding.ok] == []
+
+    play(fifth, scenario)
+
+
+def test_an_ended_call_of_version_5_is_neither_read_nor_written_by_the_migration(fifth: OldStore) -> None:
+    """It has its time already; on MongoDB a look for others would read the whole collection."""
+    if fifth.kind == "sqlite":
+        pytest.skip("its migration adds columns and tables, and reads no row")
+    with MongoClient[dict[str, Any]](fifth.url) as client:
+        calls = client.get_default_database().holdfast_invocations
+        calls.update_one({"status": "success"}, {"$unset": {"retain_until": ""}})
+        play(fifth, _nothing)
+        assert calls.count_documents({"status": "success", "retain_until": {"$exists": False}}) == 1
+
+
+async def _nothing(store: Store) -> None:
+    pass
+
+
+def test_a_program_that_knows_version_5_is_refused(fifth: OldStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(fifth, _nothing)
+    monkeypatch.setattr(sqlite_schema, "SCHEMA_VERSION", 5)
+    monkeypatch.setattr(mongo_schema, "SCHEMA_VERSION", 5)
+    with pytest.raises(SchemaMismatch, match=r"needs a Holdfast that knows version 6; this one knows 5\. Upgra"):
+        play(fifth, _nothing)

@@ -96,7 +96,15 @@ def make_runner(
         engine,
         definitions,
         options,
-        lambda core: (CoreSchedules(core), *features(engine, declared=declared, triggers=triggers)),
+        lambda core: (
+            CoreSchedules(core),
+            *features(
+                engine,
+                declared=declared,
+                triggers=triggers,
+                has_runs=any(definition.is_workflow for definition in definitions),
+            ),
+        ),
         make_executor=make_executor,
         make_workers=make_workers,
     )

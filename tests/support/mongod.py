@@ -21,9 +21,10 @@ from pathlib import Path
 
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import OperationFailure, PyMongoError
+from tests.support.patience import patient
 from tests.support.proxy import Fate, Proxy, Rule, Shunned
 
-_START_SECONDS = 60
+_START_SECONDS = patient(60)
 
 
 def binary() -> str:
@@ -223,7 +224,7 @@ class ReplicaSet:
 
     # --- looking
 
-    def primary(self, *, other_than: Mongod | None = None, seconds: float = 30.0) -> Mongod:
+    def primary(self, *, other_than: Mongod | None = None, seconds: float = patient(30.0)) -> Mongod:
         """The primary of the latest election, if need be after a while. `other_than`: that one does not count."""
         deadline = time.monotonic() + seconds
         while True:
@@ -253,7 +254,7 @@ class ReplicaSet:
 
     def step_down(self) -> Mongod:
         """Let the primary resign in favour of another one. Returns who it was."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patient(30)
         while True:
             node = self.primary()
             try:
@@ -266,7 +267,7 @@ class ReplicaSet:
 
     def step_up(self, node: Mongod) -> None:
         """Let that one be the primary."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patient(30)
         while self.primary() is not node:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{node.address} was not elected")
@@ -311,7 +312,7 @@ class ReplicaSet:
                 client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
         self._wait_for_everybody()
 
-    def _wait_for_everybody(self, seconds: float = 60.0) -> None:
+    def _wait_for_everybody(self, seconds: float = patient(60.0)) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:

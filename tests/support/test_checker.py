@@ -19,7 +19,8 @@ from tests.support import checker, witness
 from tests.support.checker import Bounds, Dump, Fault, FaultKind, Faults, Ledgers, Violation, check, dead_ends, rest
 from tests.support.checker.case import Case
 from tests.support.checker.spans import union, without
-from tests.support.plots import clean, happenings, planted
+from tests.support.patience import patient
+from tests.support.plots import clean, happenings, hooks, planted, runs, streams
 from tests.support.plots.material import (
     ONE,
     Plot,
@@ -43,8 +44,8 @@ from holdfast.store.memory.store import MemoryStore
 from holdfast.testing import FakeClock
 from holdfast.testing.samples import BY_NAME, LANE, START, invocation, runner, wish
 
-PLANTED = [*planted.PLANTED, *happenings.PLANTED]
-CLEAN = [*clean.CLEAN, *happenings.CLEAN]
+PLANTED = [*planted.PLANTED, *happenings.PLANTED, *runs.PLANTED, *streams.PLANTED, *hooks.PLANTED]
+CLEAN = [*clean.CLEAN, *happenings.CLEAN, *runs.CLEAN, *streams.CLEAN, *hooks.CLEAN]
 
 
 @pytest.mark.parametrize("plot", PLANTED, ids=lambda plot: f"{plot.breaks.split()[0]} {plot.name}")
@@ -64,15 +65,20 @@ NUMBERS = {
     "I2",
     "I3",
     "I4",
+    "I5",
     "I6",
     "I7",
     "I8",
     "I9",
     "I10",
+    "I11",
+    "I12",
+    "I13",
     "I14",
     "I15",
     "I16",
     "I18",
+    "I19",
     "I20",
 }  # I17 is about the table
 
@@ -322,7 +328,7 @@ def test_an_ordinary_run_is_clean(tmp_path: Path) -> None:
         for _ in range(2):
             for token, handle in submitted.items():
                 try:
-                    log.saw(handle.id, result=handle.result(timeout=60))
+                    log.saw(handle.id, result=handle.result(timeout=patient(60)))
                 except ValueError as error:
                     log.saw(token=token, error=error)
 

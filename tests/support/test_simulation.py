@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.support.checker import FaultKind
+from tests.support.patience import patient
 from tests.support.simulation import Plan, plan_of, shrunk, simulate
 from tests.support.simulation.plan import Job, Strike
 from tests.support.simulation.wire import Line
@@ -120,7 +121,7 @@ def test_a_run_does_not_depend_on_the_hash_seed() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=300,
+            timeout=patient(300),
         ).stdout
         for seed in ("1", "2")
     }
@@ -227,7 +228,7 @@ def stamps_taken_for_proof(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_crash_cap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(release, "last_crash", lambda record, most, why: None)
+    patch.setattr(release, "last_crash", lambda record, most, why, progress_epoch=0: None)
 
 
 def claim_forgets_what_it_got(patch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ import msgspec
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec
 from holdfast.errors import CodecError, ConfigurationError, TaskFailed, UsageError
+from holdfast.invocation import Chunk
 
 T = TypeVar("T")
 
@@ -54,8 +55,16 @@ class What(StrEnum):
     SUBMIT_FAIL = "submit.fail"  # it was refused, and nothing was written
     SUBMIT_UNKNOWN = "submit.unknown"  # it may be there or not
     EMIT_OK = "emit.ok"  # an event was acknowledged, with this id
+    RESUME_INVOKE = "resume.invoke"  # a payload for the hook with the token `key`, named `idempotency_key`, is sent
+    RESUME_OK = "resume.ok"
+    RESUME_FAIL = "resume.fail"  # it was refused, and nothing was written
+    RESUME_UNKNOWN = "resume.unknown"
     EXEC_START = "exec.start"
     EXEC_END = "exec.end"
+    STEP_START = "step.start"  # an attempt of a step of a run, in its owner's epoch
+    STEP_END = "step.end"
+    CHUNK_SAID = "chunk.said"  # user code is about to write a chunk to a stream
+    CHUNK_READ = "chunk.read"  # a reader was given this item of a stream
     LEASE_ENTER = "lease.enter"  # user code holds a slot of a limit
     LEASE_EXIT = "lease.exit"
     FENCED = "fenced"  # an owner was told that it is one no longer
@@ -78,10 +87,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token: str | None = None
     id: str | None = None
     span: str = ""
+    step: str = ""  # the call of a run (``charge#2``); behind its generation, if that is not the first (``1/charge#2``)
     attempt: int | None = None
     epoch: int | None = None
     owner: str | None = None  # "runner", or "runner/worker"
-    key: str | None = None  # of a limit
+    key: str | None = None  # of a limit; the name of a stream; the token of a hook
+    index: int | None = None  # in a stream
     idempotency_key: str | None = None
     limit: int | None = None
     digest: str | None = None
@@ -206,6 +217,21 @@ class Witness:
             digest = None
         self.write(What.RESULT_SEEN, id=id, token=token, digest=digest, status=status)
 
+    def resume(self, token: str, name: str, send: Callable[[], object]) -> bool:
+        """Send a payload for a hook, named `name`. Return whether it was acknowledged; an outage is unknown."""
+        facts = {"key": token, "idempotency_key": name, "span": secrets.token_hex(6)}
+        self.write(What.RESUME_INVOKE, **facts)
+        try:
+            send()
+        except LookupError:
+            self.write(What.RESUME_FAIL, **facts)
+            return False
+        except Exception:
+            self.write(What.RESUME_UNKNOWN, **facts)
+            return False
+        self.write(What.RESUME_OK, **facts)
+        return True
+
     # --- user code
 
     @contextmanager
@@ -231,6 +257,31 @@ class Witness:
         facts = {"key": key, "limit": limit, "token": token, "id": id, "epoch": epoch, "span": secrets.token_hex(6)}
         with self._around(What.LEASE_ENTER, What.LEASE_EXIT, facts):
             yield
+
+    @contextmanager
+    def step(self, step: str, *, id: str, attempt: int, epoch: int) -> Iterator[Execution]:
+        """Around an attempt of a step of the run with this id."""
+        execution = Execution(secrets.token_hex(6), self._codec)
+        facts: dict[str, Any] = {"id": id, "step": step, "attempt": attempt, "epoch": epoch, "span": execution.stamp}
+        self.write(What.STEP_START, **facts)
+        try:
+            yield execution
+        except BaseException as error:
+            self.write(What.STEP_END, **facts, raised=True, digest=digest_of_error(error))
+            raise
+        self.write(What.STEP_END, **facts, digest=execution.digest)
+
+    def says(self, value: T, stream: str, *, id: str, step: str, attempt: int, epoch: int) -> T:
+        """Say what is about to be written to a stream, and return it."""
+        facts: dict[str, Any] = {"id": id, "key": stream, "step": step, "attempt": attempt, "epoch": epoch}
+        self.write(What.CHUNK_SAID, **facts, digest=digest_of(value, self._codec))
+        return value
+
+    def read(self, span: str, id: str, stream: str, chunk: Chunk) -> Chunk:
+        """A reader was given this item. `span` is that of the reader, from its start on."""
+        digest = digest_of(chunk.value, self._codec) if chunk.kind == "chunk" else chunk.kind
+        self.write(What.CHUNK_READ, span=span, id=id, key=stream, index=chunk.index, digest=digest)
+        return chunk
 
     def fenced(self, id: str | None = None, *, token: str | None = None, epoch: int) -> None:
         """The owner of this epoch was told that somebody else has the invocation now."""

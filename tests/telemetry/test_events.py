@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.processes import eventually
+from tests.support.patience import patient
 
 from holdfast import App, on_status
 from holdfast.errors import StoreUnavailable
@@ -40,7 +41,7 @@ def test_every_event_has_a_line_or_is_silent() -> None:
 @pytest.mark.parametrize("kind", ROWS, ids=lambda kind: kind.__name__)
 def test_a_row_names_what_its_event_has(kind: type[e.Event]) -> None:
     row = ROWS[kind]
-    for name in re.findall(r"{(\w+)", row.message + row.seldom + row.ends):
+    for name in re.findall(r"{(\w+)", row.message + row.throttle_key + row.ends):
         assert hasattr(kind, name), name
     level = row.level
     while isinstance(level, If):
@@ -77,6 +78,15 @@ def test_a_subscriber_that_fails_hurts_nobody(caplog: pytest.LogCaptureFixture) 
     assert "could not report RunnerJoined" in caplog.text
     assert telemetry.wants(e.RunnerJoined)
     assert not telemetry.wants(e.Claimed)
+
+
+def test_a_level_that_changes_later_counts(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = logging_telemetry()
+    for level, wanted in ((logging.INFO, False), (logging.DEBUG, True), (logging.INFO, False)):
+        caplog.set_level(level, "holdfast")
+        assert [telemetry.wants(kind) for kind in (e.Settled, e.Claimed)] == [wanted, False]
+    telemetry.subscribe(Listener(e.Claimed))
+    assert telemetry.wants(e.Claimed)
 
 
 def test_nobody_wants_what_would_not_be_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,9 +155,9 @@ def test_the_life_of_an_invocation_is_reported_step_by_step() -> None:
 
     with app, app.runner():
         first, second = good.submit(), bad.submit()
-        assert first.result(timeout=30) == 1
+        assert first.result(timeout=patient(30)) == 1
         with pytest.raises(ValueError, match="no luck"):
-            second.result(timeout=30)
+            second.result(timeout=patient(30))
         eventually(lambda: [event for event in listener.heard if isinstance(event, e.TriggerFired)], "it fires")
     assert listener.kinds(first.id) == ["Submitted", "Claimed", "Started", "Settled"]
     twice = ["Claimed", "Started"]

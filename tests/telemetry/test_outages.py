@@ -11,7 +11,7 @@ from tests.support.fleet import Fleet
 
 from holdfast.errors import StoreUnavailable
 from holdfast.telemetry.events import store_observer
-from holdfast.telemetry.logs import RETRIES, Seldom, logging_telemetry
+from holdfast.telemetry.logs import RETRIES, LogThrottle, logging_telemetry
 from holdfast.testing.clock import FakeClock
 
 MINUTES = 60.0
@@ -114,20 +114,20 @@ def test_a_beat_that_fails_after_a_later_one_was_heard_is_no_news(caplog: pytest
 
 def test_the_same_line_comes_ever_more_seldom_and_is_news_again_after_a_while() -> None:
     now = [0.0]
-    seldom = Seldom(lambda: now[0])
+    throttle = LogThrottle(lambda: now[0])
     said = []
     for second in range(1000):
         now[0] = float(second)
-        if seldom.is_due("claim"):
+        if throttle.is_due("claim"):
             said.append(second)
     assert said == [0, 10, 40, 130, 400, 700]
-    assert seldom.is_due("heartbeat")
-    assert seldom.is_over("claim")
-    assert not seldom.is_over("claim")
-    assert seldom.is_due("claim")
-    assert not seldom.is_due("claim")
+    assert throttle.is_due("heartbeat")
+    assert throttle.is_over("claim")
+    assert not throttle.is_over("claim")
+    assert throttle.is_due("claim")
+    assert not throttle.is_due("claim")
     now[0] += 130
-    assert seldom.is_due("claim")
+    assert throttle.is_due("claim")
 
 
 FACTS = {"where": "MongoDB at db1", "what": "claim", "tries": 6, "seconds": 34.2, "why": "refused"}

@@ -76,7 +76,7 @@ def test_debug_lines_all_pass_and_memory_is_bounded(log: logging.Logger, told: l
         log.info("line %s", f"{number}")
     (filter,) = log.filters
     assert isinstance(filter, Repeats)
-    assert len(filter._seldom._series) == 1000
+    assert len(filter._throttle._series) == 1000
 
 
 def test_every_logger_of_holdfast_has_the_filter() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.cli.processes import eventually
+from tests.support.patience import patient
 from tests.telemetry import chatty
 
 from holdfast import App
@@ -19,7 +20,7 @@ from holdfast.cli.logs import JsonLines, TextLines
 from holdfast.errors import WorkerLost
 from holdfast.telemetry import TaskFields
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = patient(30.0)
 
 
 class Lines(logging.Handler):

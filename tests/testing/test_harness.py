@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast import App, ResultTimeout, Retries, Status, UsageError
 from holdfast.errors import BlockingCall, KeyTaken
@@ -238,7 +239,7 @@ def test_who_waits_has_it_done_and_time_passes(t: Harness) -> None:
     assert first.result(timeout=3600) == "receipt 1"
     assert t.clock.now() == pytest.approx(start + 600)
     with pytest.raises(ResultTimeout, match="not due"):
-        second.result(timeout=60)
+        second.result(timeout=patient(60))
     assert t.clock.now() == pytest.approx(start + 660)
     assert second.result() == "receipt 2"
     assert charge.map([3, 4]).results() == ["receipt 3", "receipt 4"]
@@ -383,7 +384,7 @@ def test_ctrl_c_while_a_result_is_awaited(t: Harness) -> None:
 
     began = t.clock.now()
     with pytest.raises(KeyboardInterrupt):
-        press.submit().result(timeout=60)
+        press.submit().result(timeout=patient(60))
     assert t.clock.now() == began
 
 
@@ -546,7 +547,7 @@ def test_an_app_is_as_before_after_the_block(tmp_path: Path) -> None:
             t.drain(check=True)
         assert (app.url, [record.id for record in app.invocations()]) == (url, [real.id])
         with app.runner():
-            assert real.result(timeout=20) == "receipt 1"
+            assert real.result(timeout=patient(20)) == "receipt 1"
     assert done == [(2, 10), (1, 10)]
 
 

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.support.patience import patient
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -90,7 +91,7 @@ def run_pytest(project: Path, *options: str) -> subprocess.CompletedProcess[str]
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(project.parent / "site"), str(project)])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *options]
     return subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=project, env=environment, capture_output=True, text=True, timeout=patient(120), check=False
     )
 
 
@@ -120,7 +121,39 @@ def test_a_project_may_give_its_own_app_or_a_wrong_name(project: Path) -> None:
     assert "the setting holdfast_app of pytest is 'os:path'" in done.stdout
 
 
+WORKFLOW = """
+from holdfast import App
+
+app = App("sqlite:///shop.db")
+
+@app.step
+async def charge(order: str) -> None: ...
+
+@app.workflow
+async def checkout() -> None:
+    for order in {f"order {number}" for number in range(20)}:
+        await charge(order)
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_over_a_set_fails_a_test_with_the_fixture_unless_the_project_says_no(project: Path) -> None:
+    settings = "[pytest]\nholdfast_app = shop:app\n"
+    (project / "pytest.ini").write_text(settings)
+    (project / "shop.py").write_text(WORKFLOW)
+    (project / "test_shop.py").write_text(
+        "import shop\ndef test(holdfast_testing): shop.checkout.submit(); holdfast_testing.drain(check=True)\n"
+    )
+    done = run_pytest(project)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ReplayMismatch: shop:checkout" in done.stdout
+    assert "shop.py:12" in done.stdout
+    (project / "pytest.ini").write_text(f"{settings}holdfast_other_process = false\n")
+    done = run_pytest(project)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_pytest_is_not_needed_without_it() -> None:
     code = "import sys; sys.modules['pytest'] = None; import holdfast.testing; holdfast.testing.testing_app"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([sys.executable, "-W", "error", "-c", code], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], env=environment, check=True, timeout=patient(60))

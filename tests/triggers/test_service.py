@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
-from tests.support.fleet import APP, Fleet, Member, add, nap, virtually
+from tests.support.fleet import APP, Fleet, Line, Member, add, nap, virtually
 
 from holdfast.errors import StoreUnavailable
-from holdfast.model.records import InvocationRecord
+from holdfast.model.records import Entry, InvocationRecord, Source
 from holdfast.model.status import FINAL, Status
 from holdfast.schedules.records import StoredCall
-from holdfast.store.contract import EntryOrder
+from holdfast.store.contract import EntryOrder, Store
+from holdfast.triggers.dispatch import TriggerDispatcher
 from holdfast.triggers.events import KIND, EventRecord, from_entry
 from holdfast.triggers.joins import KIND as JOINS
+from holdfast.triggers.joins import from_entry as from_join
 from holdfast.triggers.outbox import Events
-from holdfast.triggers.rules import DATA, Condition, OnEnd, OnEvent, TriggerRecord
-from holdfast.triggers.subscriptions import FRESH_SECONDS, VERSION_KIND
+from holdfast.triggers.rules import DATA, Condition, Facts, OnEnd, OnEvent, TriggerRecord
+from holdfast.triggers.subscriptions import FRESH_SECONDS, VERSION_KIND, Subscriptions
 
 ENDED = OnEnd(tasks=("add",), statuses=(Status.SUCCESS,))
 EVENT = OnEvent(name="made")
@@ -125,6 +127,39 @@ def test_a_trigger_counts_everywhere_within_three_seconds() -> None:
     virtually(scenario)
 
 
+def test_the_copy_of_the_triggers_is_as_old_as_the_question_for_it() -> None:
+    """The answer may have been on its way for long, and a trigger may have been stored meanwhile."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+        subscriptions, entries = member.engine.part(Subscriptions), fleet.store.entries
+
+        async def slowly(*args: Any, **named: Any) -> Any:
+            found = await entries(*args, **named)
+            await asyncio.sleep(FRESH_SECONDS - 0.5)
+            return found
+
+        fleet.store.entries = slowly  # type: ignore[method-assign]
+        await subscriptions.refresh()
+        assert subscriptions.is_fresh
+        await asyncio.sleep(0.6)
+        assert not subscriptions.is_fresh
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("seconds", [5.0, 15.0])
+def test_a_key_is_free_again_when_its_event_is_not_kept_any_more(seconds: float) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+        first = await emit(member, key="order 7", keep_until=fleet.clock.now() + 10.0)
+        await asyncio.sleep(seconds)
+        again = await emit(member, key="order 7")
+        assert (again.id == first.id) == (seconds < 10.0)
+
+    virtually(scenario)
+
+
 def test_what_nobody_declares_any_more_rests_and_is_woken() -> None:
     async def scenario(fleet: Fleet) -> None:
         declares = await fleet.started(add, told, triggers=[trigger()])
@@ -174,6 +209,56 @@ def test_what_has_to_happen_together_fires_once_whatever_is_lost(what: str, how:
             await emit(member)
         await settled(fleet)
         assert len(fired(fleet)) == 1
+
+    virtually(scenario)
+
+
+BOTH = trigger(OnEvent(name="paid"), OnEvent(name="packed"))
+
+
+def facts(fleet: Fleet, name: str, id: str) -> Facts:
+    return Facts(source=Source(kind="event", id=id, name=name), at=fleet.clock.now(), payload={})
+
+
+def waiting_in(entry: Entry) -> list[list[str]]:
+    return [[each.source.id for each in group] for group in from_join(entry).members]
+
+
+def test_what_fires_leaves_firings_that_others_have_completed_meanwhile() -> None:
+    """They are in the same record, and whoever completed them may die before it has called anything."""
+
+    async def scenario(fleet: Fleet) -> None:
+        one, other = (fleet.engine(fleet.store).part(TriggerDispatcher) for _ in range(2))
+        await one.put(BOTH, 0, [0], facts(fleet, "paid", "a1"))
+        mine = await one.put(BOTH, 0, [1], facts(fleet, "packed", "b1"))
+        await other.put(BOTH, 0, [0], facts(fleet, "paid", "a2"))
+        await other.put(BOTH, 0, [1], facts(fleet, "packed", "b2"))  # and it dies
+        assert mine is not None
+        await one.clear(BOTH, mine)
+        (entry,) = await fleet.store.entries(APP, JOINS)
+        assert [[each.source.id for each in firing] for firing in from_join(entry).firings] == [["a2", "b2"]]
+
+    virtually(scenario)
+
+
+def test_a_join_that_is_made_anew_while_it_is_changed_keeps_what_waits_there() -> None:
+    """It has the version that was read, and another content."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.engine(fleet.store).part(TriggerDispatcher).put(BOTH, 0, [0], facts(fleet, "paid", "old"))
+        (before,) = await fleet.store.entries(APP, JOINS)
+        line = Line(fleet.store)
+
+        def made_anew() -> None:
+            line.before.clear()
+            body = before.body.replace(b"old", b"new")
+            fleet.store._entries[APP, JOINS, before.name] = replace(before, body=body)
+
+        line.before["put_entry"] = made_anew
+        mine = fleet.engine(cast(Store, line)).part(TriggerDispatcher)
+        await mine.put(BOTH, 0, [0], facts(fleet, "paid", "mine"))
+        (after,) = await fleet.store.entries(APP, JOINS)
+        assert waiting_in(after) == [["new", "mine"], []]
 
     virtually(scenario)
 

@@ -66,14 +66,14 @@ def _failed_with(wanted: str, record: InvocationRecord) -> bool:
     return wanted in (kind, kind.rpartition(":")[2], kind.rpartition(".")[2]) or wanted.lower() in message.lower()
 
 
-class Page(NamedTuple):
+class ArchivePage(NamedTuple):
     """The matches of a search, and where to go on: end and id of the last record that was read, or None."""
 
     records: list[InvocationRecord]
     last: tuple[float, str] | None
 
 
-async def search(engine: Engine, wanted: Search, limit: int, before: tuple[float, str] | None = None) -> Page:
+async def search(engine: Engine, wanted: Search, limit: int, before: tuple[float, str] | None = None) -> ArchivePage:
     """Return a page of matches, latest end first."""
     found: list[InvocationRecord] = []
     looked = 0
@@ -82,7 +82,7 @@ async def search(engine: Engine, wanted: Search, limit: int, before: tuple[float
         where = Filter(statuses=wanted.statuses, since=wanted.since, until=wanted.until, before=before)
         page = await engine.store.find(engine.app, where, size, order=Order.LATEST_END)
         if not page:
-            return Page(found, None)
+            return ArchivePage(found, None)
         for record in page:
             before = (record.changed_at, record.id)
             looked += 1
@@ -90,7 +90,7 @@ async def search(engine: Engine, wanted: Search, limit: int, before: tuple[float
                 found.append(record)
                 if len(found) == limit:
                     break
-    return Page(found, before)
+    return ArchivePage(found, before)
 
 
 async def _pages(
@@ -136,10 +136,17 @@ class Reruns(NamedTuple):
     refused: Sequence[tuple[str, str]]  # ids, and why they were not run again
 
 
+class _Again(NamedTuple):
+    """When reruns are due, and whether their steps have new idempotency keys."""
+
+    due: tuple[float | None, float]
+    new_key: bool
+
+
 class Purged(NamedTuple):
     """The result of a purge. In a dry run nothing is removed."""
 
-    originals: Sequence[str]  # those that the filter means, without those that were kept
+    originals: Sequence[str]  # that the filter means, without the kept ones
     removed: int
     kept: Sequence[tuple[str, str]]  # ids, and why they were not removed
 
@@ -190,7 +197,7 @@ class Archive:
 
     asearch = awaited(__call__)
 
-    async def page(self, limit: int, before: str | None, where: ArchiveFilter) -> Page:
+    async def page(self, limit: int, before: str | None, where: ArchiveFilter) -> ArchivePage:
         if type(limit) is not int or not 0 <= limit <= 10_000:
             raise UsageError(f"limit={limit!r}: expected a whole number from 0 to 10,000")
         wanted, engine = search_of(where), await self._runtime.engine()
@@ -212,15 +219,20 @@ class Archive:
         delay: Duration | None = None,
         dry_run: bool = False,
         request: str | None = None,
+        new_key: bool = False,
         **where: Unpack[ArchiveFilter],
     ) -> Coroutine[Any, Any, Reruns]:
         """Store a new invocation for each of these ended ones, or for all that a filter means (see `archive`), with the
-        same arguments, task and queue. It knows what it repeats (`rerun_of`) and has no key.
+        same arguments, task and queue. It knows what it repeats (`rerun_of`) and has no key. The steps of a workflow
+        have the idempotency keys of the first run, unless `new_key`.
 
         With `dry_run` nothing is stored; the result lists what would be. Repeating a `request` that was cut short
         stores nothing twice.
         """
-        return self._rerun(engine, _each_once(ids), due_time(at, delay), dry_run, request, where)
+        if not isinstance(new_key, bool):
+            raise UsageError(f"new_key={new_key!r}: expected True or False")
+        again = _Again(due_time(at, delay), new_key)
+        return self._rerun(engine, _each_once(ids), None if dry_run else again, request, where)
 
     arerun = awaited(rerun)
 
@@ -228,8 +240,7 @@ class Archive:
         self,
         engine: Engine,
         ids: Sequence[InvocationId],
-        due: tuple[float | None, float],
-        dry_run: bool,
+        again: _Again | None,
         request: str | None,
         where: ArchiveFilter,
     ) -> Reruns:
@@ -238,12 +249,13 @@ class Archive:
         done: list[Rerun] = []
         async for page in _pages(engine, wanted, ids):
             records = [record for record in page if not engine.part(Rerunner).is_of(request, record)]
-            if dry_run:
+            if again is None:
                 done += [Rerun(record, None) for record in records]
                 continue
-            at, delay = due
+            at, delay = again.due
             due_at = engine.submitter.due_after(delay) if at is None else at
-            done += await engine.part(Rerunner).rerun(records, request=request, due_at=due_at)
+            rerunner = engine.part(Rerunner)
+            done += await rerunner.rerun(records, request=request, due_at=due_at, new_key=again.new_key)
         return Reruns(
             request,
             [one.original.id for one in done],

@@ -1,7 +1,7 @@
 """Retention: remove ended invocations after their retention time.
 
 Each batch has a bounded size and is a write of its own, so that other writers do not wait long. A store that removes by
-itself (`Ability.TTL`) is left alone.
+itself (`Ability.TTL`) removes what has no logs: those of runs and streams have to go before their invocation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from holdfast.fleet.services import Duty
 from holdfast.runtime.engine import Engine
-from holdfast.store.contract import Ability, Store
+from holdfast.store.contract import Store
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import Removed
 
@@ -33,8 +33,6 @@ class Retention:
 
     def duties(self) -> Sequence[Duty]:
         store, app = self._engine.store, self._engine.app
-        if Ability.TTL in store.abilities:
-            return ()
         remove = functools.partial(remove_expired, store, app, self._engine.telemetry)
         return (Duty(name="retention", every_seconds=_REMOVE_SECONDS, perform=remove),)
 

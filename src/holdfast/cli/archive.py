@@ -18,11 +18,12 @@ from holdfast.archive.api import ArchiveFilter
 from holdfast.cli import reach
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
 from holdfast.cli.naming import find_id, stored_names
-from holdfast.cli.output import FAILED, Output, brief, fields, length, moment
+from holdfast.cli.output import FAILED, Output
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
+from holdfast.showing import brief, fields, length, moment
 
 _SHOWN = 20
 _TITLES = ("id", "task", "status", "ended", "attempt", "error or reason")
@@ -31,7 +32,7 @@ Ids = Annotated[list[str] | None, Argument(metavar="ID", help="Ended invocations
 
 
 @dataclasses.dataclass
-class Filter:
+class FilterOptions:
     """Which ended invocations are meant."""
 
     status: Annotated[list[str] | None, Option(help="success, failed, cancelled, concurrency_controlled_final.")] = None
@@ -46,7 +47,9 @@ class Filter:
     def where(self, app: App) -> ArchiveFilter:
         """Return the given options, as the app takes them."""
         found = vars(self) | {"task": stored_names(app, self.task or ())}
-        found |= {name: _past(app, found[name], f"--{name}") for name in ("since", "until") if found[name] is not None}
+        found |= {
+            name: past_time(app, found[name], f"--{name}") for name in ("since", "until") if found[name] is not None
+        }
         return cast(ArchiveFilter, {name: value for name, value in found.items() if value not in (None, [], ())})
 
     def until_now(self, app: App) -> ArchiveFilter:
@@ -62,11 +65,11 @@ class Filter:
 def archive(
     out: Output,
     app: App,
-    filter: Filter,
+    filter: FilterOptions,
     limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
     before: Before = None,
 ) -> None:
-    """Search ended invocations, latest end first, with the reason of each failure."""
+    """Search ended invocations: latest end first, with reasons."""
     records, place = app.runtime.run(app.archive.page(limit, page_given(before), filter.where(app)))
     last = place and place[1]
     out.document({"invocations": [_facts(record) for record in records], "before": last})
@@ -77,33 +80,44 @@ def archive(
         out.aside(f"note: there may be more: --before {last}")
 
 
+@dataclasses.dataclass
+class RerunFlags:
+    """How invocations are run again."""
+
+    at: Annotated[str | None, Option(metavar="TIME", help="Not before then: 2026-11-15T08:00:00Z.")] = None
+    delay: Annotated[str | None, Option(metavar="DURATION", help="Not before this has passed: 5m.")] = None
+    request: Annotated[
+        str | None, Option(metavar="ID", help="Repeat a rerun that was cut short; nothing is stored twice.")
+    ] = None
+    new_key: Annotated[
+        bool, Option("--new-key", help="Give the steps of workflows new idempotency keys: effects are repeated.")
+    ] = False
+
+
 @command()
 def rerun(
     out: Output,
     app: App,
-    filter: Filter,
+    filter: FilterOptions,
+    options: RerunFlags,
     ids: Ids = None,
-    at: Annotated[str | None, Option(metavar="TIME", help="Not before then: 2026-11-15T08:00:00Z.")] = None,
-    delay: Annotated[str | None, Option(metavar="DURATION", help="Not before this has passed: 5m.")] = None,
-    request: Annotated[
-        str | None, Option(metavar="ID", help="Repeat a rerun that was cut short; nothing is stored twice.")
-    ] = None,
     yes: Yes = False,
 ) -> None:
-    """Run ended invocations again: those named, or all that match a filter.
+    """Run ended invocations again: by id, or all that match a filter.
 
     Each becomes a new invocation with the same arguments, task and queue. With a filter, they are listed first; --yes,
-    or an answer, does it.
+    or an answer, does it. The steps of a workflow keep the idempotency keys of the first run, unless --new-key.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
-    due = None if at is None else time_given(at, "--at")
+    due = None if options.at is None else time_given(options.at, "--at")
+    request = options.request
     if not named:
         plan = app.rerun(dry_run=True, request=request, **where)
         if not _confirmed(out, app, where, len(plan.originals), "run again", yes):
             return out.document({"dry_run": True, "matched": len(plan.originals), "ids": plan.originals})
         request = plan.request
         out.aside(f"request {request}; if this is cut short, repeat it with --request {request}")
-    done = app.rerun(named, at=due, delay=delay, request=request, **where)
+    done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
     refused = dict(done.refused)
     pairs = list(zip([id for id in done.originals if id not in refused], done.invocations, strict=True))
     reruns = [{"id": new.id, "rerun_of": old} for old, new in pairs]
@@ -120,12 +134,12 @@ def rerun(
 def purge(
     out: Output,
     app: App,
-    filter: Filter,
+    filter: FilterOptions,
     ids: Ids = None,
     force: Annotated[bool, Option("--force", help="Also those whose key is still taken.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Remove ended invocations before their time: those named, or all that match a filter.
+    """Remove ended invocations: by id, or all that match a filter.
 
     They are listed first; --yes, or an answer, does it. An invocation with an idempotency key that is still taken is
     kept, because the same call could be stored once more.
@@ -146,12 +160,12 @@ def purge(
         raise typer.Exit(FAILED)
 
 
-def _past(app: App, text: str, option: str) -> float | dt.datetime:
+def past_time(app: App, text: str, option: str) -> float:
     """Return the time that a text means, or how long ago it was."""
     try:
         ago = parse_duration(text.strip().removesuffix("ago"))
     except HoldfastError:
-        return time_given(text, option, ", or 2h for two hours ago")
+        return time_given(text, option, ", or 2h for two hours ago").timestamp()
     return max(0.0, reach.time_of(app) - ago)
 
 

@@ -17,10 +17,10 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 from typer import Argument, Option
 
-from holdfast.cli.output import describe
 from holdfast.errors import UsageError
 from holdfast.executors.call import bind
 from holdfast.runtime.definition import TaskDefinition
+from holdfast.showing import describe
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

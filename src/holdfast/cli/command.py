@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 from holdfast.app import App
 from holdfast.cli import reach
-from holdfast.cli.discovery import app_for_tasks, app_to_look_at, shared
+from holdfast.cli.discovery import NOT_YET, app_for_tasks, app_to_look_at, shared
 from holdfast.cli.output import Output
 from holdfast.errors import StoreUnavailable, UsageError
 from holdfast.ids import is_id
@@ -48,6 +48,7 @@ class Needs(Enum):
     PLACE = auto()  # the file, or the server; there may be no store in it yet
     STORE = auto()
     TASKS = auto()  # the user's code
+    CODE = auto()  # the user's code, and a store that is there
 
 
 _OPTIONS: dict[str, tuple[Any, object]] = {
@@ -61,8 +62,8 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
 def command(
     needs: Needs | Callable[[Mapping[str, Any]], Needs] = Needs.STORE,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function. What it needs may depend on its options."""
-    unfit = {Needs.NOTHING: {"app", "url", "name"}, Needs.TASKS: {"url", "name"}}
+    """Make a command of a function. Its needs may depend on its options."""
+    unfit = {Needs.NOTHING: {"app", "url", "name"}, Needs.TASKS: {"url", "name"}, Needs.CODE: {"url", "name"}}
     common = [name for name in _OPTIONS if not isinstance(needs, Needs) or name not in unfit.get(needs, ())]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -83,7 +84,7 @@ def command(
                 given[name] = group(**{each.name: given.pop(each.name) for each in dataclasses.fields(group)})
             with Output(json=bool(asked.pop("json"))) as out:
                 need = needs if isinstance(needs, Needs) else needs(given)
-                with _app(out, need, given.get("task") or "", **asked) as app:
+                with opened(out, need, given.get("task") or "", **asked) as app:
                     function(*((out,) if app is None else (out, app)), **given)
 
         parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
@@ -108,8 +109,8 @@ def _expanded(group: Any) -> list[inspect.Parameter]:
 
 
 @contextmanager
-def _app(
-    out: Output, needs: Needs, task: str, app: str | None = None, url: str | None = None, name: str | None = None
+def opened(
+    out: Output, needs: Needs, task: str = "", app: str | None = None, url: str | None = None, name: str | None = None
 ) -> Iterator[App | None]:
     """Open the app that a command is about, and close it afterwards."""
     if needs is Needs.NOTHING:
@@ -118,6 +119,9 @@ def _app(
         if url or name:
             raise UsageError("another call needs the code of its task: give --app, not --url and --name")
         with app_for_tasks(out, app, task) as chosen:
+            yield chosen
+    elif needs is Needs.CODE:
+        with app_with_code(out, app) as chosen:
             yield chosen
     else:
         choice = app_to_look_at(out, app, url, name)
@@ -129,6 +133,15 @@ def _app(
                 if (missing := _missing(chosen, needs)) is not None:
                     raise StoreUnavailable(f"there is no store {missing}{choice.if_missing}")
                 yield chosen
+
+
+@contextmanager
+def app_with_code(out: Output, reference: str | None) -> Iterator[App]:
+    """Open an app with its tasks, to look into a store that is there. Raises `StoreUnavailable` if it is not."""
+    with app_for_tasks(out, reference) as app, reach.brief_retries(app):
+        if (missing := _missing(app, Needs.STORE)) is not None:
+            raise StoreUnavailable(f"there is no store {missing}{NOT_YET}")
+        yield app
 
 
 def _missing(app: App, needs: Needs) -> str | None:

@@ -10,7 +10,10 @@ from holdfast.masking import mask_url
 
 @command(Needs.APP)
 def config(out: Output, app: App) -> None:
-    """Show every setting, and where its value comes from: the app's own too, unless a URL is given in its place."""
+    """Show every setting, and where its value comes from.
+
+    It knows the app's own settings too, unless a URL is given in its place.
+    """
     rows = app.settings.explain()
     where = {"name": app.name, "url": mask_url(app.url)}
     out.document({"app": where, "settings": [row._asdict() for row in rows]})

@@ -23,10 +23,11 @@ from types import ModuleType
 from typing import NamedTuple
 
 from holdfast.app import App
-from holdfast.cli.output import Output, error_text, sentence
+from holdfast.cli.output import Output
 from holdfast.errors import AppNotFound, ConfigurationError, HoldfastError, UsageError
 from holdfast.masking import mask_url
 from holdfast.settings import PREFIX, SPECS, Settings
+from holdfast.showing import error_text, sentence
 
 HOW = "Name it as module:attribute, for example shop:app."
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "build", "dist", "node_modules", "site-packages", "venv"})
@@ -38,7 +39,7 @@ _NO_APP = (
     "; no app was found here. Go to the folder of your code, or name the app (--app shop:app) "
     "or its store (--url sqlite:////path/to/shop.db)."
 )
-_NOT_YET = " yet: the first submit makes it, and so do holdfast run and holdfast store prepare."
+NOT_YET = " yet: the first submit makes it, and so do holdfast run and holdfast store prepare."
 _WRONG_URL = ". Is the URL right? holdfast store prepare would make a store there."
 
 
@@ -55,10 +56,10 @@ def app_to_look_at(out: Output, reference: str | None, url: str | None, name: st
     if not reference and (url or name or os.environ.get(f"{PREFIX}URL")):
         return Choice(App(url, name=name), _NO_APP if name and not url else _WRONG_URL)
     if (named := _named(reference)) is not None:
-        return Choice(named, _NOT_YET)
+        return Choice(named, NOT_YET)
     found = discover(Path.cwd())
     if found.apps:
-        return Choice(_only(out, found), _NOT_YET)
+        return Choice(_only(out, found), NOT_YET)
     if found.broken:
         # Its store may be another than the settings' one: to answer from there would be to answer wrongly.
         raise none_found(found)
@@ -112,7 +113,7 @@ def _named(reference: str | None) -> App | None:
 # --- apps in code
 
 
-class Found(NamedTuple):
+class FoundApps(NamedTuple):
     """Apps by reference (``shop:app``), each object once, and why some files could not be imported."""
 
     apps: dict[str, App]
@@ -145,9 +146,9 @@ def find_app(reference: str, folder: Path | None = None) -> App:
     return value
 
 
-def discover(folder: Path) -> Found:
+def discover(folder: Path) -> FoundApps:
     """Import the modules of the folder that may make an app, and return the apps."""
-    found = Found({}, [])
+    found = FoundApps({}, [])
     for module_name in candidates(folder):
         try:
             module = import_module(module_name, folder)
@@ -173,7 +174,7 @@ def only_of(apps: dict[str, App], place: str) -> App:
     )
 
 
-def _of_several(found: Found, task: str) -> App | None:
+def _of_several(found: FoundApps, task: str) -> App | None:
     """Return the app, of several, that declares the task, else the app that the task's module makes."""
     if len(found.apps) < 2 or ":" not in task:
         return None
@@ -185,14 +186,14 @@ def _of_several(found: Found, task: str) -> App | None:
     return next((apps[0] for apps in (declaring, beside) if len(apps) == 1), None)
 
 
-def _only(out: Output, found: Found) -> App:
+def _only(out: Output, found: FoundApps) -> App:
     app = only_of(found.apps, "this folder")
     for error in found.broken:
         out.note(f"{sentence(error_text(error))} It was left out.")
     return app
 
 
-def none_found(found: Found) -> HoldfastError:
+def none_found(found: FoundApps) -> HoldfastError:
     """Return why there is no app: the error that Holdfast raised in a module, if there is one."""
     for error in found.broken:
         if not isinstance(error, AppNotFound):

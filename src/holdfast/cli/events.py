@@ -1,7 +1,4 @@
-"""``holdfast events`` and ``holdfast triggers``: events with their effects, and which trigger calls which task.
-
-None of it needs code: triggers are shown as they are stored.
-"""
+"""``holdfast events``: events with their effects."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ from holdfast.cli import reach
 from holdfast.cli.arguments import strictly
 from holdfast.cli.command import Before, command, page_given
 from holdfast.cli.naming import find_event
-from holdfast.cli.output import Output, brief, describe, fields, length, moment, value_line
+from holdfast.cli.output import Output
 from holdfast.errors import NotDecodable, UsageError
 from holdfast.model.names import counted
-from holdfast.model.records import InvocationRecord, Origin
+from holdfast.model.records import InvocationRecord
 from holdfast.runtime.wait import get_readable
+from holdfast.showing import brief, describe, fields, length, moment, value_line
 from holdfast.triggers.dispatch import describe_source
 from holdfast.triggers.evaluation import EVALUATES
 from holdfast.triggers.events import Caused, EventRecord
-from holdfast.triggers.rules import DATA, TriggerRecord, from_entry
-from holdfast.triggers.rules import KIND as TRIGGER
+from holdfast.triggers.rules import DATA
 
 _LONGEST_SHOWN = 60  # of a payload in the list
 
@@ -40,7 +37,10 @@ def events(
     limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
     before: Before = None,
 ) -> None:
-    """List the events that are kept, newest first, with what each has caused; or look at one, or emit one."""
+    """List the events that are kept; or show or emit one.
+
+    The newest is first, with the calls that it has caused.
+    """
     found = app.events(name=only, limit=limit, before=page_given(before))
     out.document({"events": [_facts(event) for event in found]})
     rows = [(moment(e.at), e.name, e.id, brief(value_line(_payload(e)), _LONGEST_SHOWN), _caused_by(e)) for e in found]
@@ -52,7 +52,7 @@ def events(
 
 @command()
 def show(out: Output, app: App, id: EventId) -> None:
-    """Show one event: its payload, its emitter, and what each trigger made of it."""
+    """Show one event: payload, emitter, and what triggers made of it."""
     event = reach.event_of(app, find_event(app, id))
     became, now = _outcomes(app, event), reach.time_of(app)
     out.document(_facts(event, became))
@@ -114,13 +114,6 @@ def origin_of(record: InvocationRecord) -> str:
     if [each.name for each in origin.sources] == [origin.trigger]:  # a schedule, which is its own trigger
         return sources
     return f"{sources}, by the trigger '{origin.trigger}'"
-
-
-def origin_facts(origin: Origin | None) -> dict[str, Any] | None:
-    if origin is None:
-        return None
-    sources = [fields(each, "kind", "id", "name") for each in origin.sources]
-    return fields(origin, "trigger", "depth", "path") | {"sources": sources}
 
 
 # --- what came of an event
@@ -198,43 +191,3 @@ def _emitter(app: App, event: EventRecord) -> str:
         return ""
     (record,) = reach.with_store(app, lambda store: store.get(app.name, [event.emitted_by]))
     return f"{record.task} {record.id}, {record.status}" if record else f"{event.emitted_by}, not kept any more"
-
-
-# --- triggers
-
-
-@command()
-def triggers(out: Output, app: App) -> None:
-    """List the triggers: which task each calls, and when.
-
-    Runners store them when they start. "decided by" is data if any process can decide whether a trigger fires, and
-    code if that takes an invocation of its own, on a runner with that code. A retired trigger is in no code any more,
-    and does not fire.
-    """
-    records, unreadable = reach.entries(app, TRIGGER, from_entry)
-    found = [_trigger_facts(each) for each in records]
-    out.document({"triggers": found, "unreadable": unreadable})
-    titles = ("name", "task", "state", "decided by", "when")
-    rows = [[each[title.replace(" ", "_")] for title in titles] for each in found]
-    out.table(titles, rows, empty="no triggers; a runner stores those that its tasks declare, when it starts")
-    for why in unreadable.values():
-        out.aside(f"note: {why}")
-
-
-def _when(record: TriggerRecord) -> str:
-    if all(len(clause) == 1 for clause in record.clauses):
-        return str(record)
-    paths = dict.fromkeys(each.correlate for each in record.conditions if each.correlate)
-    alike = f" of the same {' or '.join(paths)}" if paths else ""
-    return f"{record},{alike} within {length(record.within_seconds)}"
-
-
-def _trigger_facts(record: TriggerRecord) -> dict[str, Any]:
-    return fields(record, "name", "app", "within_seconds", "created_at", "retired_at") | {
-        "task": record.call.task,
-        "queue": record.call.queue,
-        "when": _when(record),
-        "state": "active" if record.retired_at is None else "retired",
-        "decided_by": "code" if record.evaluator else "data",
-        "evaluator": record.evaluator or None,
-    }

@@ -3,88 +3,130 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from holdfast.app import App
-from holdfast.cli import reach
+from holdfast.cli import reach, timeline
+from holdfast.cli.archive import past_time
 from holdfast.cli.command import Before, InvocationId, command, page_given
-from holdfast.cli.events import origin_facts, origin_of
+from holdfast.cli.events import origin_of
 from holdfast.cli.naming import find_id, stored_names
-from holdfast.cli.output import Output, brief, describe, fields, length, moment
+from holdfast.cli.output import Output, terminal_width
 from holdfast.cli.policies import describe_policy
-from holdfast.codec import Codec, ErrorRecord
-from holdfast.codec.data import without_classes
-from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable
+from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable, UsageError
 from holdfast.model.names import counted
-from holdfast.model.records import HistoryEntry, InvocationRecord, left_out
-from holdfast.model.retention import FOREVER
-from holdfast.model.status import AVAILABLE, OWNED, Status
-from holdfast.triggers.rules import DATA
+from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
+from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
+from holdfast.runtime.listing import filter_of
+from holdfast.runtime.runs import StepRecord, Stored
+from holdfast.showing import brief, describe, length, moment
+from holdfast.web.documents import decoded, history_of
+from holdfast.web.reading import ReadModel
 
 _HISTORY_TITLES = ("version", "time", "delta", "status", "epoch", "owner", "why")
 _HISTORY_SHOWN = 8
+
+
+@dataclasses.dataclass
+class ListFilter:
+    """Which invocations are listed."""
+
+    status: Annotated[list[str] | None, Option(help="Only these; may be repeated.")] = None
+    task: Annotated[list[str] | None, Option(help="Only these, by whole or short name; may be repeated.")] = None
+    queue: Annotated[list[str] | None, Option(help="Only these; may be repeated.")] = None
+    parent: Annotated[str | None, Option(metavar="ID", help="Only the children of this one.")] = None
+    attribute: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="Only with this attribute; may be repeated.")
+    ] = None
+    workflows: Annotated[bool, Option("--workflows", help="Only runs of workflows.")] = False
+    since: Annotated[str | None, Option(metavar="TIME", help="Created since: 2026-11-15T08:00:00Z, or 2h ago.")] = None
+    until: Annotated[str | None, Option(metavar="TIME", help="Created before: a time, or 2h ago.")] = None
+
+    def where(self, app: App) -> dict[str, Any]:
+        """Return what the store finds by."""
+        return {
+            "status": self.status or (),
+            "task": stored_names(app, self.task or ()),
+            "queue": self.queue or (),
+            "parent": None if self.parent is None else find_id(app, self.parent),
+            "attributes": _attributes(self.attribute or ()),
+        }
+
+    def keep(self, app: App) -> Callable[[InvocationRecord], bool] | None:
+        """Return what tells whether an invocation that the store has found is meant; None if all are."""
+        if not self.workflows and self.since is None and self.until is None:
+            return None
+        since, until = (
+            None if text is None else past_time(app, text, option)
+            for text, option in ((self.since, "--since"), (self.until, "--until"))
+        )
+        return lambda record: (
+            (record.run is not None or not self.workflows)
+            and (since is None or record.created_at >= since)
+            and (until is None or record.created_at < until)
+        )
 
 
 @command()
 def ps(
     out: Output,
     app: App,
-    status: Annotated[list[str] | None, Option(help="Only these; may be repeated.")] = None,
-    task: Annotated[list[str] | None, Option(help="Only these, by whole or short name; may be repeated.")] = None,
-    queue: Annotated[list[str] | None, Option(help="Only these; may be repeated.")] = None,
-    parent: Annotated[str | None, Option(metavar="ID", help="Only the children of this one.")] = None,
+    filter: ListFilter,
     limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
     before: Before = None,
 ) -> None:
     """List invocations, newest first."""
-    records = app.invocations(
-        status=status or (),
-        task=stored_names(app, task or ()),
-        queue=queue or (),
-        parent=None if parent is None else find_id(app, parent),
-        limit=limit,
-        before=page_given(before),
-    )
-    out.document({"invocations": [_facts(record) for record in records]})
+    where = filter_of(**filter.where(app), before=page_given(before))
+    page = app.runtime.run(ReadModel(app.runtime).invocations(where, limit, filter.keep(app)))
+    out.document(page.document())
     now = reach.time_of(app)
     rows = [
-        (r.id, r.task, r.status.value, length(now - r.created_at), r.attempt, brief(_detail(r, now))) for r in records
+        (r.id, r.task, r.status.value, length(now - r.created_at), r.attempt, brief(_detail(r, now)))
+        for r in page.records
     ]
     out.table(("id", "task", "status", "age", "attempt", "due, owner or reason"), rows, empty="no invocations")
-    if len(records) == limit:
-        out.aside(f"note: there may be more: --before {records[-1].id}")
+    if page.before is not None:
+        out.aside(f"note: there may be more: --before {page.before}")
+
+
+def _attributes(given: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in given:
+        name, is_there, value = each.partition("=")
+        if not name or not is_there:
+            raise UsageError(f"--attribute {each}: write it as name=value, such as stage=packed")
+        if found.setdefault(name, value) != value:
+            raise UsageError(f"--attribute {each}: an attribute has one value, and {name}={found[name]} is wanted too")
+    return found
 
 
 @command()
 def show(out: Output, app: App, id: InvocationId) -> None:
     """Show everything about one invocation."""
-    record = _found(app, id)
-    why, now = app.runtime.run(app.runtime.explain(record)).text, reach.time_of(app)
-    call, call_facts = describe_call(app, record.task, record.arguments)
-    result, result_facts = _result(app, record)
-    error, reruns = record.error, reach.reruns_of(app, record.id)
-    facts = _facts(record) | {"explanation": why, "arguments": call_facts, "result": result_facts}
-    facts["error"] = error and _error_facts(error)
-    facts["errors"] = [fields(one, "number", "attempt", "at") | _error_facts(one.error) for one in record.errors]
-    facts |= {"retries": record.terms.retries, "reruns": [again.id for again in reruns]}
-    facts["origin"] = origin_facts(record.origin)
-    out.document(facts | {"history": _history_facts(record)})
-    out.line(f"{record.task} ({record.status}): {why}")
+    record = found(app, id)
+    whole = app.runtime.run(ReadModel(app.runtime).whole(record))
+    error, calls, now = record.error, whole.calls, reach.time_of(app)
+    if out.json:
+        return out.document(whole.document(app.runtime.codec))
+    out.line(f"{record.task} ({record.status}): {whole.why.text}")
     out.line()
     out.facts(
         [
             ("id", record.id),
-            ("call", call),
+            ("call", describe_call(app, record.task, record.arguments)[0]),
             ("key", record.key),
             ("queue", f"{record.queue}, priority {record.priority}"),
             ("tags", ", ".join(record.tags)),
+            ("attributes", ", ".join(f"{name}={value}" for name, value in sorted(record.attributes.items()))),
             ("parent", record.parent_id),
+            ("root", record.root_id if record.root_id != record.parent_id else None),
             ("triggered by", origin_of(record)),
             ("rerun of", record.rerun_of),
-            *[("rerun as", f"{again.id}, {again.status}") for again in reruns],
+            *[("rerun as", f"{again.id}, {again.status}") for again in whole.reruns],
             ("created", f"{moment(record.created_at)}, {length(now - record.created_at)} ago"),
             ("due", moment(record.due_at)),
             ("owner", record.owner),
@@ -94,7 +136,7 @@ def show(out: Output, app: App, id: InvocationId) -> None:
             ("slot", record.slot),
             ("attempt", f"{record.attempt}, epoch {record.epoch}"),
             ("reason", record.reason),
-            ("result", result),
+            ("result", _result(app, record)),
             ("error", str(error) if error else ""),
             ("retries", describe_policy(record.terms.retries)),
             ("kept", _kept(record, now)),
@@ -104,34 +146,39 @@ def show(out: Output, app: App, id: InvocationId) -> None:
     if error and error.traceback:
         out.block(error.traceback)
     out.line()
+    if calls:
+        _print_time_line(out, record, calls, now)
     _print_history(out, record, _HISTORY_SHOWN)
 
 
 @command()
 def why(out: Output, app: App, id: InvocationId) -> None:
-    """Explain what an invocation waits for and what would release it, or how it ended."""
-    record = _found(app, id)
-    found = app.runtime.run(app.runtime.explain(record))
-    facts = fields(record, "id", "task", "status", "queue")
-    out.document(facts | {"reasons": list(found.reasons), "explanation": found.text})
-    out.line(f"{record.task} {record.id} ({record.status}): {found.text}")
+    """Explain what an invocation waits for, or how it ended. It names what would release it."""
+    record = found(app, id)
+    said = app.runtime.run(ReadModel(app.runtime).why(record))
+    out.document(said.document())
+    out.line(f"{record.task} {record.id} ({record.status}): {said.why.text}")
 
 
 @command()
 def history(out: Output, app: App, id: InvocationId) -> None:
-    """Show every status that an invocation has had: when, by which runner and why."""
-    record = _found(app, id)
-    out.document({"id": record.id, "origin": origin_facts(record.origin), "history": _history_facts(record)})
+    """Show each status of an invocation: when, by which runner, why."""
+    record = found(app, id)
+    out.document(history_of(record))
     _print_history(out, record, len(record.history) + 1)
     if origin := origin_of(record):
         out.line(f"triggered by {origin}")
-    for again in reach.reruns_of(app, record.id):
+    for again in app.runtime.run(ReadModel(app.runtime).reruns(record.id)):
         out.line(f"rerun as {again.id} at {moment(again.created_at)}, {again.status}")
 
 
 @command()
 def wake(out: Output, app: App, id: InvocationId) -> None:
-    """Give a parked invocation another try."""
+    """Give a parked invocation another try; end sleeps of a workflow.
+
+    A workflow that sleeps goes on at once, and so does a step that waits for its next attempt. What waits for a child
+    or for a step elsewhere cannot be woken: see holdfast why ID.
+    """
     id = find_id(app, id)
     app.invocation(id).wake()
     out.document({"id": id, "woken": True})
@@ -160,14 +207,10 @@ def _times(record: InvocationRecord) -> str:
     return ", ".join([*each, *([] if terms.start_by is None else [f"expires {moment(terms.start_by)}"])])
 
 
-def _error_facts(error: ErrorRecord) -> dict[str, str]:
-    return {"type": error.type_name, "message": error.message, "traceback": error.traceback}
-
-
 # --- finding
 
 
-def _found(app: App, id: str) -> InvocationRecord:
+def found(app: App, id: str) -> InvocationRecord:
     """Return the record."""
     try:
         return app.invocation(find_id(app, id)).record()
@@ -196,7 +239,7 @@ def _detail(record: InvocationRecord, now: float) -> str:
 def describe_call(app: App, task: str, arguments: bytes) -> tuple[str, dict[str, Any]]:
     """Return the call as Python would write it, and as data."""
     try:
-        args, kwargs = _readable(app, lambda codec: codec.decode_call(arguments, describe=True))
+        args, kwargs = decoded(app.runtime.codec, Stored(arguments, app.runtime.codec), of_call=True)
     except NotDecodable as error:
         return f"its {counted(len(arguments), 'byte')} of arguments cannot be read here: {error}", {
             "unreadable": str(error)
@@ -205,28 +248,20 @@ def describe_call(app: App, task: str, arguments: bytes) -> tuple[str, dict[str,
     return f"{task}({', '.join(parts)})", {"args": list(args), "kwargs": kwargs}
 
 
-def _result(app: App, record: InvocationRecord) -> tuple[str, object]:
-    stored = record.result
+def _result(app: App, record: InvocationRecord) -> str:
+    return "" if record.result is None else value_text(app, Stored(record.result, app.runtime.codec))
+
+
+def value_text(app: App, stored: Stored | None) -> str:
     if stored is None:
-        return "", None
+        return ""
     try:
-        value = _readable(app, lambda codec: codec.decode(stored, describe=True))
+        return describe(decoded(app.runtime.codec, stored))
     except NotDecodable as error:
-        return f"{counted(len(stored), 'byte')} that cannot be read here: {error}", {"unreadable": str(error)}
-    return describe(value), {"value": value}
+        return f"{counted(len(stored.data), 'byte')} that cannot be read here: {error}"
 
 
-def _readable(app: App, decode: Callable[[Codec], Any]) -> Any:
-    """Decode to values; to data without classes, if their code was not imported."""
-    try:
-        return decode(app.runtime.codec)
-    except NotDecodable:
-        with contextlib.suppress(NotDecodable):
-            return without_classes(decode(DATA))
-        raise
-
-
-def _print_history(out: Output, record: InvocationRecord, most: int) -> None:
+def _print_history(out: Output, record: InvocationRecord, max_lines: int) -> None:
     entries = record.history
     before = [entries[0].at, *(entry.at for entry in entries)] if entries else []
     rows: list[tuple[object, ...]] = [
@@ -235,30 +270,25 @@ def _print_history(out: Output, record: InvocationRecord, most: int) -> None:
     ]
     if missing := left_out(entries):
         rows.insert(1, ("…", "", "", "", "", "", f"{counted(missing, 'line')} left out of a long history"))
-    out.table(_HISTORY_TITLES, rows[-most:], empty="no history")
-    if len(rows) > most:
-        out.line(f"the last {most} of {len(rows)}; all of them: holdfast history {record.id}")
+    out.table(_HISTORY_TITLES, rows[-max_lines:], empty="no history")
+    if len(rows) > max_lines:
+        out.line(f"the last {max_lines} of {len(rows)}; all of them: holdfast history {record.id}")
+
+
+def _print_time_line(out: Output, record: InvocationRecord, calls: Sequence[StepRecord], now: float) -> None:
+    """Draw the steps, children and waits of a run."""
+    span = timeline.span_of(record, calls, now)
+    rows = list(timeline.rows(calls, record.queue, span, terminal_width()))
+    out.table((*timeline.TITLES[:-1], f"{length(span.seconds)} in all"), rows)
+    out.line(timeline.LEGEND)
+    if len(rows) < len(calls):
+        out.line(f"{len(rows)} of {len(calls)}; all of them: holdfast workflow steps {record.id}")
+    out.line()
 
 
 def _why(entry: HistoryEntry) -> str:
     """Return the reason, and the runner that acted if that was not the owner."""
     return entry.why if entry.by is None else f"{entry.why} (by {entry.by})".lstrip()
-
-
-def _facts(record: InvocationRecord) -> dict[str, Any]:
-    asked, terms = record.cancellation, record.terms
-    first = ("id", "app", "task", "status", "queue", "tags", "priority", "created_at", "due_at", "changed_at", "owner")
-    more = ("epoch", "attempt", "reason", "parent_id", "key", "retain_until", "rerun_of", "limit_key", "slot")
-    return fields(record, *first, *more) | {
-        "timeout": terms.timeout,
-        "soft_timeout": terms.soft_timeout,
-        "expires_at": None if terms.start_by is None else moment(terms.start_by),
-        "cancellation": asked and fields(asked, "by", "reason", "at", "until"),
-    }
-
-
-def _history_facts(record: InvocationRecord) -> list[dict[str, Any]]:
-    return [fields(entry, "version", "at", "status", "owner", "epoch", "by", "why") for entry in record.history]
 
 
 # --- cancelling
@@ -277,9 +307,13 @@ def cancel(
         bool | None, Option("--children/--no-children", help="And what they submitted; else as they declare.")
     ] = None,
 ) -> None:
-    """End invocations: waiting ones at once, running ones after they have cleaned up. Safe to repeat."""
-    found = [find_id(app, id) for id in ids]
-    ends = {id: app.invocation(id).cancel(reason, by=by, children=children) for id in found}
+    """End invocations that wait or run.
+
+    Waiting ones end at once, running ones after they have cleaned up. Safe to repeat.
+    """
+    named = [find_id(app, id) for id in ids]
+    ends = {id: app.invocation(id).cancel(reason, by=by, children=children) for id in named}
     out.document({"invocations": [{"id": id, "status": status.value} for id, status in ends.items()]})
     for id, status in ends.items():
-        out.line(f"{id} {_SAID.get(status, f'had ended before: {status}')}")
+        otherwise = f"had ended before: {status}" if status in FINAL else "is asked to end by its next owner"
+        out.line(f"{id} {_SAID.get(status, otherwise)}")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TextIO
 
-from holdfast.cli.output import as_json, indented, moment, printable, without_secrets
+from holdfast.showing import as_json, indented, moment, printable, without_secrets
 from holdfast.telemetry.logs import FIELDS as ALL_FIELDS
 from holdfast.telemetry.tasks import call_fields
 

@@ -11,6 +11,7 @@ from holdfast.cli.reach import set_aside_in
 from holdfast.errors import EventNotFound, HoldfastError, InvocationNotFound, UnknownTask, UsageError
 from holdfast.ids import LENGTH, is_id
 from holdfast.model.decoding import INVOCATION
+from holdfast.model.names import unversioned
 from holdfast.task import Submittable
 from holdfast.triggers.evaluation import EVALUATES
 
@@ -18,14 +19,16 @@ _UNDECLARED = "Work of a task that the code no longer declares is listed with --
 
 
 def find_task(app: App, name: str, advice: str = "") -> Submittable[..., Any]:
-    """Find a task by name or alias, or by the part after the colon if only one has it.
+    """Find a task by name or alias, or by the part after the colon, or without its version, if only one has it.
 
     Raises `UnknownTask`, with a similar name and with the `advice`.
     """
     known = {each: task for task in app.tasks.values() for each in task.definition.names}
     if name in known:
         return known[name]
-    matching = {each: task for each, task in known.items() if _short(each) == name}
+    matching = {each: task for each, task in known.items() if _short(each) == name} or {
+        each: task for each, task in known.items() if name in _without_version(task)
+    }
     tasks = {task.name: task for task in matching.values()}
     if len(tasks) > 1:
         raise UnknownTask(f"'{name}' may be {' or '.join(sorted(matching))}; write the whole name")
@@ -41,18 +44,26 @@ def stored_names(app: App, names: Iterable[str]) -> list[str]:
     """Return the names under which the store may have work of these tasks.
 
     Without an app that declares tasks nothing is known about names, so they are taken as they are; so are names
-    of internal tasks of triggers.
+    of internal tasks of triggers. A workflow without a version means all of its versions that are declared, and the
+    runs of the time when it had none.
     """
     if not app.tasks:
         return list(names)
-    return [
-        each
-        for name in names
-        for each in ((name,) if name.startswith(EVALUATES) else find_task(app, name, _UNDECLARED).definition.names)
-    ]
+    return list(dict.fromkeys(each for name in names for each in _stored_names(app, name)))
 
 
-_SHORTEST = 6  # characters of an id: they tell the time to a quarter of an hour
+def _stored_names(app: App, name: str) -> tuple[str, ...]:
+    if name.startswith(EVALUATES):
+        return (name,)
+    versions = [task for task in app.tasks.values() if name in _without_version(task)]
+    if not versions:
+        return find_task(app, name, _UNDECLARED).definition.names
+    stored = [each for task in versions for each in (*task.definition.names, unversioned(task.name))]
+    exact = [task for task in app.tasks.values() if name in (task.name, _short(task.name))]
+    return (*stored, *(each for task in exact for each in task.definition.names))
+
+
+_SHORTEST = 6  # characters of an id: they give the time to a quarter of an hour
 _LISTED = 5
 
 
@@ -64,10 +75,10 @@ def find_id(app: App, text: str) -> str:
     if is_id(text):
         return text
     found = app.invocations(before=_after(text, "invocation", InvocationNotFound), limit=_LISTED + 1)
-    told: dict[str, str] = {each.id: f"{each.task}, {each.status}" for each in found}
-    if not any(id.startswith(text) for id in told):  # it may be quarantined; the command says so
-        told |= {each.id: "set aside" for each in set_aside_in(app) if each.kind == INVOCATION}
-    return _only_one(app, told, text, "invocation", InvocationNotFound)
+    labels: dict[str, str] = {each.id: f"{each.task}, {each.status}" for each in found}
+    if not any(id.startswith(text) for id in labels):  # it may be quarantined; the command says so
+        labels |= {each.id: "set aside" for each in set_aside_in(app) if each.kind == INVOCATION}
+    return _only_one(app, labels, text, "invocation", InvocationNotFound)
 
 
 def find_event(app: App, text: str) -> str:
@@ -89,15 +100,21 @@ def _after(text: str, what: str, missing: type[HoldfastError]) -> str:
     return f"{text}{{"
 
 
-def _only_one(app: App, told: dict[str, str], text: str, what: str, missing: type[HoldfastError]) -> str:
-    found = [id for id in told if id.startswith(text)]
+def _only_one(app: App, labels: dict[str, str], text: str, what: str, missing: type[HoldfastError]) -> str:
+    found = [id for id in labels if id.startswith(text)]
     if not found:
         raise missing(f"the app '{app.name}' has no {what} whose id begins with '{text}'")
     if len(found) > 1:
-        listed = ", ".join(f"{id} ({told[id]})" for id in found[:_LISTED])
+        listed = ", ".join(f"{id} ({labels[id]})" for id in found[:_LISTED])
         more = " and others" if len(found) > _LISTED else ""
         raise UsageError(f"'{text}' may be {listed}{more}; write more of it")
     return found[0]
+
+
+def _without_version(task: Submittable[..., Any]) -> tuple[str, ...]:
+    """Return what a user may call a workflow that has a version, if the version is left out."""
+    name = unversioned(task.name)
+    return (name, _short(name)) if task.definition.is_workflow and name != task.name else ()
 
 
 def _short(name: str) -> str:

@@ -4,17 +4,12 @@ A command gives its answer twice: as a document for programs, and as lines, fact
 either. A `HoldfastError` that leaves it becomes a message and an exit code: on stderr for people,
 and with ``--json`` in the document on stdout. Any other exception is a mistake of ours and keeps its traceback.
 
-Stored text comes from anywhere: a reason or an argument may hold line ends, terminal codes or characters that turn
-the direction of text. None of that reaches a terminal or a log as it is, and no value keeps a command from answering.
+What stored text looks like on a terminal is decided in `holdfast.showing`.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-import math
 import os
-import re
 import sys
 import textwrap
 import unicodedata
@@ -22,12 +17,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-import msgspec
 import typer
 
-from holdfast.clock import format_duration
-from holdfast.errors import EventNotFound, HoldfastError, InvocationNotFound, ResultTimeout, UnknownSchedule, UsageError
-from holdfast.masking import mask_url
+from holdfast.errors import (
+    EventNotFound,
+    HoldfastError,
+    HookNotFound,
+    InvocationNotFound,
+    LogEventNotFound,
+    ResultTimeout,
+    StepNotFound,
+    StreamGone,
+    UnknownSchedule,
+    UsageError,
+)
+from holdfast.showing import as_json, error_text, indented, printable, value_line, without_secrets
 
 DONE, FAILED, MISUSED, TIMED_OUT, NOT_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _CODES: dict[type[HoldfastError], int] = {
@@ -36,6 +40,10 @@ _CODES: dict[type[HoldfastError], int] = {
     UsageError: MISUSED,
     ResultTimeout: TIMED_OUT,
     InvocationNotFound: NOT_FOUND,
+    StepNotFound: NOT_FOUND,
+    LogEventNotFound: NOT_FOUND,
+    HookNotFound: NOT_FOUND,
+    StreamGone: NOT_FOUND,
 }
 
 
@@ -78,6 +86,11 @@ class Output:
     def document(self, facts: Mapping[str, Any]) -> None:
         if self.json:
             print(as_json(facts, indent=2))
+
+    def document_line(self, facts: Mapping[str, Any]) -> None:
+        """Print one of many documents, each on a line of its own, as soon as it is there."""
+        if self.json:
+            print(as_json(facts), flush=True)
 
     # --- the answer for people
 
@@ -156,7 +169,7 @@ class _Table:
     def __init__(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self.titles = titles
         self.rows = rows
-        self.limit = _columns()
+        self.limit = terminal_width()
         natural = [max(map(_cells, column)) for column in zip(titles, *rows, strict=True)]
         fits = sum(natural) + len(_GAP) * (len(natural) - 1) <= self.limit
         # A path or a command is copied from the last column, so its words stay whole.
@@ -191,13 +204,13 @@ class _Table:
             yield _GAP.join(padded).rstrip()
 
 
-def _columns() -> int:
+def terminal_width() -> int:
     """Return the width of the terminal; 80 if it is unknown."""
     try:
-        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns)
+        wide = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):
         return 80
-    return max(columns, 40) if columns > 0 else 80
+    return max(wide, 40) if wide > 0 else 80
 
 
 def _cells(text: str) -> int:
@@ -233,117 +246,3 @@ def _paint(table: _Table) -> None:
                 start = sum(table.widths[:where]) + len(_GAP) * where
                 text.stylize(style, start, start + len(row[where]))
             console.print(text, soft_wrap=True)
-
-
-# --- values as people and programs get to see them
-
-_BRIEF = 200  # characters
-_URL = re.compile(r"[\w.+-]+://\S+")
-_MOST_BITS = 10_000  # Python refuses to print much longer numbers in decimal
-_LONGEST_SHOWN = 2_000
-
-
-def printable(text: object) -> str:
-    """Return the text on one line, with escapes for everything that a terminal would act upon."""
-    line = str(text)
-    return line if line.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in line)
-
-
-def _escape(character: str) -> str:
-    # Not "unicode_escape": it would escape a backslash too, and é.
-    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
-    code = ord(character)
-    return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
-
-
-def without_secrets(text: str) -> str:
-    """Return the text with *** for the passwords of URLs in it."""
-    return _URL.sub(lambda url: mask_url(url[0]), text) if "://" in text else text
-
-
-def indented(text: str, margin: str = "  | ") -> str:
-    return "\n".join(f"{margin}{printable(line)}" for line in without_secrets(text).rstrip("\n").split("\n"))
-
-
-def describe(value: object) -> str:
-    """Return `repr`, but never raise, never get too long, and stay on one line."""
-    try:
-        text = repr(value)
-    except Exception as error:
-        text = f"<a {type(value).__name__} that cannot be shown: {type(error).__name__}>"
-    return printable(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({len(text)} characters)")
-
-
-def plain(value: Any) -> Any:
-    """Return the value in the types of JSON; other types become text."""
-    match value:
-        case None | bool() | str():
-            return value
-        case int():
-            return int(value) if value.bit_length() <= _MOST_BITS else hex(value)
-        case float():
-            return value if math.isfinite(value) else repr(value)
-        case Mapping():
-            return {key if isinstance(key, str) else describe(key): plain(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [plain(item) for item in value]
-    try:
-        return plain(msgspec.to_builtins(value, str_keys=True))
-    except Exception:
-        return describe(value)
-
-
-def as_json(value: object, *, indent: int | None = None) -> str:
-    """Return a JSON document in ASCII: valid in every locale, and nothing in it can move a cursor or forge a line."""
-    return json.dumps(plain(value), ensure_ascii=True, indent=indent)
-
-
-def value_line(value: object) -> str:
-    """Return JSON on one line, for people too: é stays é, but nothing in it acts on a terminal."""
-    text = json.dumps(plain(value), ensure_ascii=False)
-    return text if text.isprintable() else as_json(value)
-
-
-def fields(record: Any, *names: str) -> dict[str, Any]:
-    """Return these fields of a stored record for a document, all if none is named; times as text."""
-    return {name: _field(name, getattr(record, name)) for name in names or record.__struct_fields__}
-
-
-def _field(name: str, value: object) -> object:
-    is_time = name.rpartition("_")[2] in ("at", "until", "since")
-    return moment(value) if is_time and isinstance(value, float | int) else value
-
-
-def error_text(error: BaseException) -> str:
-    """Return the message of an error with its notes, which say where it happened."""
-    notes = getattr(error, "__notes__", ())
-    return " ".join([sentence(str(error)), *notes]) if notes else str(error)
-
-
-def sentence(text: str) -> str:
-    """Return the text with a full stop, so that another sentence can follow."""
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def brief(text: str, longest: int = _BRIEF) -> str:
-    """Cut a text for a list; ``show`` and ``--json`` have the whole."""
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def moment(at: float) -> str:
-    """Return a time as ``2026-11-15T08:00:00.123Z``; a number that is no date stays a number."""
-    try:
-        time = dt.datetime.fromtimestamp(at, dt.UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{at:g}"
-    return time.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time.microsecond // 1000:03d}Z"
-
-
-def length(seconds: float) -> str:
-    """Return a duration for people: in its two largest units, and in milliseconds only below a second."""
-    if not math.isfinite(seconds):
-        return f"{seconds:g}s"
-    for small, large in ((60, 3600), (3600, 86_400), (86_400, 86_400 * 100)):  # from an hour on minutes, and so on
-        if abs(seconds) >= large:
-            seconds = round(seconds / small) * small
-    return format_duration(round(seconds) if abs(seconds) >= 1 else seconds)

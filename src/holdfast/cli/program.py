@@ -18,16 +18,22 @@ from holdfast.cli import (
     archive,
     config,
     events,
+    hooks,
     invocations,
     logs,
+    monitor,
     queues,
+    replays,
     run,
     runners,
     schedules,
     services,
     status,
     store,
+    streams,
     submit,
+    triggers,
+    workflow,
 )
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
@@ -42,7 +48,7 @@ Exit codes:
   1    it failed, or could not be done
   2    the command was given in a wrong way; nothing was stored
   3    timed out: no result within --timeout; the work goes on
-  4    there is no such invocation, event, runner or schedule
+  4    there is no such invocation, step, hook, stream, event, runner or schedule
   130  interrupted"""
 _THE_APP = """\b
 The app of a command is the first of these that there is:
@@ -84,8 +90,10 @@ _COMMANDS: _Commands = {
     "archive": archive.archive,
     "rerun": archive.rerun,
     "purge": archive.purge,
-    "triggers": events.triggers,
+    "streams": streams.streams,
+    "triggers": triggers.triggers,
     "services": services.services,
+    "monitor": monitor.monitor,
     "config": config.config,
 }
 # A group is its help, or the command that it is by itself; and its commands.
@@ -94,9 +102,20 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
     "queues": (queues.queues, {"pause": queues.pause, "resume": queues.resume}),
     "schedules": (schedules.schedules, schedules.COMMANDS),
     "events": (events.events, {"show": events.show, "emit": events.emit}),
-    "status": ("The state machine.", {"render": status.render}),
+    "hooks": (hooks.hooks, {"list": hooks.hooks, "show": hooks.show, "resume": hooks.resume}),
+    "workflow": (
+        "Look into runs of workflows; check, replay or fork them.",
+        {
+            "steps": workflow.steps,
+            "events": workflow.events,
+            "check": replays.check,
+            "replay": replays.replay,
+            "fork": workflow.fork,
+        },
+    ),
+    "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),
     "store": (
-        "The store itself.",
+        "Create, check or back up the store; print its database roles.",
         {"prepare": store.prepare, "check": store.check, "backup": store.backup, "roles": store.roles},
     ),
 }
@@ -104,7 +123,7 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
 
 def _make() -> typer.Typer:
     program = _group(
-        "Durable background tasks for Python: nothing lost, nothing stuck, everything explained.",
+        "Durable background tasks and workflows for Python: nothing lost, nothing stuck, everything explained.",
         _COMMANDS,
         "\n\n".join((_THE_APP, _JSON, _EXIT_CODES)),
     )

@@ -10,15 +10,18 @@ from typer import Argument, Option
 from holdfast.app import App
 from holdfast.cli import reach
 from holdfast.cli.command import command
-from holdfast.cli.output import Output, fields, length, moment
+from holdfast.cli.output import Output
 from holdfast.model.queues import QueuePause
+from holdfast.showing import fields, length, moment
 
 QueueName = Annotated[str, Argument(metavar="NAME", help="The queue.")]
 
 
 @command()
 def queues(out: Output, app: App) -> None:
-    """List the queues: how many calls wait, are scheduled for later, are blocked by a limit, and run.
+    """List the queues with their calls; or pause or resume one.
+
+    Calls wait, are scheduled for later, are blocked by a limit, or run.
 
     "oldest" is how long the first waiting call has been due. "per minute" counts the attempts that ended over the last
     5 minutes, on the runners that are alive.

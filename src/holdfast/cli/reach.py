@@ -12,10 +12,12 @@ from holdfast.app import App
 from holdfast.errors import CorruptRecord, StoreReadOnly, UsageError
 from holdfast.masking import mask_url
 from holdfast.model.records import Entry, InvocationRecord, Quarantined, RunnerRecord
-from holdfast.store.contract import Backup, Filter, Finding, Store
+from holdfast.runtime.engine import Engine
+from holdfast.store.contract import Backup, Finding, Store
 from holdfast.telemetry.logs import RETRIES, logging_telemetry
 from holdfast.triggers.events import EventRecord
 from holdfast.triggers.outbox import Events
+from holdfast.workflows.replaying import StoredRun, read_run
 
 T = TypeVar("T")
 
@@ -105,15 +107,24 @@ def back_up_store(app: App, target: Path, *, overwrite: bool) -> Backup:
     return _with_unopened_store(app, copy)
 
 
-def reruns_of(app: App, id: str) -> Sequence[InvocationRecord]:
-    """Return the last few reruns of an invocation."""
-    return with_store(app, lambda store: store.find(app.name, Filter(rerun_of=id), 10))
-
-
 def event_of(app: App, id: str) -> EventRecord:
-    """Raises `EventNotFound`."""
+    """Return a stored event. Raises `EventNotFound`."""
 
     async def job() -> EventRecord:
         return await (await app.runtime.engine()).part(Events).get(id)
+
+    return app.runtime.run(job())
+
+
+def is_run(record: InvocationRecord) -> bool:
+    return record.run is not None
+
+
+def stored_run(app: App, record: InvocationRecord) -> tuple[Engine, StoredRun]:
+    """Return a run with its log, and the engine to replay it with. Raises `UsageError`, `NotDecodable`."""
+
+    async def job() -> tuple[Engine, StoredRun]:
+        engine = await app.runtime.engine()
+        return engine, await read_run(engine, record)
 
     return app.runtime.run(job())

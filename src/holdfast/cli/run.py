@@ -19,6 +19,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import functools
 import logging
@@ -44,7 +45,7 @@ from holdfast.cli import logs
 from holdfast.cli.command import AppOption, Needs, command
 from holdfast.cli.discovery import app_for_tasks
 from holdfast.cli.logs import LogFormat, LogLevel
-from holdfast.cli.output import FAILED, Output, error_text, fields, sentence
+from holdfast.cli.output import FAILED, Output
 from holdfast.clock import parse_duration
 from holdfast.errors import ConfigurationError, HoldfastError, UsageError
 from holdfast.executors.child_process import SIGNALS, AsyncChannel, end_for_lost_descriptors, end_group, end_with_parent
@@ -61,40 +62,83 @@ from holdfast.runtime.definition import names_of
 from holdfast.runtime.release import Releaser
 from holdfast.runtime.worker import Account, Worker, WorkerOptions
 from holdfast.settings import Settings
-from holdfast.telemetry.events import StopAsked, WorkerBroke
+from holdfast.showing import error_text, fields, sentence
+from holdfast.telemetry.events import RestartDue, StopAsked, WorkerBroke
 from holdfast.telemetry.logs import logging_telemetry
 
-QueuesOption = Annotated[
-    list[str] | None,
-    Option(metavar="NAMES", help="Only these: a,b. a=3,b takes three of a to one of b. May be repeated."),
-]
 LogFormatOption = Annotated[LogFormat, Option(help="Lines for people or for machines.")]
 LogLevelOption = Annotated[LogLevel, Option(help="From which level on.")]
 
 GRACE_SECONDS = 3  # for a worker without a runner to hand back what it holds
 
 
+@dataclasses.dataclass
+class ServeOptions:
+    """The work that the runner takes, and how long it may finish it."""
+
+    queues: Annotated[
+        list[str] | None,
+        Option(metavar="NAMES", help="Only these: a,b. a=3,b takes three of a to one of b. May be repeated."),
+    ] = None
+    tags: Annotated[list[str] | None, Option(metavar="NAMES", help="Take work with these tags too: gpu,eu.")] = None
+    concurrency: Annotated[int | None, Option(help="How many invocations at a time, per worker.")] = None
+    drain_timeout: Annotated[
+        str | None, Option(metavar="DURATION", help="How long work may take to end at a stop: 30s.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options as `App.runner` takes them."""
+        drain = None if self.drain_timeout is None else parse_duration(self.drain_timeout)
+        queues = _weighted(_names(self.queues)) if self.queues else None
+        return vars(self) | {"queues": queues, "tags": _names(self.tags or []), "drain_timeout": drain}
+
+
+@dataclasses.dataclass
+class ProcessOptions:
+    """The worker processes of the runner."""
+
+    workers: Annotated[int, Option(help="Worker processes; 0 runs the tasks in this process.", min=0, max=1000)] = 1
+    max_tasks_per_worker: Annotated[int | None, Option(help="Replace a worker after so many tasks.", min=1)] = None
+    memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Replace a worker with more memory: 500M, 2G.")] = (
+        None
+    )
+
+    def limits(self) -> dict[str, Any]:
+        """Return the options as `Supervisor` takes them. Raises `UsageError`."""
+        memory = None if self.memory_limit is None else _bytes(self.memory_limit)
+        refuse_bad_numbers(self.workers, self.max_tasks_per_worker, memory)
+        if not self.workers and (self.max_tasks_per_worker is not None or memory is not None):
+            raise UsageError("--max-tasks-per-worker and --memory-limit are about worker processes; use --workers 1")
+        return {"count": self.workers, "max_tasks": self.max_tasks_per_worker, "memory_limit_bytes": memory}
+
+
+@dataclasses.dataclass
+class HealthOptions:
+    """The address for health checks."""
+
+    health_port: Annotated[int | None, Option(help="Answer GET /health at this port.", min=0, max=65535)] = None
+    health_host: Annotated[str, Option(help="Where to answer health checks.")] = "127.0.0.1"
+
+
+@dataclasses.dataclass
+class LogOptions:
+    """The log lines of the runner and its workers."""
+
+    log_format: LogFormatOption = LogFormat.TEXT
+    log_level: LogLevelOption = LogLevel.INFO
+
+
 @command(Needs.NOTHING)
 def run(
     out: Output,
+    *,
     app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
     app_option: AppOption = None,
-    queues: QueuesOption = None,
-    tags: Annotated[list[str] | None, Option(metavar="NAMES", help="Take work with these tags too: gpu,eu.")] = None,
-    concurrency: Annotated[int | None, Option(help="How many invocations at a time, per worker.")] = None,
-    workers: Annotated[int, Option(help="Worker processes; 0 runs the tasks in this process.", min=0, max=1000)] = 1,
-    max_tasks_per_worker: Annotated[int | None, Option(help="Replace a worker after so many tasks.", min=1)] = None,
-    memory_limit: Annotated[
-        str | None, Option(metavar="SIZE", help="Replace a worker with more memory: 500M, 2G.")
-    ] = None,
+    serve: ServeOptions,
+    processes: ProcessOptions,
     reload: Annotated[bool, Option("--reload", help="Start anew when a source file changes.")] = False,
-    health_port: Annotated[int | None, Option(help="Answer GET /health at this port.", min=0, max=65535)] = None,
-    health_host: Annotated[str, Option(help="Where to answer health checks.")] = "127.0.0.1",
-    drain_timeout: Annotated[
-        str | None, Option(metavar="DURATION", help="How long work may take to end at a stop: 30s.")
-    ] = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_level: LogLevelOption = LogLevel.INFO,
+    health: HealthOptions,
+    lines: LogOptions,
 ) -> None:
     """Run submitted calls, until SIGINT, SIGTERM, SIGQUIT or SIGHUP.
 
@@ -102,29 +146,24 @@ def run(
     SIGHUP, as when a terminal is closed, only ever counts as the first. SIGHUP and SIGQUIT stay ignored if they were
     ignored at the start, as with nohup.
     """
-    logs.configure(log_format, log_level)
+    logs.configure(lines.log_format, lines.log_level)
     outlive_the_terminal()
-    drain = None if drain_timeout is None else parse_duration(drain_timeout)
+    given = serve.given()
     if app and app_option and app != app_option:
         raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
     with _importable(out, app or app_option, reload) as chosen:
-        weights = _weighted(_names(queues)) if queues else None
         chosen.runtime.import_modules()  # before its declarations are read
-        runner = chosen.runner(concurrency=concurrency, queues=weights, tags=_names(tags or []), drain_timeout=drain)
-        memory = None if memory_limit is None else _bytes(memory_limit)
-        refuse_bad_numbers(workers, max_tasks_per_worker, memory)
-        if workers:
-            start_worker = _worker_command(app or app_option, log_format, log_level)
-            limits = {"count": workers, "max_tasks": max_tasks_per_worker, "memory_limit_bytes": memory}
+        runner = chosen.runner(**given)
+        limits = processes.limits()
+        if processes.workers:
+            start_worker = _worker_command(app or app_option, lines)
             runner.supervise(functools.partial(_supervisor, chosen, runner, start_worker, limits))
-        elif max_tasks_per_worker is not None or memory is not None:
-            raise UsageError("--max-tasks-per-worker and --memory-limit are about worker processes; use --workers 1")
-        _note_what_is_idle(out, chosen, list(weights or {}))
+        _note_what_is_idle(out, chosen, list(given["queues"] or {}))
         with contextlib.ExitStack() as around:
             watch = around.enter_context(Reload(runner, out.note)) if reload else None
-            if health_port is not None:
-                health = around.enter_context(Health(runner, health_host, health_port))
-                out.note(f"health checks are answered at http://{health_host}:{health.port}/health")
+            if health.health_port is not None:
+                port = around.enter_context(Health(runner, health.health_host, health.health_port)).port
+                out.note(f"health checks are answered at http://{health.health_host}:{port}/health")
             restart = around.enter_context(Restart(runner, chosen.settings))
             id, account, was_told = _until_stopped(runner)
     if not was_told and (why := restart.why or (watch and watch.why)):
@@ -267,9 +306,9 @@ def _asking() -> list[signal.Signals]:
     return [signal.SIGTERM, *(number for number in polite if signal.getsignal(number) is not signal.SIG_IGN)]
 
 
-def _worker_command(reference: str | None, log_format: LogFormat, log_level: LogLevel) -> list[str]:
+def _worker_command(reference: str | None, lines: LogOptions) -> list[str]:
     app = ["--app", reference] if reference else []
-    logs = ["--log-format", log_format.value, "--log-level", log_level.value]
+    logs = ["--log-format", lines.log_format.value, "--log-level", lines.log_level.value]
     return [sys.executable, "-m", "holdfast", "worker", *app, *logs]
 
 
@@ -339,16 +378,22 @@ _URGENCY = {
 }
 
 
+SAME_SIGNAL_SECONDS = 0.5
+
+
 class _Signals:
     """Turn signals into requests to stop, each more urgent than the one before.
 
     SIGHUP is no more than a request to drain: when a terminal is closed, the kernel and the shell both send one, and a
-    process manager may send one right after SIGTERM.
+    process manager may send one right after SIGTERM. Signals within half a second count as one: `timeout` of GNU
+    sends two, to its child and to the group.
     """
 
-    def __init__(self, runner: EmbeddedRunner) -> None:
+    def __init__(self, runner: EmbeddedRunner, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
+        self._monotonic = monotonic
         self.heard = 0
+        self._heard_at = float("-inf")
         self._telemetry = logging_telemetry()
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_asking())}
 
@@ -366,6 +411,10 @@ class _Signals:
             let_go_of_a_closed_terminal()
             if self.heard:
                 return
+        now = self._monotonic()
+        if now - self._heard_at < SAME_SIGNAL_SECONDS:
+            return
+        self._heard_at = now
         self.heard += 1
         if self.heard > 2:
             # Something does not let go. What is stored is safe, so an end without ceremony costs only time.
@@ -383,8 +432,6 @@ class _Signals:
 
 
 # --- starting anew
-
-log = logging.getLogger("holdfast.runner")
 
 _LOOK_SECONDS = 0.5
 _SKIPPED = frozenset({".venv", "venv", "site-packages", "node_modules", ".git", "__pycache__"})
@@ -449,7 +496,7 @@ class Restart(_Watch):
                 since = None
             elif since is None:
                 since = time.monotonic()
-                log.error("this runner starts anew in %g s, unless that changes: %s", self._patience, why)
+                logging_telemetry().emit(RestartDue(why, self._patience))
             elif time.monotonic() - since >= self._patience:
                 self.why = why
                 self._runner.request_stop(hurry=True)

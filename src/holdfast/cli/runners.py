@@ -10,10 +10,11 @@ from typer import Argument
 from holdfast.app import App
 from holdfast.cli import reach
 from holdfast.cli.command import command
-from holdfast.cli.output import NOT_FOUND, Output, fields, length
+from holdfast.cli.output import NOT_FOUND, Output
 from holdfast.errors import UsageError
 from holdfast.model.explain import living, seconds_in_words
 from holdfast.model.records import DRAIN, STOP, RunnerRecord, WorkerRecord
+from holdfast.showing import fields, length
 
 _TITLES = ("id", "state", "host", "pid", "version", "running", "queues", "tags", "services", "heartbeat", "workers")
 RunnerId = Annotated[str, Argument(metavar="ID", help="The runner, or the beginning of its id.")]
@@ -21,7 +22,7 @@ RunnerId = Annotated[str, Argument(metavar="ID", help="The runner, or the beginn
 
 @command()
 def runners(out: Output, app: App) -> None:
-    """List the runners: their state, queues and workers; or ask one to drain or stop."""
+    """List the runners with their workers; or drain or stop one."""
     roster, now = reach.roster(app), reach.time_of(app)
     out.document({"runners": [_facts(app, runner, now) for runner in roster]})
     rows = [
@@ -45,13 +46,16 @@ def runners(out: Output, app: App) -> None:
 
 @command()
 def drain(out: Output, app: App, id: RunnerId) -> None:
-    """Ask a runner to end: it takes no more work, and what runs may end within its drain timeout."""
+    """Ask a runner to finish its work and end.
+
+    It takes no more work, and what runs may end within its drain timeout.
+    """
     _ask(out, app, id, DRAIN)
 
 
 @command()
 def stop(out: Output, app: App, id: RunnerId) -> None:
-    """Ask a runner to end now: what runs is ended, and goes back to the queue."""
+    """Ask a runner to end now. What runs is ended, and goes back to the queue."""
     _ask(out, app, id, STOP)
 
 

@@ -19,9 +19,9 @@ from holdfast.cli.arguments import CallWords
 from holdfast.cli.command import Needs, Yes, command, time_given
 from holdfast.cli.invocations import describe_call
 from holdfast.cli.naming import find_task
-from holdfast.cli.output import Output, fields, length, moment
+from holdfast.cli.output import Output
 from holdfast.errors import CorruptRecord, UsageError
-from holdfast.model.names import counted
+from holdfast.model.names import counted, unversioned
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.wait import get_readable
 from holdfast.schedules.options import ScheduleOptions
@@ -30,6 +30,7 @@ from holdfast.schedules.rules import begins_after
 from holdfast.schedules.service import set_aside, ticks_within
 from holdfast.schedules.timing import Cron
 from holdfast.schedules.zones import find_zone
+from holdfast.showing import fields, length, moment
 
 _TITLES = ("name", "when", "task", "next", "last", "state")
 _TIMES_SHOWN = 5
@@ -93,7 +94,10 @@ class Where(CallWords):
 
 @command()
 def schedules(out: Output, app: App) -> None:
-    """List the schedules: when each is due next, and what became of its last tick; or make and change them."""
+    """List the schedules; or make, change, pause or delete them.
+
+    The list says when each is due next, and what became of its last tick.
+    """
     records, unreadable = reach.entries(app, KIND, from_entry)
     last, now = _last(app, records), reach.time_of(app)
     out.document({"schedules": [_facts(each, last.get(each.name)) for each in records], "unreadable": unreadable})
@@ -105,7 +109,7 @@ def schedules(out: Output, app: App) -> None:
         for each in records
     ]
     out.table(_TITLES, rows, empty="no schedules; make one with: holdfast schedules create")
-    for why in unreadable.values():
+    for why in (*unreadable.values(), *_unserved(app, records)):
         out.aside(f"note: {why}")
 
 
@@ -122,6 +126,8 @@ def show(out: Output, app: App, schedule: ScheduleName) -> None:
             "one began after it, and knows neither its pause nor its count. Remove that from quarantine when it is "
             "not needed: see docs/operations/damaged-records.md"
         )
+    for why in _unserved(app, [record]):
+        out.note(why)
     out.document(_facts(record, last) | {"arguments": call_facts, "next": [moment(at) for at in times]})
     rules, progress = record.rules, record.progress
     most = f", the last {rules.catch_up_most} of them" if rules.catch_up is CatchUp.ALL else ""
@@ -231,12 +237,12 @@ def delete(out: Output, app: App, schedule: ScheduleName, yes: Yes = False) -> N
     """Forget it. Invocations that it has submitted stay."""
     try:
         record = app.schedules.get(schedule)
-        told = f"{record.call.task}, {record.timing.describe()}"
+        label = f"{record.call.task}, {record.timing.describe()}"
         is_declared = record.declared and record.retired_at is None
     except CorruptRecord:
-        told, is_declared = "which cannot be read", False
+        label, is_declared = "which cannot be read", False
     if not yes:
-        out.confirm(f"Delete the schedule '{schedule}' ({told})?")
+        out.confirm(f"Delete the schedule '{schedule}' ({label})?")
     app.schedules.delete(schedule)
     out.document({"name": schedule, "deleted": True})
     out.line(f"the schedule '{schedule}' is deleted")
@@ -246,7 +252,7 @@ def delete(out: Output, app: App, schedule: ScheduleName, yes: Yes = False) -> N
 
 @command()
 def run_now(out: Output, app: App, schedule: ScheduleName, request: RequestOption = None) -> None:
-    """Submit its call now, beside its ticks, and print the invocation's id."""
+    """Submit its call now, beside its ticks. Prints the invocation's id."""
     invocation = app.schedules.run_now(schedule, request=request)
     out.document({"name": schedule, "id": invocation.id})
     out.line(invocation.id)
@@ -263,7 +269,10 @@ def backfill(
     request: RequestOption = None,
     yes: Yes = False,
 ) -> None:
-    """Submit its call for each tick of a time, both ends included, whether it has fired or not. Prints their ids."""
+    """Submit its call for each tick of a time.
+
+    Both ends are included, and ticks that have fired too. Prints the ids of the invocations.
+    """
     first, last = time_given(since, "--from"), time_given(until, "--to")
     record = app.schedules.get(schedule)
     after = begins_after(Rules(starts_at=first.timestamp()), float("-inf"))
@@ -304,6 +313,20 @@ def _last(app: App, records: Sequence[ScheduleRecord]) -> dict[str, InvocationRe
     names = {record.progress.last_id: record.name for record in records if record.progress.last_id is not None}
     found = reach.with_store(app, lambda store: get_readable(store, app.name, list(names))) if names else ()
     return {names[invocation.id]: invocation for invocation in found if invocation is not None}
+
+
+def _unserved(app: App, records: Sequence[ScheduleRecord]) -> list[str]:
+    """Say of which schedules the calls pile up: runners live, and none of them knows the task."""
+    alive = app.runners()
+    known = {task for runner in alive for task in runner.tasks}
+    active = [each for each in records if _state_of(each) == "active" and not each.call.event]
+    told = []
+    for each in active if alive else ():
+        if (task := each.call.task) not in known:
+            others = sorted(name for name in known if unversioned(name) == unversioned(task))
+            helps = f"holdfast schedules update {each.name} {others[-1]}" if others else "start one that does"
+            told.append(f"'{each.name}' calls {task}, which no living runner knows, so its calls wait: {helps}")
+    return told
 
 
 def _report_change(out: Output, app: App, record: ScheduleRecord) -> None:

@@ -9,21 +9,23 @@ from typer import Option
 from holdfast.app import App
 from holdfast.cli import reach
 from holdfast.cli.command import command
-from holdfast.cli.output import Output, fields, length, moment
+from holdfast.cli.output import Output
 from holdfast.fleet import slots
 from holdfast.fleet.services import SERVICE, Executions, members_of
 from holdfast.model.explain import living
 from holdfast.model.names import counted
 from holdfast.settings import SlotSettings
+from holdfast.showing import fields, length, moment
 
 
 @command()
 def services(
     out: Output, app: App, limit: Annotated[int, Option(min=1, help="At most so many executions.")] = 10
 ) -> None:
-    """Show which runner performs the services now, why the others do not, and the last executions.
+    """Show which runner performs the services.
 
-    The slots follow from the roster, the store's time and the settings that this command sees.
+    It says why the others do not, and lists the last executions. The slots follow from the
+    roster, the store's time and the settings that this command sees.
     """
     view = _View(app, limit)
     out.document(view.facts())
@@ -57,13 +59,13 @@ class _View:
         else:
             start, end = self._cycle
             turns = f"{len(self._windows)} of {counted(len(self._roster), 'runner')} in turn"
-            out.line(f"it is {moment(self.now)}, in the cycle from {moment(start)} to {moment(end)}: {turns}")
+            cycle = f"{moment(start)} to {moment(end)}"
+            out.facts([("time", moment(self.now)), ("cycle", cycle), ("slots", turns)])
             out.line()
             rows = [
-                (window.slot, member.runner_id, moment(window.starts_at), moment(window.ends_at), self._when(window))
-                for member, window in self._windows
+                (window.slot, member.runner_id, _span(window), self._when(window)) for member, window in self._windows
             ]
-            out.table(("slot", "runner", "from", "to", ""), rows, empty="no runner has a slot")
+            out.table(("slot", "runner", "from", "when"), rows, empty="no runner has a slot")
             out.line()
             decisions = [(id, self._decision(id), self._why(id)) for id in self._claims]
             out.table(("runner", "decision", "why"), decisions)
@@ -167,6 +169,11 @@ class _View:
 
     def _seconds(self, one: slots.Execution) -> float:
         return max(0.0, (self.now if one.ended_at is None else one.ended_at) - one.started_at)
+
+
+def _span(window: slots.Window) -> str:
+    """Return the times of a window without their date, so that a line fits a terminal."""
+    return f"{moment(window.starts_at)[11:23]} to {moment(window.ends_at)[11:]}"
 
 
 def _end(window: slots.Window | None) -> str | None:

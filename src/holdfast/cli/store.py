@@ -13,10 +13,11 @@ from holdfast.app import App
 from holdfast.cli import reach
 from holdfast.cli.command import Needs, command
 from holdfast.cli.discovery import shared
-from holdfast.cli.output import FAILED, Output, fields
+from holdfast.cli.output import FAILED, Output
 from holdfast.errors import UsageError
 from holdfast.masking import mask_url
 from holdfast.model.names import counted
+from holdfast.showing import fields
 from holdfast.store.contract import Finding
 
 
@@ -61,7 +62,7 @@ def backup(
     path: Annotated[Path, Argument(metavar="FILE", help="Where the copy goes.")],
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the file if it is there.")] = False,
 ) -> None:
-    """Copy a SQLite store to a file, while runners work; the copy is checked."""
+    """Copy a SQLite store to a file, while runners work. The copy is checked."""
     if app.url.startswith("mongodb"):
         raise UsageError(
             "a MongoDB database is backed up with its own tools: a snapshot, mongodump --oplog, or your service's "
@@ -75,7 +76,10 @@ def backup(
 
 @command(Needs.APP)
 def roles(out: Output, app: App) -> None:
-    """Print the commands that create Holdfast's roles in a MongoDB database: submitter, runner, monitor, admin."""
+    """Print commands that create roles in a MongoDB database.
+
+    The roles are submitter, runner, monitor and admin.
+    """
     if not app.url.startswith("mongodb"):
         raise UsageError("roles are for MongoDB; a SQLite file has the permissions of its file system")
     from holdfast.store.mongo.connection import database_name

@@ -24,7 +24,7 @@ EXPLAIN_AFTER_SECONDS = 3.0  # of waiting for an invocation that was not started
 
 
 @dataclasses.dataclass
-class SubmitOptions:
+class CallFlags:
     """The options of one call, as `Task.options` takes them."""
 
     delay: Annotated[str | None, Option(metavar="DURATION", help="Not before this has passed: 5m, 1h30m.")] = None
@@ -45,7 +45,7 @@ def submit(
     app: App,
     task: Annotated[str, Argument(help="Its name, shop:send_mail, or send_mail if there is only one.")],
     words: CallWords,
-    options: SubmitOptions,
+    options: CallFlags,
     wait: Annotated[bool, Option("--wait", help="Wait for the end and print only the result.")] = False,
     timeout: Annotated[str | None, Option(metavar="DURATION", help="How long to wait.")] = None,
 ) -> None:

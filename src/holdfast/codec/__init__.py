@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from holdfast.codec.classes import Shape, fields_of, hints_of, stored_name, type_name
-from holdfast.codec.data import DataReader, damage_of, digest_of, is_call
+from holdfast.codec.data import DataReader, damage_of, digest_of
 from holdfast.codec.extensions import Code, Refused, pack
 from holdfast.codec.failures import MAX_ERROR_TEXT_BYTES, ErrorRecord, KnownErrors
 from holdfast.codec.payloads import (
@@ -50,7 +50,7 @@ from holdfast.codec.payloads import (
     references,
     split,
 )
-from holdfast.codec.values import MAX_DEPTH, PLAIN, Reader, Writer
+from holdfast.codec.values import MAX_DEPTH, PLAIN, Reader, Writer, is_call
 from holdfast.errors import NotDecodable, NotEncodable, UsageError
 
 __all__ = [
@@ -130,14 +130,18 @@ class Codec:
         return [*typing.get_args(hint), typing.get_origin(hint), getattr(hint, "__value__", None)]
 
     def encode(self, value: object, *, at: str = "value") -> bytes:
-        """Raises `NotEncodable` with the path to what cannot be stored; `at` is what the path begins with."""
+        """Return the value as bytes. Raises `NotEncodable` with the path to what cannot be stored; `at` is what the
+        path begins with.
+        """
         try:
             return pack(self._quick.plain(value, 0))
         except Exception:
             return self._encode_carefully(value, at)
 
     def decode(self, data: bytes, payloads: Payloads = NO_PAYLOADS, *, describe: bool = False) -> Any:
-        """Raises `NotDecodable` and nothing else. To `describe` is to put a text where a payload is not at hand."""
+        """Return the value of these bytes. Raises `NotDecodable` and nothing else. To `describe` is to put a text
+        where a payload is not at hand.
+        """
         try:
             known, body = split(data)
             shelf = Shelf(known, payloads, describe=describe) if known else None

@@ -19,7 +19,7 @@ from msgspec.msgpack import Ext
 
 from holdfast.codec.extensions import LEAF_READERS, Code, pack
 from holdfast.codec.payloads import split
-from holdfast.codec.values import Opaque, Reader
+from holdfast.codec.values import Opaque, Reader, is_call
 
 
 class DataReader(Reader):
@@ -128,13 +128,6 @@ def damage_of(data: bytes, *, of_call: bool = False) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     return "they are not the arguments of a call" if of_call and not is_call(value) else ""
-
-
-def is_call(value: Any) -> bool:
-    """Return whether a decoded value has the form of a call's arguments."""
-    if type(value) is not list or [type(part) for part in value] != [list, dict]:
-        return False
-    return {str}.issuperset(map(type, value[1]))
 
 
 def _skim(code: int, data: memoryview) -> None:

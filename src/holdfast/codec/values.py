@@ -216,3 +216,10 @@ _CONTAINER_READERS: dict[int, Callable[[Reader, list[Any]], object]] = {
     Code.OBJECT: Reader.object,
     Code.PAYLOAD: Reader.payload,
 }
+
+
+def is_call(value: Any) -> bool:
+    """Return whether a decoded value has the form of a call's arguments."""
+    if type(value) is not list or [type(part) for part in value] != [list, dict]:
+        return False
+    return {str}.issuperset(map(type, value[1]))

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.clock import parse_duration
 from holdfast.codec import Codec, ErrorRecord, Payload, SizeLimits, damage_of
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError, NotEncodable, RetryLater
+from holdfast.executors.chunks import ChunkBuffer
 from holdfast.executors.context import Context
 from holdfast.executors.interrupts import SoftTimeoutInjector
 from holdfast.model.parking import DAMAGED
 from holdfast.model.records import InvocationRecord
 from holdfast.model.retries import exception_names
 from holdfast.telemetry.tasks import here
+
+
+class Within(Protocol):
+    """What a call runs inside of: a transaction, say. It runs the call, perhaps again, and returns its outcome."""
+
+    def run(self, call: Call) -> Outcome: ...
+
+    async def run_coroutine(self, call: Call) -> Outcome: ...
 
 
 class Call(NamedTuple):
@@ -37,6 +46,10 @@ class Call(NamedTuple):
     about: InvocationRecord | Context | None = None  # for `context()`
     deadline: float | None = None
     has_soft_timeout: bool = False  # `SoftTimeout` may be raised in it
+    within: Within | None = None
+    mark: str = ""  # its entry in the table of begun calls, and its ticket there; empty: it has none
+    ticket: int = 0
+    chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
 
 
 class Returned(NamedTuple):
@@ -58,9 +71,12 @@ class Raised(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """The stored arguments do not fit the code at hand; user code was not called."""
+    """The stored arguments do not fit the code at hand; user code was not called. Or the log of a run does not, which
+    `python` wrote.
+    """
 
     why: str
+    python: str = ""
 
 
 class Interrupted(NamedTuple):
@@ -70,14 +86,26 @@ class Interrupted(NamedTuple):
 
 
 class Crashed(NamedTuple):
-    """The process that ran user code died; `why` is its exit code or signal. How far it came is unknown."""
+    """The process that ran user code died; `why` is its exit code or signal. How far it came is unknown. A run last
+    came further in `progress_epoch`.
+    """
 
     why: str
+    progress_epoch: int = 0
 
 
-Outcome = Returned | Raised | Unfit | Interrupted | Crashed
+class LetGo(NamedTuple):
+    """A run has left its worker: it is suspended or back in the queue, or another owner has it. Nothing is to be
+    written.
+    """
+
+    why: str = ""
+
+
+Outcome = Returned | Raised | Unfit | Interrupted | Crashed | LetGo
 INTERRUPTED = Interrupted()
 NOT_BEGUN = Interrupted("its code had not begun")
+STOPPED = Interrupted("the runner stopped")  # while a cancelled call had time to end by itself
 
 
 def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> None:
@@ -91,7 +119,7 @@ def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, 
         raise ArgumentsDoNotBind(f"{task}{signature} cannot be called so: {error}") from None
 
 
-_MOST_SIGNATURES = 10_000
+_MAX_SIGNATURES = 10_000
 _positional: dict[int, tuple[inspect.Signature, range]] = {}  # by identity, which is theirs as long as they are here
 
 
@@ -102,7 +130,7 @@ def _remember(signature: inspect.Signature) -> tuple[inspect.Signature, range]:
     taken = [each for each in parameters if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     required = [each for each in taken if each.default is kinds.empty]
     keywords = [each for each in parameters if each.kind is kinds.KEYWORD_ONLY and each.default is kinds.empty]
-    if len(_positional) >= _MOST_SIGNATURES:
+    if len(_positional) >= _MAX_SIGNATURES:
         _positional.clear()
     counts = range(0) if keywords else range(len(required), len(taken) + 1)
     return _positional.setdefault(id(signature), (signature, counts))
@@ -112,14 +140,16 @@ def run(call: Call) -> Outcome:
     """Call a plain function. Whatever happens is an outcome: nothing may escape and take the thread with it."""
     entered = here.set(call)
     try:
-        arguments = _arguments(call)
+        if call.within is not None:
+            return call.within.run(call._replace(within=None))
+        arguments = arguments_of(call)
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
         crashpoint("user.before")
         value = call.function(*args, **kwargs)
         crashpoint("user.after")
-        return _returned(call, value)
+        return returned(call, value)
     except BaseException as error:
         return raised(call, error)
     finally:
@@ -130,7 +160,9 @@ async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None)
     """Call a coroutine function. Whatever happens is an outcome; the caller recognises a cancellation from outside."""
     here.set(call)
     try:
-        arguments = _arguments(call)
+        if call.within is not None:
+            return await call.within.run_coroutine(call._replace(within=None))
+        arguments = arguments_of(call)
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
@@ -138,12 +170,13 @@ async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None)
         coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
         value = await (coroutine if injector is None else injector.awaited(coroutine))
         crashpoint("user.after")
-        return _returned(call, value)
+        return returned(call, value)
     except BaseException as error:
         return raised(call, error)
 
 
-def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
+def arguments_of(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
+    """Return the decoded arguments of a call."""
     try:
         args, kwargs = call.codec.decode_call(call.arguments, call.payloads)
         call.payloads.clear()
@@ -156,7 +189,8 @@ def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
         return Unfit(f"the stored arguments do not fit this code: {error}")
 
 
-def _returned(call: Call, value: object) -> Outcome:
+def returned(call: Call, value: object) -> Outcome:
+    """Return the outcome of a returned value."""
     try:
         return Returned(*call.codec.pack(value, call.limits, at="result"))
     except NotEncodable as error:

@@ -7,7 +7,8 @@ No value of a user is pickled on the way: arguments, results and payloads are en
 parts of a message; the child decodes them with its own codec. Each question has one answer. At any time before it, the
 parent may send a control for the call that runs, and the child log records: user code never waits for a parent that is
 slow, and beyond the channel's limit records are counted and dropped. So what a task logs right before it crashes has
-usually left its process.
+usually left its process. Chunks of streams are sent at any time, too; they are never dropped: a call that writes faster
+than its parent takes them waits.
 """
 
 from __future__ import annotations
@@ -19,25 +20,31 @@ import errno
 import faulthandler
 import functools
 import inspect
+import itertools
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 
 from holdfast.codec import ErrorRecord, Payload, SizeLimits
-from holdfast.errors import SoftTimeout
+from holdfast.errors import SoftTimeout, StreamClosed
 from holdfast.executors.call import Call, Outcome, Raised, Returned, Unfit, raised, run, run_coroutine
 from holdfast.executors.child_process import LOST_DESCRIPTORS, WAKE, Channel, end_with_parent
+from holdfast.executors.chunks import ENDED, ChunkBuffer
 from holdfast.executors.context import Context, cancelled, context_of
 from holdfast.executors.declared import Address, Found, Program, Unreachable, find, this_program
 from holdfast.executors.interrupts import SoftTimeoutInjector
 from holdfast.executors.lifespan import ExitCallbacks, Hooks
+from holdfast.executors.sharing import SharedValues, StepPort
 from holdfast.executors.terminal import outlive_the_terminal
 from holdfast.telemetry.logs import logging_telemetry
 from holdfast.telemetry.tasks import ATTRIBUTE, call_fields
@@ -75,6 +82,7 @@ class Question(msgspec.Struct, array_like=True, tag=True):
     digests: list[str]
     with_hooks: bool = False
     about: Context | None = None
+    shared: SharedValues | None = None  # of a step's run
 
 
 class Control(msgspec.Struct, array_like=True, tag=True):
@@ -101,10 +109,35 @@ class Answer(msgspec.Struct, array_like=True, tag=True):
     retry_after: float | None = None
     fatal: bool = False
     lost: int = 0  # log records that were dropped
+    shared: SharedValues | None = None  # what a step has set for its run
+    told: tuple[str, ...] = ()  # streams whose errors were raised in the call
 
 
-FromParent = Hello | Question | Control
-FromChild = Answer | Logged
+class Written(msgspec.Struct, array_like=True, tag=True):
+    """What a call says in a stream. Its parts are the data, then the payloads."""
+
+    stream: str
+    kind: int
+    digests: list[str]
+
+
+class FlushAsked(msgspec.Struct, array_like=True, tag=True):
+    """A call waits until what it has written is durable."""
+
+    flush: int
+
+
+class StreamNews(msgspec.Struct, array_like=True, tag=True):
+    """For the call with this number: a flush is done, or chunks of a stream were refused."""
+
+    number: int
+    flush: int = 0
+    stream: str = ""
+    why: str = ""
+
+
+FromParent = Hello | Question | Control | StreamNews
+FromChild = Answer | Logged | Written | FlushAsked
 
 
 def hello(levels: dict[str, int]) -> Hello:
@@ -115,7 +148,10 @@ def hello(levels: dict[str, int]) -> Hello:
 
 def question_of(call: Call, address: Address, *, with_hooks: bool = False) -> tuple[Question, list[bytes]]:
     about = context_of(call.about, call.deadline)
-    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about)
+    shared: SharedValues | None = None
+    if about is not None and about.run is not None:
+        shared, about = about.run.shared(call.codec), msgspec.structs.replace(about, run=None)
+    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about, shared)
     return question, [call.arguments, *call.payloads.values()]
 
 
@@ -165,10 +201,11 @@ def main(descriptor: int) -> None:
         end_with_parent(hello.pid)
         outlive_the_terminal()
         logs = ParentHandler(channel, hello.levels)
-        controls = CallControls(channel, logs)
+        chunks = ChunkSender(channel)
+        controls = CallControls(channel, logs, chunks)
         _handle_signals(connection, controls)
         sys.argv[:] = [os.fsdecode(each) for each in hello.argv]
-        with contextlib.closing(_Worker(hello.program, controls, logs)) as worker:
+        with contextlib.closing(_Worker(hello.program, controls, logs, chunks)) as worker:
             while True:
                 question, parts = channel.receive()
                 if isinstance(question, Question):  # else a control that came too late for its call
@@ -196,9 +233,10 @@ class CallControls:
     the number of its call: what comes after the call's end is for none.
     """
 
-    def __init__(self, channel: Channel[FromParent], logs: ParentHandler) -> None:
+    def __init__(self, channel: Channel[FromParent], logs: ParentHandler, chunks: ChunkSender) -> None:
         self._channel = channel
         self._logs = logs
+        self._chunks = chunks
         logs.on_free = self.look
         self._number = 0
         self._call: Call | None = None
@@ -241,6 +279,9 @@ class CallControls:
             finally:
                 self._is_looking = False
             asked += [each.what for each in arrived if isinstance(each, Control) and each.number == self._number]
+            for each in arrived:
+                if isinstance(each, StreamNews) and each.number == self._number:
+                    self._chunks.take(each)
         for what in asked:
             self._apply(call, what)
 
@@ -314,13 +355,17 @@ class _Forks:
 class _Worker:
     """Run calls, and keep between them the functions that were found and the event loop."""
 
-    def __init__(self, program: Program | None, controls: CallControls, logs: ParentHandler) -> None:
+    def __init__(
+        self, program: Program | None, controls: CallControls, logs: ParentHandler, chunks: ChunkSender
+    ) -> None:
         self._program = program
+        self._chunks = chunks
         self._logs = logs
         self._controls = controls
         self._found: dict[Address, tuple[Found, inspect.Signature]] = {}
         self._runner: asyncio.Runner | None = None
         self._hooked: dict[Hooks, ExitCallbacks] = {}
+        self._shared: SharedValues | None = None
 
     def close(self) -> None:
         for exits in self._hooked.values():
@@ -332,7 +377,11 @@ class _Worker:
     def answer(self, question: Question, parts: list[bytes]) -> tuple[Answer, list[bytes]]:
         self._controls.next_call()
         payloads = dict(zip(question.digests, parts[1:], strict=True))
-        return answer_of(self._outcome(question, parts[0], payloads))
+        self._shared = None
+        answer, sent = answer_of(self._outcome(question, parts[0], payloads))
+        answer.shared = self._shared
+        answer.told = self._chunks.end()
+        return answer, sent
 
     def _outcome(self, question: Question, arguments: bytes, payloads: dict[str, bytes]) -> Outcome:
         try:
@@ -341,14 +390,18 @@ class _Worker:
                 self._enter(hooks)
         except Unreachable as error:
             return Unfit(str(error))
-        task = question.address.task
-        call = Call(
-            question.key, task, function, signature, arguments, codec, question.limits, payloads, question.about
-        )
+        task, about = question.address.task, question.about
+        port = None if question.shared is None else StepPort.of(question.shared, codec)
+        if port is not None and about is not None:
+            about = msgspec.structs.replace(about, run=port)
+        facts = (question.key, task, function, signature, arguments, codec, question.limits, payloads, about)
+        call = Call(*facts, chunks=self._chunks.buffer_of)
+        self._chunks.begin(call)
         outcome: Outcome | None = None
         try:
             with self._controls.during(call):
                 outcome = self._run_coroutine(call) if inspect.iscoroutinefunction(function) else run(call)
+            self._shared = None if port is None else port.changed(codec)
             return outcome
         except SoftTimeout as error:  # user code had not begun, or was through
             return outcome or raised(call, error)
@@ -393,6 +446,92 @@ class _Worker:
                 broken.close()
             record, payloads = call.codec.pack_error(error, call.limits)
             return Raised(record, f"the event loop was ended: {type(error).__name__}: {record.message}", payloads)
+
+
+# --- chunks
+
+
+class SentChunks(ChunkBuffer):
+    """The chunks of a call in this process. What is sent has left it; the parent tells when it is durable."""
+
+    def __init__(self, notify: Callable[[], object]) -> None:
+        super().__init__(notify)
+        self.asked: deque[int] = deque()  # flushes that the parent does not know of
+        self.flushes: dict[int, Future[None]] = {}
+        self._numbers = itertools.count(1)
+
+    def flushed(self) -> Future[None]:
+        flushed: Future[None] = Future()
+        number = next(self._numbers)
+        self.flushes[number] = flushed
+        self.asked.append(number)
+        self._notify()
+        return flushed
+
+
+class ChunkSender:
+    """Send the chunks of the call that runs to the parent, on a thread of its own: nothing may be raised in the middle
+    of a message, as it may on the main thread.
+    """
+
+    def __init__(self, channel: Channel[Any]) -> None:
+        self._channel = channel
+        self._call: Call | None = None
+        self._buffer: SentChunks | None = None
+        self._news: SimpleQueue[SentChunks] = SimpleQueue()
+        self._sending = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, call: Call) -> None:
+        self._call = call
+
+    def buffer_of(self, call: Call) -> ChunkBuffer:
+        if call is not self._call:  # a thread that it has left behind
+            raise StreamClosed(ENDED)
+        if self._buffer is None:
+            self._buffer = SentChunks(self._notify)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._main, name="holdfast-chunks", daemon=True)
+            self._thread.start()
+        return self._buffer
+
+    def _notify(self) -> None:
+        if (buffer := self._buffer) is not None:
+            self._news.put(buffer)
+
+    def _main(self) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone, as the main thread will see
+            while True:
+                self._send(self._news.get())
+
+    def _send(self, buffer: SentChunks) -> None:
+        with self._sending:
+            asked = [buffer.asked.popleft() for _ in range(len(buffer.asked))]
+            for item in buffer.take():
+                digests = [payload.digest for payload in item.payloads]
+                parts = [item.data, *[payload.data for payload in item.payloads]]
+                self._channel.send(Written(item.stream, item.kind, digests), parts)
+                buffer.written([item])
+            for number in asked:
+                self._channel.send(FlushAsked(number))
+
+    def take(self, news: StreamNews) -> None:
+        """Take what the parent tells the call that runs; in the handler of a signal."""
+        if (buffer := self._buffer) is None:
+            return
+        if news.stream:
+            buffer.refuse(news.stream, StreamClosed(news.why))
+        if (flushed := buffer.flushes.pop(news.flush, None)) is not None and not flushed.done():
+            flushed.set_result(None)
+
+    def end(self) -> tuple[str, ...]:
+        """Send what is left of the call, and forget it. Return the streams whose errors were raised in it."""
+        self._call, buffer, self._buffer = None, self._buffer, None
+        if buffer is None:
+            return ()
+        self._send(buffer)
+        buffer.cut(StreamClosed(ENDED))
+        return buffer.told
 
 
 # --- log records

@@ -240,9 +240,12 @@ def start(command: Command) -> tuple[subprocess.Popen[bytes], socket.socket]:
         return subprocess.Popen([*command(theirs.fileno())], **options), ours
 
 
-async def start_async(command: Command) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """Start a child for the present event loop. It has `SIGNALS` blocked until it unblocks them. Raises `OSError`."""
+async def start_async(command: Command, *inherited: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """Start a child for the present event loop, which inherits these descriptors. It has `SIGNALS` blocked until it
+    unblocks them. Raises `OSError`.
+    """
     with _pair() as (ours, theirs, options):
+        options["pass_fds"] += inherited
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             return await asyncio.create_subprocess_exec(*command(theirs.fileno()), **options), ours
@@ -280,8 +283,8 @@ def exit_in_words(status: int) -> str:
 
 
 def end_with_parent(parent: int, connection: socket.socket | None = None, grace_seconds: float = 0.0) -> None:
-    """From now on, end this process and the programs in its group so many seconds after its parent (with this id) has
-    ended, or has closed its side of the connection.
+    """End this process and the programs in its group so many seconds after its parent (with this id) has ended, or has
+    closed its side of the connection.
     """
     is_helped = _ask_the_kernel(grace_seconds)
     if connection is not None or not is_helped:

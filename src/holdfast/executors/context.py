@@ -7,8 +7,12 @@ facts with the call, and a message when the call is cancelled.
 
 from __future__ import annotations
 
+import datetime as dt
+import random
 import time
-from typing import Any
+import uuid
+from collections.abc import MutableMapping
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -16,8 +20,10 @@ from holdfast.errors import InvocationCancelled, NotDecodable, UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.records import FailedAttempt, InvocationRecord, Origin
 from holdfast.model.retries import Forever, load_policy, max_retries
+from holdfast.model.status import Status
 from holdfast.telemetry.tasks import here
 
+STEP = "step:"  # what the name of a step begins with that is an invocation of its own
 cancelled: set[str] = set()
 """The invocations that run in this process and are to end."""
 
@@ -41,16 +47,69 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     previous_error: FailedAttempt | None = None
     deadline: float | None = None
     origin: Origin | None = None
+    started_at: float | None = None  # of a step: when its first attempt began
+    run: Any = None  # of a workflow: `holdfast.workflows.context`
 
     @property
     def cancelled(self) -> bool:
-        """Return whether a user has cancelled this invocation."""
-        return self.invocation_id in cancelled
+        """Return whether a user has cancelled this invocation; in a step, whether its workflow gave up this call."""
+        given_up: bool | None = getattr(self.run, "is_cancelled", None)
+        return self.invocation_id in cancelled if given_up is None else given_up
 
     def raise_if_cancelled(self) -> None:
         """Raise `InvocationCancelled` if a user has cancelled it: the invocation then ends as cancelled."""
         if self.cancelled:
             raise InvocationCancelled(f"{self.task} {self.invocation_id} is to end", invocation_id=self.invocation_id)
+
+    # --- in workflows
+
+    def now(self) -> dt.datetime:
+        """Return the time of the last event that the body of a workflow got: the same in each replay."""
+        return dt.datetime.fromtimestamp(self._in_run("now()").now(), dt.UTC)
+
+    @property
+    def random(self) -> random.Random:
+        """Return a random generator for the body of a workflow: the same numbers in each replay."""
+        generator: random.Random = self._in_run("random").random
+        return generator
+
+    def uuid4(self) -> uuid.UUID:
+        """Return a new UUID for the body of a workflow: the same in each replay."""
+        made: uuid.UUID = self._in_run("uuid4()").uuid4()
+        return made
+
+    def set(self, **attributes: str) -> None:
+        """Set attributes of the run, by which it can be found: ``context().set(stage="packed")``."""
+        self._in_run("set()").set(attributes)
+
+    @property
+    def data(self) -> MutableMapping[str, Any]:
+        """Return the data that the body and the steps of a run share. What a step sets is stored with its end."""
+        shared: MutableMapping[str, Any] = self._in_run("data").data
+        return shared
+
+    @property
+    def session(self) -> Any:
+        """Return the transaction of a transactional step: a session of pymongo, or a `sqlite3.Connection`. What is
+        written by it is committed together with the end of the step.
+        """
+        return self._in_run("session").session
+
+    def restart(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """End this life of a workflow's body, and begin it anew with these arguments and an empty log."""
+        self._in_run("restart()").restart(args, kwargs)
+        raise AssertionError("restart() has returned")
+
+    def _in_run(self, what: str) -> Any:
+        if self.run is not None:
+            return self.run
+        if self.task.startswith(STEP):
+            raise UsageError(
+                f"context().{what}: the step {self.task.removeprefix(STEP)} runs on another queue, as an invocation of "
+                "its own, and shares nothing with its workflow. Pass it what it needs, and let it return what the body "
+                "is to set"
+            )
+        raise UsageError(f"context().{what} is for workflows, and {self.task} is a task")
 
     def remaining(self) -> float | None:
         """Return the seconds until the deadline, 0 when it is over; None without one."""
@@ -96,12 +155,17 @@ def context_of(about: InvocationRecord | Context | None, deadline: float | None)
         task=about.task,
         attempt=about.attempt,
         epoch=about.epoch,
-        idempotency_key=about.key or about.id,
+        idempotency_key=about.key_of_effects,
         is_last_attempt=_is_last(about),
         previous_error=about.errors[-1] if about.errors else None,
         deadline=deadline,
         origin=about.origin,
+        started_at=_first_start(about) if about.task.startswith(STEP) else None,
     )
+
+
+def _first_start(record: InvocationRecord) -> float | None:
+    return next((entry.at for entry in record.history if entry.status is Status.RUNNING), None)
 
 
 def deadline_in(seconds: float) -> float:
@@ -120,5 +184,5 @@ def _is_last(record: InvocationRecord) -> bool | None:
         return None
     if isinstance(policy, Forever):
         return False
-    most = max_retries(policy)
-    return None if most is None else record.failures >= most
+    allowed = max_retries(policy)
+    return None if allowed is None else record.failures >= allowed

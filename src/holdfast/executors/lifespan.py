@@ -55,7 +55,7 @@ class Hooks:
                 thread.end(wait=False)
 
     async def enter(self, exits: ExitCallbacks) -> None:
-        """On the present loop."""
+        """Start the hooks on the present loop."""
         for span in self.spans:
             exits.at = name = f"the lifespan {_name(span)}"
             context = span()

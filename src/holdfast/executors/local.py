@@ -18,6 +18,7 @@ from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 
 from holdfast.errors import SoftTimeout
+from holdfast.executors.begun import BegunCalls
 from holdfast.executors.call import (
     INTERRUPTED,
     NOT_BEGUN,
@@ -61,6 +62,9 @@ class Executor(ABC):
     def force(self, keys: Iterable[str]) -> None:
         """End these with what there is: kill a process, cancel a coroutine, raise in a thread."""
         self.cancel(keys)
+
+    def let_go(self, why: str) -> None:  # noqa: B027 - most calls can only run to their end
+        """Hand calls over to other workers where that is possible before they end."""
 
     def is_blocked(self, key: str) -> bool:
         """Return whether the loop of this call does not turn: it has not even taken the request to end the call."""
@@ -117,9 +121,10 @@ class ThreadExecutor(Executor):
     daemons: they cannot be ended, and must not keep a process alive.
     """
 
-    def __init__(self, size: int, deliver: Deliver) -> None:
+    def __init__(self, size: int, deliver: Deliver, begun: BegunCalls | None = None) -> None:
         self._size = size
         self._deliver = deliver
+        self._begun = begun
         self._outcomes = OutcomeBatch(self._finished)
         self._calls: deque[Call] = deque()
         self._wake: SimpleQueue[bool] = SimpleQueue()  # True: there are calls; False: go home
@@ -133,11 +138,21 @@ class ThreadExecutor(Executor):
     def start(self, calls: Iterable[Call]) -> None:
         for call in calls:
             self._busy += 1
-            if self._threads < min(self._busy, self._size):
-                self._threads += 1
-                threading.Thread(target=self._main, name=f"holdfast-executor-{self._threads}", daemon=True).start()
+            self._add_thread()
             self._calls.append(call)
         self._send_one()
+
+    def _add_thread(self) -> None:
+        if self._threads < min(self._busy, self._size):
+            self._threads += 1
+            threading.Thread(target=self._main, name=f"holdfast-executor-{self._threads}", daemon=True).start()
+
+    def set_size(self, size: int) -> None:
+        """Allow so many threads from now on. Running threads stay."""
+        self._size = size
+        self._add_thread()
+        if self._calls:
+            self._send_one()
 
     def _send_one(self) -> None:
         # The call is in the deque before this is read, and a woken thread clears it before it looks into the deque:
@@ -167,10 +182,15 @@ class ThreadExecutor(Executor):
                 self._send_one()
             outcome: Outcome | None = None
             try:
-                self._where[call.key] = thread
-                outcome = run(call)
+                if self._begun is not None and not self._begun.begin(call.mark, call.ticket):
+                    outcome = NOT_BEGUN
+                else:
+                    self._where[call.key] = thread
+                    outcome = run(call)
+                    if self._begun is not None:
+                        self._begun.over(call.mark)
                 with self._throwing:
-                    del self._where[call.key]
+                    self._where.pop(call.key, None)
                 if call.key in self._thrown:
                     self._catch(call.key, thread)
             except BaseException as error:  # it was thrown when user code was through with it
@@ -228,11 +248,12 @@ class InlineExecutor(Executor):
     Without `takes_functions`, all of them are coroutine functions.
 
     A task that is cancelled before its first step never enters its coroutine, so no `finally` of that is reached:
-    whoever cancels it has to see to its outcome.
+    the canceller has to see to its outcome.
     """
 
-    def __init__(self, deliver: Deliver, *, takes_functions: bool = True) -> None:
+    def __init__(self, deliver: Deliver, *, takes_functions: bool = True, begun: BegunCalls | None = None) -> None:
         self._deliver = deliver
+        self._begun = begun
         self._takes_functions = takes_functions
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked: set[str] = set()  # to end; what they make of it is their outcome
@@ -246,6 +267,9 @@ class InlineExecutor(Executor):
     async def _run(self, call: Call) -> None:
         outcome: Outcome = INTERRUPTED
         try:
+            if self._begun is not None and not self._begun.begin(call.mark, call.ticket):
+                outcome = NOT_BEGUN
+                return
             injector = self._injector(call) if call.has_soft_timeout else None
             is_function = self._takes_functions and not asyncio.iscoroutinefunction(call.function)
             outcome = run(call) if is_function else await run_coroutine(call, injector)
@@ -253,6 +277,8 @@ class InlineExecutor(Executor):
             if task is not None and task.cancelling() and call.key not in self._asked:
                 outcome = INTERRUPTED
         finally:
+            if self._begun is not None:
+                self._begun.over(call.mark)
             self._ended(call.key, outcome)
 
     def _injector(self, call: Call) -> SoftTimeoutInjector:
@@ -308,13 +334,19 @@ def _has_begun(task: asyncio.Task[None]) -> bool:
 class LoopExecutor(Executor):
     """Coroutine functions, all on one loop of their own. A coroutine that blocks hurts the others, never the engine."""
 
-    def __init__(self, deliver: Deliver, telemetry: Telemetry, thread: LoopThread | None = None) -> None:
+    def __init__(
+        self,
+        deliver: Deliver,
+        telemetry: Telemetry,
+        thread: LoopThread | None = None,
+        begun: BegunCalls | None = None,
+    ) -> None:
         self._outcomes = OutcomeBatch(deliver)
         self._own = thread is None
         self._thread = thread or LoopThread("holdfast-coroutines", telemetry)
         self._loop = self._thread.loop
         collect = functools.partial(self._outcomes.collect, self._loop)
-        self._there = InlineExecutor(collect, takes_functions=False)  # used on that loop
+        self._there = InlineExecutor(collect, takes_functions=False, begun=begun)  # used on that loop
         self._batches: deque[list[Call]] = deque()  # on their way to the loop
         self._unheard: set[str] = set()  # calls whose end was requested, while the loop does not turn
         self._unwatch = self._thread.on_broken(self._broken)

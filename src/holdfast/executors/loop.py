@@ -13,7 +13,7 @@ from holdfast.telemetry.events import DutyFailed, LoopBroken, LoopDisturbed
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.1
 _QUIET_SECONDS = 5.0  # a loop that has turned for so long is well
-_MOST_FAILURES = 8  # in a row, of the loop itself; it has had a quarter of a second by then
+_MAX_FAILURES = 8  # in a row, of the loop itself; it has had a quarter of a second by then
 _CLEAN_UP_SECONDS = 1.0
 
 _on_broken: list[Callable[[], object]] = []
@@ -41,19 +41,19 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self._ending = False
         self.is_broken = False
-        self._told: list[Callable[[], object]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.thread.start()
 
-    def on_broken(self, tell: Callable[[], object]) -> Callable[[], None]:
+    def on_broken(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call this, on the loop's thread, when the loop can never turn again. Return a function
         that takes that back.
         """
-        self._told.append(tell)
+        self._callbacks.append(callback)
 
         def undo() -> None:
             with contextlib.suppress(ValueError):
-                self._told.remove(tell)
+                self._callbacks.remove(callback)
 
         return undo
 
@@ -71,7 +71,7 @@ class LoopThread:
             if time.monotonic() - began > _QUIET_SECONDS:
                 failures, pause = 0, _FIRST_PAUSE_SECONDS
             failures = failures + 1 if failed else 0
-            if failures > _MOST_FAILURES:
+            if failures > _MAX_FAILURES:
                 self._give_up()
                 return
             if not self._ending:
@@ -90,9 +90,9 @@ class LoopThread:
         self.is_broken = True
         why = "its descriptor does not work any more, user code may have closed it"
         self.telemetry.emit(LoopBroken(self.thread.name, why))
-        for tell in (*self._told, *_on_broken):
+        for callback in (*self._callbacks, *_on_broken):
             try:
-                tell()
+                callback()
             except Exception as error:
                 self.telemetry.emit(DutyFailed("engine", f"report the end of event loop {self.thread.name}", error))
         # Not closed, and kept: its descriptors' numbers may be in use for other files by now.

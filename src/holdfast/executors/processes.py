@@ -9,6 +9,7 @@ records of a child are written by the handlers of this process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
@@ -19,15 +20,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from holdfast.codec import Payload
+from holdfast.executors.begun import BegunCalls
 from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, Call, Crashed, Outcome, Unfit
 from holdfast.executors.child import (
     CANCEL,
     SOFT_TIMEOUT,
     Answer,
     Control,
+    FlushAsked,
     FromChild,
     Logged,
     Question,
+    StreamNews,
+    Written,
     hello,
     outcome_of,
     question_of,
@@ -41,6 +47,8 @@ from holdfast.executors.child_process import (
     start,
     wake,
 )
+from holdfast.executors.chunks import Outgoing, is_over
+from holdfast.executors.context import Context
 from holdfast.executors.declared import Unreachable, address_of
 from holdfast.executors.local import Deliver, Executor, OutcomeBatch
 from holdfast.telemetry import Telemetry
@@ -48,6 +56,8 @@ from holdfast.telemetry.events import TaskLogsLost
 from holdfast.telemetry.tasks import ATTRIBUTE, CallFields
 
 _GRACE_SECONDS = 2.0  # for a child to end by itself
+_NO_WAY = "the call cannot write to a stream here: it runs without a worker"
+Heard = Callable[[Written | FlushAsked, list[bytes]], None]
 
 # It sets where to look for modules before it imports anything: the parent's path may not be the usual one.
 _BOOT = """\
@@ -73,12 +83,14 @@ class ProcessExecutor(Executor):
         *,
         calls_per_process: int | None = None,
         with_hooks: bool = False,
+        begun: BegunCalls | None = None,
     ) -> None:
         self._size = size
         self._telemetry = telemetry
         self._deliver = deliver
         self._calls_per_process = calls_per_process
         self._with_hooks = with_hooks
+        self._begun = begun
         self._outcomes = OutcomeBatch(self._finished)
         self._busy = 0  # used on the engine's loop only
         self._threads = 0
@@ -137,7 +149,10 @@ class ProcessExecutor(Executor):
     def _main(self) -> None:
         slot = _Slot(self._news, self._telemetry, self._calls_per_process, self._with_hooks)
         while (call := self._next(slot)) is not None:
-            outcome = slot.run(call)
+            may_begin = self._begun is None or self._begun.begin(call.mark, call.ticket)
+            outcome = slot.run(call) if may_begin else NOT_BEGUN
+            if self._begun is not None:
+                self._begun.over(call.mark)
             with self._news:
                 del self._running[call.key]
             self._outcomes.add(call.key, outcome)
@@ -183,14 +198,14 @@ class _Slot:
         self._pending.clear()
 
     def control(self, what: str) -> None:
-        """Called with the guard held."""
+        """Ask something of the call, or keep it for its start. Called with the guard held."""
         if self._child is not None and self._has_question:
             self._child.control(what)
         else:
             self._pending.append(what)
 
     def interrupt(self) -> None:
-        """Called with the guard held."""
+        """Kill the child, and the call with it. Called with the guard held."""
         self.interrupted = True
         if self._child is not None:
             self._child.kill()
@@ -207,9 +222,13 @@ class _Slot:
                 self._has_question = True
                 for what in self._pending:
                     child.control(what)
-            answer, parts = child.receive_answer()
+            answer, parts = child.receive_answer(functools.partial(self._said, call, child))
+            if answer.told and call.chunks is not None:
+                call.chunks(call).tell(answer.told)
             if answer.lost:
                 self._telemetry.emit(TaskLogsLost(call.task, answer.lost))
+            if answer.shared is not None and isinstance(call.about, Context):
+                call.about.run.take(answer.shared, call.codec)
             outcome = outcome_of(answer, parts)
         except Unreachable as error:
             return Unfit(str(error))
@@ -222,6 +241,28 @@ class _Slot:
         if self.interrupted:  # too late: it has its outcome, and its child was killed for nothing
             self._discard()
         return outcome
+
+    def _said(self, call: Call, child: _Child, said: Written | FlushAsked, parts: list[bytes]) -> None:
+        """Take what the call says in a stream. The child waits meanwhile, if it has more to say."""
+        if call.chunks is None:
+            news = StreamNews(child.calls, getattr(said, "flush", 0), getattr(said, "stream", ""), _NO_WAY)
+            return self._tell(child, news)
+        buffer = call.chunks(call)
+        if isinstance(said, FlushAsked):
+            news = StreamNews(child.calls, said.flush)
+            return buffer.flushed().add_done_callback(lambda _: self._tell(child, news))
+        payloads = tuple(Payload(*each) for each in zip(said.digests, parts[1:], strict=True))
+        room, error = buffer.forward(Outgoing(said.stream, said.kind, parts[0], payloads))
+        if error is not None:
+            self._tell(child, StreamNews(child.calls, 0, said.stream, str(error)))
+        while room is not None and not self.interrupted and not is_over(room):
+            pass
+
+    def _tell(self, child: _Child, news: StreamNews) -> None:
+        """Tell the call that runs in a child. From any thread."""
+        with self._guard:
+            if self._child is child:
+                child.tell(news)
 
     def _asked(self, question: Question, parts: list[bytes]) -> _Child:
         """Return the child that has the question now.
@@ -282,8 +323,10 @@ class _Child:
         self.calls += 1
         self._channel.send(question, parts)
 
-    def receive_answer(self) -> tuple[Answer, list[bytes]]:
-        """Write what the child logs, and return its answer. Raises `EOFError` or `OSError` when there will be none."""
+    def receive_answer(self, heard: Heard) -> tuple[Answer, list[bytes]]:
+        """Write what the child logs, and return its answer. `heard` takes what its call says in streams. Raises
+        `EOFError` or `OSError` when there will be none.
+        """
         while True:
             while not self._poll.poll(LOOK_SECONDS * 1000):
                 if self._process.poll() is not None:  # a fork of the child may hold the connection open
@@ -292,11 +335,18 @@ class _Child:
             said, parts = self._channel.receive()
             if isinstance(said, Answer):
                 return said, parts
-            replay(said)
+            if isinstance(said, Logged):
+                replay(said)
+            else:
+                heard(said, parts)
 
     def control(self, what: str) -> None:
         """Ask something of the call that it runs: see `child.CallControls`."""
-        self._channel.post(Control(what, self.calls))
+        self.tell(Control(what, self.calls))
+
+    def tell(self, message: Control | StreamNews) -> None:
+        """Send a message to the call that it runs, in the middle of it."""
+        self._channel.post(message)
         wake(self._process.pid)
 
     def kill(self) -> None:

@@ -23,8 +23,7 @@ from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.ids import derived_id
 from holdfast.model.limits import Limit, limit_key
-from holdfast.model.records import InvocationRecord, Terms, registered
-from holdfast.model.retention import OUTCOMES
+from holdfast.model.records import OUTCOMES, InvocationRecord, Terms, registered
 from holdfast.model.status import AVAILABLE, Status
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition, limits_of
 from holdfast.runtime.engine import Engine

@@ -70,7 +70,7 @@ class FailureDetector:
         self._heartbeat = heartbeat
         self._on_death = on_death
         self._watch = Watch(4 * self._dead_after)
-        self._unseen: dict[str, RunnerRecord] = {}  # whose work is not seen to yet; perhaps they are not even dead
+        self._unseen: dict[str, RunnerRecord] = {}  # their work is not seen to yet; perhaps they are not even dead
 
     async def run(self) -> None:
         while True:

@@ -11,10 +11,12 @@ store was away is no runner's silence: no time counts in which this process coul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from holdfast.clock import format_duration
 from holdfast.crashpoints import crashpoint
+from holdfast.executors.begun import BegunTable
 from holdfast.model.crashes import PASSED_THROUGH, collateral
 from holdfast.model.names import CORE
 from holdfast.model.records import InvocationRecord, RunnerRecord, runner_of
@@ -28,6 +30,7 @@ _SUPERVISED_SECONDS = 30.0  # a runner sees to its own dead workers; this long n
 AUDIT_SECONDS = 30.0
 _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only ever passed through
 _WORKING = frozenset({Status.RUNNING, Status.RESUMED})
+_MAY_BE_IDLE = frozenset({Status.RUNNING, Status.CANCELLING})
 
 
 class Recovery(Releaser):
@@ -53,18 +56,22 @@ class Recovery(Releaser):
         for_seconds: float = 0.0,
         overdue: Mapping[str, int] | None = None,
         for_another: bool = False,
+        begun: BegunTable | None = None,
     ) -> int:
         """Take back everything that this owner holds, and has held `for_seconds`: it died, or (`ended`) its runner
         ended it. Return how many.
 
         Invocations that ran `isolated` ended with it and are not charged. It was ended for invocations that are
         `overdue` (id and epoch), which have timed out. If it was ended `for_another` call, the history of its
-        neighbours says so.
+        neighbours says so. What its table of `begun` calls lacks is not charged.
         """
         count, not_its_doing = 0, f"{why}; it ran in an isolated process, and is not charged"
         async for found in pages(self._store, self.app, Filter(runner=runner_of(owner), statuses=OWNED)):
             mine = [record for record in found if record.owner == owner and self._lasts(record, for_seconds)]
             crashpoint("recovery.found")
+            idle = [] if begun is None else sort_by_begun(mine, begun).idle
+            count += await self.give_back(idle, why)
+            mine = [record for record in mine if record not in idle]
             if overdue:
                 late = [r for r in mine if overdue.get(r.id) == r.epoch and r.status in _WORKING]
                 count += await self.apply([(record, self.timed_out(record)) for record in late])
@@ -78,6 +85,11 @@ class Recovery(Releaser):
             count += await (self.end if ended else self.recover)(rest, why)
             crashpoint("recovery.written")
         return count
+
+    async def give_back(self, records: Sequence[InvocationRecord], why: str) -> int:
+        """Return work that has never begun to the queue, without a charge. Return how much."""
+        why = f"{why}; it had not begun, and is not charged"
+        return await self.apply([(record, self.not_begun(record, why)) for record in records])
 
     async def running(self) -> int:
         """Take back everything whose owner is no longer there, and quarantine what could never be recovered. Return how
@@ -126,7 +138,7 @@ class Recovery(Releaser):
         program's may.
         """
         left = await self._standing(PASSED_THROUGH, _PASSING_SECONDS)
-        return await self.apply([(record, self.rescue(record)) for record in left])
+        return await self.apply([(record, self.rescue(record, await self.progress(record))) for record in left])
 
     def _lasts(self, record: InvocationRecord, seconds: float) -> bool:
         """Return whether it was changed so long ago. A stamp that lies ahead means a wrong clock, and counts as old:
@@ -137,6 +149,32 @@ class Recovery(Releaser):
     async def _standing(self, statuses: frozenset[Status], seconds: float) -> list[InvocationRecord]:
         found = pages(self._store, self.app, Filter(statuses=statuses))
         return [record async for page in found for record in page if self._lasts(record, seconds)]
+
+
+class Begun(NamedTuple):
+    """What an owner holds, by how far it has come. `over`: its code has ended, and its end is not in the store."""
+
+    idle: list[InvocationRecord]
+    running: list[InvocationRecord]
+    over: list[InvocationRecord]
+
+
+def sort_by_begun(held: Iterable[InvocationRecord], begun: BegunTable) -> Begun:
+    """Sort what is started in the store by what has begun in the worker. The body of a run is always taken for begun:
+    its worker may have it in memory.
+    """
+    marks, sorted_ = begun.marks(), Begun([], [], [])
+    for record in held:
+        mark = f"{record.id}~{record.epoch}"
+        if record.status is Status.PENDING:
+            continue
+        if marks is None or record.run is not None or record.status not in _MAY_BE_IDLE:
+            sorted_.running.append(record)
+        elif mark not in marks:
+            sorted_.idle.append(record)
+        else:
+            (sorted_.running if marks[mark] else sorted_.over).append(record)
+    return sorted_
 
 
 def _works_there(owner: str, runner: RunnerRecord) -> bool:

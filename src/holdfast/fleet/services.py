@@ -1,18 +1,18 @@
 """Services: duties that one runner performs at a time, in its slot.
 
-Whose turn it is, `holdfast.fleet.slots` decides from the roster and the store's time. The gate in the store lets
-one execution through; what nobody will end is reaped first. An execution spans its slot: claimed once, it looks every
-second which duties are due, to the end of the window. Every write of a duty is conditional by itself, so even two
-runners that both believe it is their turn do no harm.
+`holdfast.fleet.slots` decides from the roster and the store's time which runner has its turn. The gate in the store
+lets one execution through; an execution without a living owner is reaped first. An execution spans its slot: claimed
+once, it looks every second which duties are due, to the end of the window. Every write of a duty is conditional by
+itself, so even two runners that both believe it is their turn do no harm.
 
 A crash leaves an execution that is RUNNING; the next one in turn reaps it when its owner is declared dead or its window
 is over. A loop that hangs while its runner's heartbeats go on is reported by them (`is_ticking`), and its runner shares
 no cycle until it moves again.
 
 Executions are entries of the store. The gate of a service is one entry: its body is the execution that is RUNNING, or
-the last one. To begin is to put the next version over what was read, so at most one is RUNNING. Whoever replaces an
-ended execution first writes it down as a line of the audit trail, an entry of its own, so no crash loses one: the trail
-is the lines and the gate.
+the last one. To begin is to put the next version over what was read, so at most one is RUNNING. A runner
+that replaces an ended execution first writes it down as a line of the audit trail, an entry of its own, so no crash
+loses one: the trail is the lines and the gate.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Services:
         return 0.0
 
     async def _reap(self, trail: Sequence[Execution], active: Sequence[Member]) -> None:
-        """End executions whose owner is gone or whose window is over. `active` was read after `trail`."""
+        """End executions without a living owner, and those past their window. `active` was read after `trail`."""
         for execution, reason in reap(trail, {member.runner_id for member in active}, self._store.now()):
             if not self._permit.holds():
                 return
@@ -381,8 +381,8 @@ class Services:
 
     async def forget_old(self) -> None:
         """Keep the trail within its limits of age and number."""
-        most = self._settings.execution_max_records
-        trail = await self._executions.trail(most + _TRAIL)
+        max_records = self._settings.execution_max_records
+        trail = await self._executions.trail(max_records + _TRAIL)
         gone = surplus(trail, self._store.now(), self._settings)
         if gone:
-            await self._executions.forget(gone, most + _TRAIL)
+            await self._executions.forget(gone, max_records + _TRAIL)

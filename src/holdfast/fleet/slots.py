@@ -1,4 +1,4 @@
-"""Whose turn it is to run a service.
+"""Decide which runner has its turn to run a service.
 
 A service is a duty that one runner performs at a time. Time is cut into cycles of `interval_seconds`, counted from the
 epoch, so that all runners agree on them without talking. A cycle is cut into one slot for each runner that shares it,
@@ -8,12 +8,12 @@ two runners in their windows at once. A runner that is alone has the whole cycle
 
 Slots spread the work; they do not keep two runners apart. Clocks may differ by more than the margin, and while a runner
 joins or leaves, two others may cut the same cycle differently. What keeps them apart is the store's gate: at most one
-RUNNING execution of a service, atomically. So that nothing can block the gate for ever, whoever comes to it first
-reaps the executions that nobody will end (`reap`).
+RUNNING execution of a service, atomically. So that nothing can block the gate for ever, the first runner that comes to
+it reaps the executions that no runner will end (`reap`).
 
-Only the `max_members` oldest runners share a cycle, so that slots stay useful with a thousand runners. One that leaves
-its slot unused is left out for three cycles (`sitting_out`): a third of all time unserved is too much to lose to a
-runner that still sends heartbeats and does nothing else.
+Only the `max_members` oldest runners share a cycle, so that slots stay useful with a thousand runners. A runner that
+leaves its slot unused is left out for three cycles (`sitting_out`): a third of all time unserved is too much to lose to
+a runner that still sends heartbeats and does nothing else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AtomicServiceSkip(StrEnum):
     """Why a runner does not start now."""
 
     NOT_ASSIGNED_SLOT = "not_assigned_slot"  # it is another runner's turn, or none's, or the runner shares no cycle
-    SCHEDULED_RUNNER_IN_GRACE = "scheduled_runner_in_grace"  # whose turn it is has joined too recently
+    SCHEDULED_RUNNER_IN_GRACE = "scheduled_runner_in_grace"  # the runner with this turn has joined too recently
     SLOT_WINDOW_INVALID = "slot_window_invalid"  # the margin takes the whole slot: no runner can run
     LATE_START = "late_start"  # its turn, but most of it has passed
     NO_STABLE_RUNNERS = "no_stable_runners"  # no living runner is eligible

@@ -12,10 +12,11 @@ successor starts beside it, as long as there are not twice as many processes as 
 fill the machine with them.
 
 **Silence** (`WorkerWatchdog`). A worker ends by itself a call that is past its time. It cannot while code holds the
-interpreter lock, or while the process is stopped: then its runner kills it. A silent worker that holds nothing past its
-time is left alone: a computation may keep the interpreter for an hour. It is reported once, on the roster and by `why`,
-and its claimed, unstarted work goes back. Silence is counted in looks, not by a clock: a look that comes late, because
-this process was stopped or the machine slept, counts as one.
+interpreter lock, or while the process is stopped: then its runner kills it, also for a step of a run, whose time is
+in the shared table only. A silent worker that holds nothing past its time is left alone: a computation may keep the
+interpreter for an hour. It is reported once, on the roster and by `why`, and the work that it has not begun goes back,
+also what the store has as RUNNING (`holdfast.executors.begun`). Silence is counted in looks, not by a clock: a look
+that comes late, because this process was stopped or the machine slept, counts as one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from holdfast.clock import format_duration
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError, UsageError
 from holdfast.executors.child_process import CLOSED
-from holdfast.fleet.recovery import Recovery
+from holdfast.fleet.recovery import Recovery, sort_by_begun
 from holdfast.fleet.worker_process import Grant, Orders, Pauses, RunningWorker, Stop, WorkerProcess
 from holdfast.model.cancellation import must_end_by
 from holdfast.model.records import RunnerRecord, WorkerRecord
@@ -46,7 +47,7 @@ from holdfast.telemetry import events as e
 
 # A worker that dies before it is ready is replaced ever more slowly: its successor will hardly fare better.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
-# One that was ready and dies before it has done anything likewise, but its work waits: within 2 s that goes on.
+# A worker that was ready and dies before it has done anything likewise, but its work waits: within 2 s that goes on.
 _LONGEST_PAUSE_OF_READY_SECONDS, _WELL_SECONDS = 1.0, 10.0
 # For a worker that has to end: beyond it, it is killed. It ends by itself sooner than that, even if the store is
 # away and the ends of its work wait to be written.
@@ -64,7 +65,7 @@ _SILENT_LOOKS = 3  # unanswered: only then is it asked whether a call is past it
 class Workers(ABC):
     """What a runner asks of its workers. They live as long as the runner's entry on the roster."""
 
-    def on_change(self, tell: Callable[[], None]) -> None:  # noqa: B027 - a worker in this process does not change
+    def on_change(self, callback: Callable[[], None]) -> None:  # noqa: B027 - a worker in this process does not change
         """Call this when a worker comes or goes."""
 
     @abstractmethod
@@ -178,8 +179,8 @@ class Supervisor(Workers):
 
     # --- what a runner asks for
 
-    def on_change(self, tell: Callable[[], None]) -> None:
-        self._changed = tell
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._changed = callback
 
     async def start(self, runner_id: str, permit: Permit) -> None:
         self._runner_id = runner_id
@@ -344,11 +345,11 @@ class Supervisor(Workers):
         asked = worker.ended_as_asked
         if not asked:
             self._account.deaths += 1
-            self._emit(e.WorkerLost(worker.owner, worker.exit))
+            self._emit(e.WorkerDied(worker.owner, worker.exit))
         left = (worker.done.why if worker.done else "") or "its runner stopped before it was done"
         why = left if asked else f"its worker {worker.owner} died: {worker.exit}"
         # It was ended, by its runner or itself, for a call past its time: the other calls are not charged.
-        for_another = bool(worker.overdue or (worker.done and worker.done.why))
+        for_another = bool(worker.overdue or worker.has_late_steps or (worker.done and worker.done.why))
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -360,6 +361,7 @@ class Supervisor(Workers):
                     isolated=worker.isolated,
                     overdue=worker.overdue,
                     for_another=for_another,
+                    begun=worker.begun,
                 )
                 crashpoint("takeback.after")
                 self._account.interrupted += taken if asked else 0
@@ -430,7 +432,7 @@ class WorkerWatchdog:
 
     async def look(self, worker: WorkerProcess, seconds: float) -> None:
         """Ping one worker, and do what its silence calls for. `seconds` have passed since the last look."""
-        if worker.over.is_set() or worker.overdue:
+        if worker.over.is_set() or worker.overdue or worker.has_late_steps:
             return
         silence = worker.ask(seconds)
         self._report(worker, silence)
@@ -454,16 +456,28 @@ class WorkerWatchdog:
     async def _check_overdue(self, worker: WorkerProcess) -> None:
         held = await self._recovery.held_by(worker.owner)
         late = self._now() - STUBBORN_SECONDS - self._every
-        overdue = [record for record in held if must_end_by(record) < late]
         if not worker.silence or worker.closed.is_set():
             return  # it has answered meanwhile, or is gone
-        worker.count(sum(record.status is not Status.PENDING for record in held))
+        begun = sort_by_begun(held, worker.begun)
+        overdue = [record for record in begun.running if must_end_by(record) < late]
+        if worker.note_begun([record.id for record in begun.running + begun.over], len(begun.running)):
+            self._changed()
         if overdue:
             worker.overdue = {record.id: record.epoch for record in overdue}
             named = ", ".join(f"{record.task} {record.id}" for record in overdue[:3])
             why = f"it has not answered for {worker.silence:.0f} s while {named} was past its time"
             self._emit(e.WorkerKilled(worker.owner, why))
             worker.kill(why)
+        elif worker.begun.steps_end_by < late:
+            worker.has_late_steps = True
+            why = f"it has not answered for {worker.silence:.0f} s while a step of a run was past its time"
+            self._emit(e.WorkerKilled(worker.owner, why))
+            worker.kill(why)
         elif worker.unresponsive_since is not None:
-            why = f"its worker {worker.owner} has not answered for {worker.silence:.0f} s, and had not started it"
-            await self._recovery.recover([record for record in held if record.status is Status.PENDING], why)
+            why = f"its worker {worker.owner} has not answered for {worker.silence:.0f} s"
+            waiting = [record for record in held if record.status is Status.PENDING]
+            await self._recovery.recover(waiting, f"{why}, and had not started it")
+            if worker.begun.is_revoked:  # since an earlier look: so these will not begin
+                await self._recovery.give_back(begun.idle, why)
+            else:
+                worker.begun.revoke()

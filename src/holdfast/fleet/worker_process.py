@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError
+from holdfast.executors.begun import BegunCalls, BegunTable
 from holdfast.executors.child_process import AsyncChannel, exit_in_words, kill_group, start_async
 from holdfast.model.records import WorkerRecord
 from holdfast.runtime.claim import Permit
@@ -49,6 +50,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
 
     options: WorkerOptions
     paused: tuple[str, ...] = ()
+    begun: int | None = None  # the descriptor of the table of begun calls
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
@@ -85,7 +87,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker looks for work."""
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
+class WorkerNews(msgspec.Struct, frozen=True, kw_only=True, tag="news"):
     """What the worker is doing and has done. `retiring`: it takes no more work. `isolated` are the invocations that run
     in processes of their own: these end with the worker, and cannot be the cause of its death. `ended` is how many
     calls of each queue it has ended of late.
@@ -109,15 +111,23 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 FromRunner = Orders | Grant | Pauses | Stop | Retire | Ping
-FromWorker = Pong | Ready | News | Done
+FromWorker = Pong | Ready | WorkerNews | Done
 
 
 # --- the runner's end
 
 
 class WorkerProcess:
-    def __init__(self, process: asyncio.subprocess.Process, owner: str, started_at: float, channel: Channel) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        owner: str,
+        started_at: float,
+        channel: Channel,
+        begun: BegunTable,
+    ) -> None:
         self._process = process
+        self.begun = begun
         self.owner = owner
         self._started_at = started_at
         self._channel = channel
@@ -130,7 +140,9 @@ class WorkerProcess:
         self._was_asked = self._has_answered = False
         self.silence = 0.0  # seconds for which it has not answered, as far as its runner was there to hear it
         self.unresponsive_since: float | None = None  # by the store's clock, once that is too long
+        self.begun_ids: tuple[str, ...] | None = None  # by its table, while it does not answer
         self.overdue: dict[str, int] = {}  # ids and epochs of the calls for which it was killed
+        self.has_late_steps = False  # of runs, for which it was killed
         self.closed = asyncio.Event()  # no message will come from it any more
         self.account = Account()  # by its last report
         self.ready = asyncio.Event()
@@ -142,11 +154,15 @@ class WorkerProcess:
     @classmethod
     async def start(cls, command: Sequence[str], orders: Orders, started_at: float) -> WorkerProcess:
         """Start it and give it its orders. Raises `OSError`."""
-        process, connection = await start_async(lambda fd: [*command, "--fd", str(fd)])
+        begun = BegunTable.create(orders.options.concurrency)
+        try:
+            process, connection = await start_async(lambda fd: [*command, "--fd", str(fd)], begun.descriptor)
+        finally:
+            os.close(begun.descriptor)
         crashpoint("worker.spawned")
         channel: Channel = await AsyncChannel.open(connection, FromWorker)
-        worker = cls(process, orders.options.owner, started_at, channel)
-        worker.post(orders)
+        worker = cls(process, orders.options.owner, started_at, channel, begun)
+        worker.post(replace(orders, begun=begun.descriptor))
         return worker
 
     @property
@@ -163,6 +179,7 @@ class WorkerProcess:
             running=self._running,
             ended=self._ended,
             unresponsive_since=self.unresponsive_since,
+            begun=self.begun_ids,
         )
 
     # --- messages
@@ -182,17 +199,21 @@ class WorkerProcess:
             self.post(Ping())
         return self.silence
 
-    def count(self, running: int) -> None:
-        """Note how many invocations it runs by the store: it may have fallen silent before it could report."""
-        self._running = running
+    def note_begun(self, ids: Sequence[str], running: int) -> bool:
+        """Note what has begun, and how much of that runs: it may have fallen silent before it could report. Return
+        whether that is news.
+        """
+        begun = tuple(sorted(ids))
+        is_news, self._running, self.begun_ids = begun != self.begun_ids, running, begun
+        return is_news
 
     async def _listen(self) -> None:
         while (message := await self._channel.receive()) is not None:
-            self._has_answered, self.silence = True, 0.0
+            self._has_answered, self.silence, self.begun_ids = True, 0.0, None
             match message:
                 case Ready():
                     self.ready.set()
-                case News():
+                case WorkerNews():
                     self._running, self.account, self.isolated = message.running, message.account, message.isolated
                     self._ended = message.ended
                     if message.retiring:
@@ -259,7 +280,7 @@ def _pages_of(pid: int) -> int:
 
 
 async def _kilobytes_of(pid: int) -> int:
-    """For systems without /proc."""
+    """Return the memory of a process on systems without /proc."""
     asked = await asyncio.create_subprocess_exec(
         "ps", "-o", "rss=", "-p", str(pid), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -305,7 +326,7 @@ class AttachedWorker:
         self._is_to_stop = False
         self._is_orphan = False  # its runner is gone
         self._has_reported = False
-        self._news: News | None = None
+        self._news: WorkerNews | None = None
 
     async def run(self, make_worker: MakeWorker) -> bool:
         """Work until the end. Return True if user code still runs, which only the end of this process ends."""
@@ -313,6 +334,8 @@ class AttachedWorker:
         if not isinstance(orders, Orders):
             return False
         self._permit.pause(frozenset(orders.paused))
+        if orders.begun is not None:
+            self._permit.begun = BegunCalls.attach(orders.begun)
         worker = make_worker(orders.options, self._permit)
         self._running_worker = RunningWorker(worker, lambda: self._channel.post(Ready()), self._report_done)
         if self._is_to_stop:
@@ -368,10 +391,10 @@ class AttachedWorker:
         """Look whether a silent runner was declared dead: then other runners have its work."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            if self._permit.holds() or not worker.running:
+            if self._permit.is_granted() or not worker.running:
                 continue
             with contextlib.suppress(StoreError):
-                if await worker.has_lost() and not self._permit.holds():
+                if await worker.has_lost() and not self._permit.is_granted():
                     self._telemetry.emit(RunnerFenced("worker", f"worker {worker.owner}"))
                     worker.fence()
 
@@ -394,7 +417,7 @@ class AttachedWorker:
             await asyncio.sleep(_NEWS_SECONDS)
 
     def _report_news(self, worker: Worker) -> None:
-        news = News(
+        news = WorkerNews(
             running=worker.running,
             account=replace(worker.account),
             retiring=worker.is_stopping,

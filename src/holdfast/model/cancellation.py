@@ -7,11 +7,14 @@ one write is first, and the other is refused and looks again.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.clock import format_duration
 from holdfast.codec import ErrorRecord
-from holdfast.model.changes import Change, ChangeFacts, change_of, owned
-from holdfast.model.records import Cancellation, InvocationRecord
-from holdfast.model.status import SOURCES, TABLE, Status
+from holdfast.model.changes import CANCEL_ENTRY, Change, ChangeFacts, Push, change_of, owned
+from holdfast.model.decoding import ahead
+from holdfast.model.records import Cancellation, InboxEntry, InvocationRecord
+from holdfast.model.status import FINAL, SOURCES, TABLE, Status
 
 _AT_ONCE = frozenset(status for status in SOURCES[Status.CANCELLED] if not TABLE[status].requires_ownership)
 _ASKED = SOURCES[Status.CANCELLING]
@@ -26,18 +29,21 @@ def must_end_by(record: InvocationRecord) -> float:
     """
     if record.status is Status.CANCELLING and record.cancellation is not None:
         return record.cancellation.until
-    if record.terms.timeout is None or record.status is Status.PENDING:
-        return float("inf")
+    if record.terms.timeout is None or record.status is Status.PENDING or record.run is not None:
+        return float("inf")  # the body of a run is asked to end, and its steps have limits of their own
     begun = (entry.at for entry in reversed(record.history) if entry.status is Status.RUNNING)
     return next(begun, record.changed_at) + record.terms.timeout
 
 
-def cancel(record: InvocationRecord, cancellation: Cancellation, *, operation: str) -> Change | None:
-    """Return the change that ends an invocation, or asks its owner to end it; None if it has ended or is ending.
+def cancel(record: InvocationRecord, cancellation: Cancellation, *, operation: str) -> Change | Push | None:
+    """Return the change that ends an invocation, or asks its owner to end it; None if it has ended or is ending. A run
+    that has started and has no owner gets the request into its inbox: its body may compensate.
 
     A caller that is refused, since the owner changed meanwhile, looks again and asks the new owner.
     """
     status, path = record.status, tuple[Status, ...]()
+    if record.compensates and status not in _ASKED and status is not Status.PARKED:
+        return _push(record, cancellation, operation)
     if status in _AT_ONCE:
         name, path, sources = "cancelled", (Status.CANCELLED,), _AT_ONCE
     elif status in _ASKED:
@@ -49,6 +55,21 @@ def cancel(record: InvocationRecord, cancellation: Cancellation, *, operation: s
     why = str(cancellation)
     facts: ChangeFacts = {"operation": operation, "at": cancellation.at, "why": why, "cancellation": cancellation}
     return change_of(name, record, path, sources, **facts)
+
+
+def _push(record: InvocationRecord, cancellation: Cancellation, operation: str) -> Push | None:
+    if record.status in FINAL or record.status is Status.CANCELLING or record.cancellation is not None:
+        return None
+    at = cancellation.at
+    return Push(
+        app=record.app,
+        id=record.id,
+        entry=InboxEntry(id=CANCEL_ENTRY, kind=CANCEL_ENTRY, at=at),
+        operation=operation,
+        at=at,
+        why=str(cancellation),
+        cancellation=cancellation,
+    )
 
 
 def gave_way(record: InvocationRecord, *, operation: str, at: float, how: str = "") -> Change:
@@ -83,3 +104,16 @@ def expired(record: InvocationRecord, *, error: ErrorRecord, operation: str, at:
 def why_expired(record: InvocationRecord, at: float) -> str:
     late = format_duration(max(0.0, at - (record.terms.start_by or at)))
     return f"expired: it was to be started {late} ago at the latest, and never was"
+
+
+def asked_to_compensate(record: InvocationRecord, *, operation: str, at: float, is_said: bool = True) -> Change:
+    """Ask a run to end whose cancellation came while it had no owner: its new owner makes this change. Unless the body
+    was told before (`is_said`), its grace begins now.
+    """
+    asked = record.cancellation
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": "cancelled" if asked is None else str(asked)}
+    if asked is not None and not is_said:
+        terms = record.terms.cancel_grace  # `until` grows with each owner that dies before the body knows
+        grace = asked.until - asked.at if terms is None else terms
+        facts["cancellation"] = replace(asked, until=max(asked.until, ahead(at, grace)))
+    return owned("cancelling", record, (Status.CANCELLING,), frozenset({Status.RUNNING, Status.RESUMED}), **facts)

@@ -7,14 +7,14 @@ together, the result and the final status above all, is in that one write.
 
 A change may walk several edges at once (`path`); the history then shows every edge, and no crash can stop in between.
 An epoch of `None` means that the change does not depend on the owner, which is legal only where the table does not ask
-for an owner or lets anybody override one. Where the table refuses a stranger on any edge, the change `needs_owner`.
+for an owner or lets any actor override one. Where the table refuses a stranger on any edge, the change `needs_owner`.
 
 The outcome of a change is a value: `Applied`, `Lost` (another writer came first) or `Missing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Required, TypedDict, Unpack
 
@@ -29,16 +29,19 @@ from holdfast.model.records import (
     Cancellation,
     FailedAttempt,
     HistoryEntry,
+    InboxEntry,
     InvocationRecord,
+    RunState,
     cut,
     digests_in,
     is_cut_at,
     lane_of,
+    retain_until,
 )
-from holdfast.model.retention import retain_until
 from holdfast.model.status import (
     FINAL,
     RELEASING,
+    SOURCES,
     TABLE,
     Status,
     acts_for,
@@ -76,6 +79,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cancellation: Cancellation | UnsetType = UNSET
     start_by: float | UnsetType = UNSET
     outbox: tuple[str, ...] | UnsetType = UNSET  # with the end: the triggers that are to be told of it
+    run: RunState | UnsetType = UNSET
+    wake_at: float | UnsetType | None = UNSET  # with SUSPENDED
+    attributes: Mapping[str, str] | UnsetType = UNSET
+    has_log: bool = False  # with the end of an invocation that has logs: it is kept until these are removed
+    inbox_seen: int | None = (
+        None  # applies only if so many entries were added to the inbox until now (`RunState.pushed`)
+    )
     slot: str | None = None  # that the invocation takes; only a claim gives one
     arguments: bytes | UnsetType = UNSET  # in the place of those of one that waits and was never claimed
 
@@ -91,12 +101,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return whether the table lets only the owner make the change; then the actor has to act for the owner of that
         time.
         """
-        return self.arguments is UNSET and needs_owner(self.path, self.sources)
+        return not self.amends and needs_owner(self.path, self.sources)
 
     @property
     def by(self) -> str | None:
         """Return the actor of the change if it is not the owner: its lines of the history name this actor."""
-        if self.actor is None or self.arguments is not UNSET or Status.PENDING in self.path:
+        if self.actor is None or self.amends or Status.PENDING in self.path:
             return None
         return None if "/" in self.actor and needs_owner(self.path, self.sources) else self.actor
 
@@ -114,8 +124,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def amends(self) -> bool:
-        """Return whether the change replaces the arguments and walks no edge."""
-        return self.arguments is not UNSET
+        """Return whether the change replaces the arguments and walks no edge. A run that restarts does walk."""
+        return self.arguments is not UNSET and self.run is UNSET
 
     @property
     def has_started(self) -> bool:
@@ -146,7 +156,7 @@ def _check(change: Change) -> None:
     """Raise unless the table allows every edge of a change, from each of its sources. Each shape is checked once."""
     if change.outbox is not UNSET and not (change.outbox and change.path and change.target in FINAL):
         raise InvocationStatusTransitionError(
-            f"the change '{change.name}' of {change.id} has an outbox and does not end it, or one that names nobody"
+            f"the change '{change.name}' of {change.id} has an outbox and does not end it, or one that names no trigger"
         )
     kept = change.retain_until is not UNSET
     shape = (change.path, change.sources, change.epoch is None, not change.actor, kept, change.amends)
@@ -197,7 +207,7 @@ def needs_owner(path: tuple[Status, ...], sources: frozenset[Status]) -> bool:
             sorted(s.name for s, answer in answers.items() if answer is wanted) for wanted in (True, False)
         )
         raise InvocationStatusOwnershipError(
-            f"→ {path[0].name} may be taken only by the owner from {', '.join(owners)}, and by anybody from "
+            f"→ {path[0].name} may be taken only by the owner from {', '.join(owners)}, and by any actor from "
             f"{', '.join(others)}: make two changes of it"
         )
     return any(answers.values())
@@ -214,7 +224,7 @@ def _refuses_strangers(source: Status, path: tuple[Status, ...]) -> bool:
 # --- clearings and verdicts
 
 
-class Clearing(msgspec.Struct, frozen=True, kw_only=True):
+class FieldReset(msgspec.Struct, frozen=True, kw_only=True):
     """A conditional write that walks no edge and leaves no line in the history: it empties one field."""
 
     name: str
@@ -223,14 +233,159 @@ class Clearing(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None  # that the invocation gives up, if it still has it; None: the outbox is emptied
 
 
-def key_freed(record: InvocationRecord) -> Clearing:
+def key_freed(record: InvocationRecord) -> FieldReset:
     """Free the key of an invocation whose time is over: another may have it."""
-    return Clearing(name="key_freed", app=record.app, id=record.id, key=record.key)
+    return FieldReset(name="key_freed", app=record.app, id=record.id, key=record.key)
 
 
-def delivered(record: InvocationRecord) -> Clearing:
+def delivered(record: InvocationRecord) -> FieldReset:
     """Empty the outbox of an invocation: every trigger in it was notified, so that the invocation may be removed."""
-    return Clearing(name="delivered", app=record.app, id=record.id)
+    return FieldReset(name="delivered", app=record.app, id=record.id)
+
+
+# --- runs
+
+
+class Push(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write that adds an entry to the inbox of a run; if the run is SUSPENDED, it goes back to the queue.
+
+    With a `cancellation`, the run is to end: its next owner asks it to.
+    """
+
+    app: str
+    id: InvocationId
+    entry: InboxEntry
+    operation: str
+    at: float
+    why: str = ""
+    cancellation: Cancellation | None = None
+
+
+class RunUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write by the owner that replaces the state of its run. Entries that were added to the inbox since
+    the owner read it (`inbox_seen`) stay. It walks no edge and leaves no line in the history.
+    """
+
+    app: str
+    id: InvocationId
+    epoch: int
+    actor: str
+    run: RunState
+    inbox_seen: int
+
+
+class AttributeUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write by the owner that replaces the attributes of an invocation. It walks no edge and leaves no
+    line in the history.
+    """
+
+    app: str
+    id: InvocationId
+    epoch: int
+    actor: str
+    attributes: Mapping[str, str]
+
+
+class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write by the owner, before its first chunk: the invocation has streams from now on. It walks no
+    edge and leaves no line in the history.
+    """
+
+    app: str
+    id: InvocationId
+    epoch: int
+    actor: str
+
+
+StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark
+"""A write that is no step of the status table."""
+
+
+def written(write: StateWrite, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record after such a write, or why there is none."""
+    if isinstance(write, Push):
+        return pushed(write, record)
+    return updated(write, record) if isinstance(write, RunUpdate) else noted(write, record)
+
+
+def noted(write: AttributeUpdate | StreamMark, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record with other attributes, or with its mark, or why it stays as it is."""
+    if (record.epoch, record.owner) != (write.epoch, write.actor):
+        return Lost(record.status, record.owner, record.epoch)
+    if isinstance(write, StreamMark):
+        return APPLIED_AGAIN if record.has_streams else msgspec.structs.replace(record, has_streams=True)
+    if record.attributes == write.attributes:
+        return APPLIED_AGAIN
+    return msgspec.structs.replace(record, attributes=write.attributes)
+
+
+MAX_INBOX_ENTRIES = 1000
+MAX_INBOX_BYTES = 2**20
+CANCEL_ENTRY = "cancel"
+_RESERVED_ENTRIES = 10  # for a cancel
+_NOT_BY_PUSH = SOURCES[Status.CANCELLING] | {Status.CANCELLING, Status.PARKED}  # an owner is asked, PARKED ends at once
+
+
+def pushed(push: Push, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record after a push, or why there is none: the reference that every store has to agree with. A cancel
+    of a run that has got an owner meanwhile is refused: the owner has read the run before, and is to be asked.
+    """
+    run, entry = record.run, push.entry
+    if run is None or record.status in FINAL:
+        return Lost(record.status, record.owner, record.epoch)
+    if any(there.id == entry.id for there in run.inbox):
+        return APPLIED_AGAIN
+    if push.cancellation is not None and record.status in _NOT_BY_PUSH:
+        return Lost(record.status, record.owner, record.epoch)
+    reserved = _RESERVED_ENTRIES if entry.kind == CANCEL_ENTRY else 0
+    size = sum(there.size for there in run.inbox) + entry.size
+    if len(run.inbox) >= MAX_INBOX_ENTRIES + reserved or (size > MAX_INBOX_BYTES and run.inbox and not reserved):
+        return FULL
+    after = msgspec.structs.replace(
+        record,
+        run=msgspec.structs.replace(run, inbox=(*run.inbox, entry), pushed=run.pushed + 1),
+        cancellation=push.cancellation or record.cancellation,
+    )
+    if record.status is not Status.SUSPENDED:
+        return after
+    return apply_to(awakened(after, operation=push.operation, at=push.at, why=push.why), after)
+
+
+def pushed_all(pushes: Sequence[Push], record: InvocationRecord) -> tuple[InvocationRecord, list[Verdict]]:
+    """Return the record after pushes to one run, one after another, and the verdict of each. A store may write them
+    together.
+    """
+    verdicts: list[Verdict] = []
+    for push in pushes:
+        after = pushed(push, record)
+        if isinstance(after, InvocationRecord):
+            record = after
+        verdicts.append(APPLIED if isinstance(after, InvocationRecord) else after)
+    return record, verdicts
+
+
+def updated(update: RunUpdate, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record after an update of its run, or why there is none."""
+    run, there = update.run, record.run
+    if (record.epoch, record.owner) != (update.epoch, update.actor) or there is None:
+        return Lost(record.status, record.owner, record.epoch)
+    newer = there.pushed - update.inbox_seen
+    if newer < 0:
+        return Lost(record.status, record.owner, record.epoch)
+    if newer:  # only the owner removes entries, so these are the last ones
+        known = {entry.id for entry in run.inbox}
+        added = [entry for entry in there.inbox[-newer:] if entry.id not in known]
+        run = msgspec.structs.replace(run, inbox=(*run.inbox, *added), pushed=there.pushed)
+    return APPLIED_AGAIN if there == run else msgspec.structs.replace(record, run=run)
+
+
+def without_entries(run: RunState, gone: Collection[str]) -> RunState:
+    """Return the state of a run without these inbox entries, which its log has."""
+    return msgspec.structs.replace(run, inbox=tuple(entry for entry in run.inbox if entry.id not in gone))
+
+
+class Full(msgspec.Struct, frozen=True):
+    """The inbox of the run has no room."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -255,8 +410,9 @@ class Missing(msgspec.Struct, frozen=True):
     """There is no such invocation."""
 
 
-Verdict = Applied | Lost | Missing
-APPLIED, APPLIED_AGAIN, MISSING = Applied(), Applied(again=True), Missing()
+Verdict = Applied | Lost | Missing | Full
+APPLIED, APPLIED_AGAIN, MISSING, FULL = Applied(), Applied(again=True), Missing(), Full()
+Write = Change | FieldReset | StateWrite
 
 
 def kept_until(record: InvocationRecord, target: Status, at: float) -> float | UnsetType:
@@ -269,8 +425,14 @@ def applies(change: Change, record: InvocationRecord) -> bool:
     return (
         record.status in change.sources
         and (change.epoch is None or record.epoch == change.epoch)
+        and (change.inbox_seen is None or has_seen(change.inbox_seen, record))
         and (record.owner == change.actor or not change.needs_owner or acts_for(change.actor, record.owner))
     )
+
+
+def has_seen(inbox_seen: int, record: InvocationRecord) -> bool:
+    """Return whether nothing was added to the inbox since."""
+    return record.run is not None and record.run.pushed == inbox_seen
 
 
 def was_applied(operation: str, history: Sequence[HistoryEntry]) -> bool:
@@ -287,7 +449,7 @@ def entries(change: Change, *, version: int, epoch: int, owner: str | None) -> t
     for step, status in enumerate(change.path, 1):
         owner = compute_new_owner(status, owner, change.actor)
         epoch += TABLE[status].acquires_ownership
-        told = step == len(change.path) or TABLE[status].overrides_ownership
+        has_reason = step == len(change.path) or TABLE[status].overrides_ownership
         lines.append(
             HistoryEntry(
                 version=version + step,
@@ -297,7 +459,7 @@ def entries(change: Change, *, version: int, epoch: int, owner: str | None) -> t
                 owner=owner,
                 epoch=epoch,
                 by=by,
-                why=change.why if told else "",
+                why=change.why if has_reason else "",
             )
         )
     return tuple(lines)
@@ -317,7 +479,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
     }
     if is_cut_at(lines[-1].version):
         updates["history"] = cut(record.history + lines)
-    if change.amends:
+    if change.arguments is not UNSET:
         updates["arguments"] = change.arguments
     if Status.PENDING in change.path:
         updates["claim_token"] = change.operation
@@ -338,15 +500,25 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
 
 OPTIONAL = (
     *("due_at", "result", "error", "errors", "fingerprint", "queue", "lane", "retain_until"),
-    *("cancellation", "start_by", "outbox"),
+    *("cancellation", "start_by", "outbox", "run", "wake_at", "attributes"),
 )
 
 
-def rounds(changes: Sequence[Change | Clearing]) -> Iterator[list[tuple[int, Change | Clearing]]]:
+def pushes_by_run(changes: Sequence[Write]) -> list[list[int]] | None:
+    """Return the numbers of pushes, those to one run together; None if there is anything else among the changes."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for index, change in enumerate(changes):
+        if not isinstance(change, Push):
+            return None
+        found.setdefault((change.app, change.id), []).append(index)
+    return list(found.values())
+
+
+def rounds(changes: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:
     """Yield numbered changes, in as few rounds as possible so that no round has two changes of one invocation."""
     waiting = list(enumerate(changes))
     while waiting:
-        this_round: dict[tuple[str, str], tuple[int, Change | Clearing]] = {}
+        this_round: dict[tuple[str, str], tuple[int, Write]] = {}
         later = []
         for item in waiting:
             if this_round.setdefault((item[1].app, item[1].id), item) is not item:
@@ -377,14 +549,43 @@ class ChangeFacts(TypedDict, total=False):
     cancellation: Cancellation
     start_by: float
     arguments: bytes
+    run: RunState
+    wake_at: float | None
+    attributes: Mapping[str, str] | UnsetType
+    inbox_seen: int
+
+
+PARENT = "@parent"  # in an outbox: the run that waits for the end
+CHILDREN = "@children"  # in an outbox: what is to end with the run
+HOOKS = "@hooks"  # in an outbox: its hooks
 
 
 def change_of(
     name: str, record: InvocationRecord, path: Path, sources: frozenset[Status], **facts: Unpack[ChangeFacts]
 ) -> Change:
-    """Build a change of a record. It holds for the record's epoch; an end says how long the record is kept."""
+    """Build a change of a record. It holds for the record's epoch; an end says how long the record is kept, and names
+    the run that waits for it. The end of a started run names its children too, unless its body has returned: then its
+    owner has seen to them before. It names its hooks, unless its owner knows that there are none.
+    """
     app, id, epoch, until = record.app, record.id, record.epoch, kept_until(record, path[-1], facts["at"])
-    return Change(name=name, app=app, id=id, path=path, sources=sources, epoch=epoch, retain_until=until, **facts)
+    outbox: tuple[str, ...] = ()
+    if path[-1] in FINAL:
+        has_children = record.compensates and path[-1] is not Status.SUCCESS
+        outbox = (PARENT,) if record.reply_to is not None else ()
+        outbox += (CHILDREN,) if has_children else ()
+        outbox += (HOOKS,) if has_children or (record.run is not None and record.run.has_hooks) else ()
+    return Change(
+        name=name,
+        app=app,
+        id=id,
+        path=path,
+        sources=sources,
+        epoch=epoch,
+        retain_until=until,
+        outbox=outbox or UNSET,
+        has_log=record.has_logs and path[-1] in FINAL,
+        **facts,
+    )
 
 
 def owned(
@@ -407,8 +608,8 @@ def started(record: InvocationRecord, *, operation: str, at: float) -> Change:
     return owned("started", record, (Status.RUNNING,), _RESERVED, operation=operation, at=at)
 
 
-def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """Return work that its owner has not begun to the queue.
+def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str, by: str | None = None) -> Change:
+    """Return work that its owner has not begun to the queue. `by`: the owner's runner; None: the owner itself.
 
     Work that was marked as RUNNING ahead goes by KILLED, the only way back from there, and its attempt does not count.
     """
@@ -419,7 +620,8 @@ def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str
         path, sources, facts["never_began"] = (Status.KILLED, Status.REROUTED), frozenset({Status.RUNNING}), True
         if record.attempt == 1 and record.terms.start_by is not None:
             facts["start_by"] = record.terms.start_by
-    return owned("handed_back", record, path, sources, **facts)
+    facts |= {"actor": record.owner if by is None else by, "version": record.version}
+    return change_of("handed_back", record, path, sources, **facts)
 
 
 def completed(record: InvocationRecord, *, result: bytes, operation: str, at: float) -> Change:
@@ -506,7 +708,11 @@ def _taken_away(name: str, record: InvocationRecord, through: Status, facts: Cha
     """Take work from its owner, by `through` to where it belongs now."""
     target, sources = Status.REROUTED, _WORKING | {Status.PAUSED}
     if record.status is Status.CANCELLING:
-        target, sources, facts["error"] = Status.CANCELLED, frozenset({Status.CANCELLING}), UNSET
+        sources = frozenset({Status.CANCELLING})
+        if not record.compensates:
+            target, facts["error"] = Status.CANCELLED, UNSET
+        elif facts["error"] is not UNSET:
+            target = Status.FAILED
     elif through is Status.PENDING_RECOVERY:
         sources = _RESERVED
     elif facts["error"] is not UNSET:
@@ -524,7 +730,7 @@ def rescued(
     again (with this error) or was being cancelled.
     """
     target, sources = Status.REROUTED, PASSED_THROUGH
-    if taken_from(record) is Status.CANCELLING:
+    if taken_from(record) is Status.CANCELLING and not record.compensates:
         target, error = Status.CANCELLED, None
     elif error is not None:
         target = Status.FAILED
@@ -532,6 +738,71 @@ def rescued(
         sources -= {Status.PENDING_RECOVERY}
     facts: ChangeFacts = {"operation": operation, "at": at, "actor": by, "why": why, "error": error or UNSET}
     return change_of("rescued", record, (target,), sources, **facts)
+
+
+def suspended(
+    record: InvocationRecord,
+    run: RunState,
+    *,
+    wake_at: float | None,
+    operation: str,
+    at: float,
+    why: str,
+    attributes: Mapping[str, str] | UnsetType = UNSET,
+) -> Change:
+    """Let go of a run that waits, unless its inbox has moved since `run` was read."""
+    seen = run.pushed
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "wake_at": wake_at, "inbox_seen": seen}
+    facts["run"] = msgspec.structs.replace(run, suspended_in=record.epoch)
+    facts["attributes"] = attributes
+    return owned("suspended", record, (Status.SUSPENDED,), _WORKING, **facts)
+
+
+def handed_over(
+    record: InvocationRecord,
+    run: RunState,
+    *,
+    operation: str,
+    at: float,
+    why: str,
+    attributes: Mapping[str, str] | UnsetType = UNSET,
+) -> Change:
+    """Return a run to the queue between two of its steps, unless its inbox has moved since `run` was read."""
+    seen = run.pushed
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "inbox_seen": seen}
+    facts["run"] = msgspec.structs.replace(run, suspended_in=record.epoch)
+    facts["attributes"] = attributes
+    return owned("handed_over", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
+
+
+def restarted(
+    record: InvocationRecord,
+    run: RunState,
+    *,
+    arguments: bytes,
+    operation: str,
+    at: float,
+    attributes: Mapping[str, str] | UnsetType = UNSET,
+) -> Change:
+    """Return a run to the queue with other arguments and a fresh log, unless its inbox has moved since."""
+    why = f"restarted, with a fresh log (generation {run.generation + 1})"
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "inbox_seen": run.pushed}
+    facts["run"] = msgspec.structs.replace(
+        run,
+        generation=run.generation + 1,
+        suspended_in=record.epoch,
+        tail=0,
+        started_at=None,
+        first_started_at=run.started_at if run.first_started_at is None else run.first_started_at,
+    )
+    facts["arguments"], facts["attributes"] = arguments, attributes
+    return owned("restarted", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
+
+
+def awakened(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+    """Return a suspended run to the queue: its time has come, or there is something in its inbox."""
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "wake_at": None}
+    return change_of("awakened", record, (Status.REROUTED,), frozenset({Status.SUSPENDED}), **facts)
 
 
 def woken(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:

@@ -20,10 +20,13 @@ _PROGRESS = frozenset({Status.RETRY, Status.SUSPENDED, Status.PARKED})
 _COLLATERAL = "; it ran beside that, and is not charged"
 
 
-def crashes_in_a_row(history: Sequence[HistoryEntry]) -> int:
+def crashes_in_a_row(history: Sequence[HistoryEntry], progress_epoch: int = 0) -> int:
+    """Return how many owners died one after the other. Of a run, the log tells the epoch in which it last came further:
+    a crash in that epoch is the first in a row.
+    """
     count = 0
     for entry in reversed(history):
-        if entry.status in _PROGRESS:
+        if entry.status in _PROGRESS or entry.epoch < progress_epoch:
             break
         count += entry.status is Status.RUNNING_RECOVERY
     return count
@@ -34,26 +37,38 @@ def collateral(why: str) -> str:
     return why + _COLLATERAL
 
 
-def kills_in_a_row(history: Sequence[HistoryEntry]) -> int:
+def kills_in_a_row(history: Sequence[HistoryEntry], progress_epoch: int = 0) -> int:
     """Return how often a worker was ended for another call while this invocation ran."""
     count = 0
     for entry in reversed(history):
-        if entry.status in _PROGRESS:
+        if entry.status in _PROGRESS or entry.epoch < progress_epoch:
             break
         count += entry.status is Status.REROUTED and entry.why.endswith(_COLLATERAL)
     return count
 
 
-def last_crash(record: InvocationRecord, max_crashes: int, why: str) -> str | None:
+def died_since(history: Sequence[HistoryEntry], since: float) -> set[str]:
+    """Return the owners from which an invocation was taken since then."""
+    epochs = {entry.epoch for entry in history if entry.status in PASSED_THROUGH and entry.at >= since}
+    return {entry.owner for entry in history if entry.owner is not None and entry.epoch in epochs}
+
+
+def last_crash(record: InvocationRecord, max_crashes: int, why: str, progress_epoch: int = 0) -> str | None:
     """Return why an invocation may not be run again after this crash, or None if it may."""
-    if taken_from(record) in (Status.PENDING, Status.CANCELLING):
+    before = taken_from(record)
+    if before is Status.PENDING or (before is Status.CANCELLING and not record.compensates):
         return None
     if record.at_most_once:
         return f"{why}; it is to be run at most once"
-    crashes = crashes_in_a_row(record.history) + (record.status not in PASSED_THROUGH)
+    crashes = crashes_in_a_row(record.history, progress_epoch) + (record.status not in PASSED_THROUGH)
     if crashes > max_crashes and record.status is not Status.KILLED:
         return f"{why}; that was crash {crashes} in a row, and {max_crashes} are forgiven: {_story(record)}"
     return None
+
+
+def has_begun_before(record: InvocationRecord) -> bool:
+    """Return whether a run that its owner has not begun yet was begun by an earlier owner."""
+    return record.compensates and record.attempt > (record.status is not Status.PENDING)
 
 
 def taken_from(record: InvocationRecord) -> Status:

@@ -38,6 +38,7 @@ Count = Annotated[int, Meta(ge=0, le=_LARGEST_NUMBER)]
 Number = Annotated[int, Meta(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
 
 INVOCATION, RUNNER, EXECUTION, PAUSE, PAYLOAD, PIECE = "invocation", "runner", "execution", "pause", "payload", "piece"
+PAGE = "page"  # of the log of a run
 
 
 def ahead(at: float, seconds: float) -> float:
@@ -49,18 +50,18 @@ def corrupt(kind: str, id: object, error: Exception) -> CorruptRecord:
     """Return what to raise for a record that could not be decoded, whatever the reason."""
     if isinstance(error, CorruptRecord):
         return error
-    told = shown(str(error))
+    reason = shown(str(error))
     if isinstance(error, KeyError):
-        told = f"the field {told} is missing"
-    elif not told:
-        told = type(error).__name__
+        reason = f"the field {reason} is missing"
+    elif not reason:
+        reason = type(error).__name__
     elif isinstance(error, MemoryError | RecursionError | OverflowError):
-        told = f"{type(error).__name__}: {told}"
-    field = _FIELD.search(told)
+        reason = f"{type(error).__name__}: {reason}"
+    field = _FIELD.search(reason)
     name = shown(id)
     subject = f"the stored invocation {name}" if kind == INVOCATION else f"the {kind} '{name}'"
-    message = f"{subject} cannot be read: {told}"
-    return CorruptRecord(message, kind=kind, id=name, field=field[1] if field else "", reason=told)
+    message = f"{subject} cannot be read: {reason}"
+    return CorruptRecord(message, kind=kind, id=name, field=field[1] if field else "", reason=reason)
 
 
 _FIELD = re.compile(r"at `\$\.?([^`]*)`|(?<=field ')\w+")

@@ -1,4 +1,4 @@
-"""The state machine as a picture, derived from `lifecycle.status.TABLE`.
+"""The state machine as a picture, derived from `model.status.TABLE`.
 
 Sixty edges drawn one by one are a hairball, so the SVG borrows from statecharts: statuses that share exits stand in a
 frame, and an arrow that starts at a frame's border leaves every status in it. Which arrows start at a frame is computed
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from html import escape
+from textwrap import wrap
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -79,6 +80,9 @@ def _ordered(statuses: frozenset[Status]) -> list[Status]:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
+_COLUMNS = 80
+
+
 def _owner_rule(rule: Rule) -> str:
     leave = "no change leaves it" if rule.is_final else "any actor may leave it"
     parts = {
@@ -99,12 +103,17 @@ def _text() -> str:
         following = ", ".join(target.name for target in _ordered(rule.next)) or "(none)"
         lines += [
             "",
-            f"{status.name:<{width}}  {kind_of(rule):<9}  {rule.meaning}",
-            f"    next     {following}",
-            f"    owner    {_owner_rule(rule)}",
-            f"    rescuer  {rule.rescued_by or '(none needed)'}",
+            *_wrapped(f"{status.name:<{width}}  {kind_of(rule):<9}  ", rule.meaning),
+            *_wrapped("    next     ", following),
+            *_wrapped("    owner    ", _owner_rule(rule)),
+            *_wrapped("    rescuer  ", rule.rescued_by or "(none needed)"),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """Return the lines of a label and its text, which is indented by the label's width."""
+    return wrap(text, _COLUMNS, initial_indent=label, subsequent_indent=" " * len(label))
 
 
 # --- Mermaid ----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner takes at a moment."""
 
     serves: Serves
-    paused: frozenset[str] = frozenset()  # queues from which nobody takes anything
+    paused: frozenset[str] = frozenset()  # queues from which no runner takes anything
     draining: bool = False
 
 
@@ -93,7 +93,7 @@ RUNNER: tuple[LaneCondition, ...] = (
     LaneCondition(Reason.QUEUE_NOT_SERVED, lambda lane, offer: not _serves(lane.queue, offer.serves.queues)),
     LaneCondition(Reason.TAGS_MISSING, lambda lane, offer: not lane.tags <= offer.serves.tags),
 )
-"""In the order in which they are said: of several runners, whoever fails last comes closest."""
+"""In the order in which they are said: of several runners, the one that fails last comes closest."""
 
 
 def _serves(queue: str, queues: frozenset[str] | None) -> bool:

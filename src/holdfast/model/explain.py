@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,12 +16,20 @@ from holdfast.clock import format_duration
 from holdfast.model.cancellation import must_end_by
 from holdfast.model.eligibility import Reason, Standing, held_back, lane_obstacle, offer_of
 from holdfast.model.limits import Limit
+from holdfast.model.names import unversioned
 from holdfast.model.parking import what_helps
 from holdfast.model.queues import QueuePause
-from holdfast.model.records import InvocationRecord, RunnerRecord, runner_of
+from holdfast.model.records import InvocationRecord, RunnerRecord, WorkerRecord, runner_of
 from holdfast.model.status import AVAILABLE, OWNED, TABLE, Status
 
 MAX_NAMED = 3
+
+
+class RunWait(NamedTuple):
+    """A call that a run waits for, in words; and the invocation that performs it elsewhere, if there is one."""
+
+    text: str
+    child: str = ""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +46,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit | None = None
     children: Sequence[InvocationRecord] = ()
     first_child: str = ""
+    waits: Sequence[RunWait] = ()  # what a run waits for, by its log
 
     @property
     def alive(self) -> list[RunnerRecord]:
@@ -66,7 +76,8 @@ def explain(record: InvocationRecord, around: Surroundings) -> Explanation:
     if record.status not in AVAILABLE:
         return Explanation(reasons=reasons, text=_by_status(record, around))
     first, *others = [f"{_SAYS[reason](record, around)}." for reason in reasons] or [_free(record, around)]
-    text = " ".join([first, *[f"Besides, {other}" for other in others], *_expires(record, around)])
+    asked = [f"It is {record.cancellation}: its next owner lets it clean up."] if record.cancellation else []
+    text = " ".join([first, *[f"Besides, {other}" for other in others], *asked, *_expires(record, around)])
     return Explanation(reasons=reasons, text=text)
 
 
@@ -161,10 +172,15 @@ def _draining(record: InvocationRecord, around: Surroundings) -> str:
 
 
 def _unknown_task(record: InvocationRecord, around: Surroundings) -> str:
-    return (
-        f"waiting for {_since(record, around)}: no runner knows the task '{record.task}' ({_named(around)}). "
-        "Start one with the code that declares it; if it was renamed, give the new task aliases=[…]"
-    )
+    name, _, version = record.task.partition("@")
+    known = {task for runner in around.alive for task in runner.tasks}
+    others = sorted(task for task in known if unversioned(task) == name)
+    helps = "Start one with the code that declares it; if it was renamed, give the new task aliases=[…]"
+    if record.run is not None and (version or others):
+        declared = f" (they declare {', '.join(others[:MAX_NAMED])})" if others else ""
+        of = f"version {version} of {name}" if version else f"{name} without a version"
+        helps = f"It is of {of}: keep a runner with the code that declares that{declared}"
+    return f"waiting for {_since(record, around)}: no runner knows the task '{record.task}' ({_named(around)}). {helps}"
 
 
 def _queue_not_served(record: InvocationRecord, around: Surroundings) -> str:
@@ -211,19 +227,25 @@ def _by_status(record: InvocationRecord, around: Surroundings) -> str:
 
 def _owned(record: InvocationRecord, around: Surroundings) -> str:
     meaning = f"{TABLE[record.status].meaning} on {record.owner} for {_since(record, around)}"
-    if record.status is Status.CANCELLING and record.cancellation is not None:
+    entry = next((runner for runner in around.roster if runner.id == runner_of(record.owner)), None)
+    worker = _worker_of(record, entry)
+    if worker is not None and not _has_begun(record, worker):
+        meaning = f"claimed by {record.owner} for {_since(record, around)}, its code has not begun"
+    elif record.status is Status.CANCELLING and record.cancellation is not None:
         left = record.cancellation.until - around.now
         grace = f"it has {format_duration(left)} left to clean up" if left > 0 else "its time to clean up is over"
         meaning = f"{record.cancellation}; asked to end on {record.owner} for {_since(record, around)}, {grace}"
     elif record.terms.timeout is not None:
         meaning += f" of the {format_duration(record.terms.timeout)} that it may take"
-    entry = next((runner for runner in around.roster if runner.id == runner_of(record.owner)), None)
     if entry is None:
         return f"{meaning}, but that runner is no longer on the roster: {_recovery(around)}."
     if not living([entry], around.now, around.dead_after_seconds):
         silence = format_duration(around.now - entry.heartbeat_at)
         return f"{meaning}, but that runner has been silent for {silence} and counts as dead: {_recovery(around)}."
-    worker = next((each for each in entry.workers if each.id == (record.owner or "").partition("/")[2]), None)
+    if worker is not None and not _has_begun(record, worker):
+        since = worker.unresponsive_since
+        silent = "its worker does not answer" if since is None else unanswered(since, around.now)
+        return f"{meaning}, and {silent}: its runner takes it back in a moment."
     if worker is not None and worker.unresponsive_since is not None:
         return f"{meaning}, but {unanswered(worker.unresponsive_since, around.now)}: {_then(record)}."
     if unheard := _unheard(entry, around):
@@ -231,7 +253,17 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
     ahead = entry.heartbeat_at - around.now
     if ahead > around.dead_after_seconds:
         meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"
-    return f"{meaning}.{_children(around)}"
+    return f"{meaning}.{_open_calls(around) or _children(around)}"
+
+
+def _worker_of(record: InvocationRecord, runner: RunnerRecord | None) -> WorkerRecord | None:
+    name = (record.owner or "").partition("/")[2]
+    return next((each for each in runner.workers if each.id == name), None) if runner is not None else None
+
+
+def _has_begun(record: InvocationRecord, worker: WorkerRecord) -> bool:
+    """Return False if the runner has seen that its worker, which does not answer, has not begun what is RUNNING."""
+    return record.status is not Status.RUNNING or worker.begun is None or record.id in worker.begun
 
 
 def _recovery(around: Surroundings) -> str:
@@ -249,7 +281,7 @@ def unanswered(since: float, now: float) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Return seconds for people who watch them grow: 24 s, and 3m20s when it is long."""
+    """Return seconds for people that watch them grow: 24 s, and 3m20s when it is long."""
     whole = max(0, round(seconds))
     return f"{whole} s" if whole < _LONG_SECONDS else format_duration(whole)
 
@@ -285,10 +317,31 @@ def _parked(record: InvocationRecord, around: Surroundings) -> str:
     return f"parked for {_since(record, around)}: {record.reason}. {what_helps(record)}"
 
 
+def _open_calls(around: Surroundings) -> str:
+    """Name what a run waits for, as its log has it."""
+    if not around.waits:
+        return ""
+    more = f" And {len(around.waits) - MAX_NAMED} more." if len(around.waits) > MAX_NAMED else ""
+    named = "; for ".join(call.text for call in around.waits[:MAX_NAMED])
+    awaited = next((call.child for call in around.waits[:MAX_NAMED] if call.child), "")
+    held_up = f" {awaited}: {around.first_child}" if awaited and around.first_child else ""
+    return f" It waits for {named}.{more}{held_up}"
+
+
 def _suspended(record: InvocationRecord, around: Surroundings) -> str:
-    left = record.due_at - around.now
-    until = f"until {moment_in_words(record.due_at)}, in {format_duration(left)}" if left > 0 else "until it is woken"
-    return f"suspended {until}{': ' if record.reason else ''}{record.reason}."
+    since = f"suspended for {_since(record, around)}"
+    until = "until it gets a message"
+    if record.wake_at is not None:
+        left = record.wake_at - around.now
+        late = "which is over: a runner wakes it in a moment" if around.alive else "which is over"
+        until = f"until {moment_in_words(record.wake_at)}, {f'in {format_duration(left)}' if left > 0 else late}"
+        if record.terms.timeout is not None:
+            limit = format_duration(record.terms.timeout)
+            until += f" (the end of its wait or of its time limit of {limit}, whichever is first)"
+    nobody = "" if around.alive else " No runner is alive on this store: start one with `holdfast run`."
+    if not around.waits:
+        return f"{since}, {until}{': ' if record.reason else ''}{record.reason}.{nobody}"
+    return f"{since}, {until}.{_open_calls(around)}{nobody}"
 
 
 def _without_slot(record: InvocationRecord, around: Surroundings) -> str:

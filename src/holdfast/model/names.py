@@ -1,4 +1,4 @@
-"""What a queue, a tag, a task or an app may be called, and how many of a thing are named."""
+"""Rules for the names of queues, tags, tasks and apps; numbers with their nouns."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def valid_name(what: str, name: str) -> str:
     return name
 
 
+def unversioned(name: str) -> str:
+    """Return the name of a workflow without its version: ``shop:checkout`` of ``shop:checkout@2``."""
+    return name.partition("@")[0]
+
+
 CORE = "~core"
 
 
@@ -31,7 +36,7 @@ def is_core(app: str) -> bool:
 
 
 def counted(number: int, what: str) -> str:
-    """``1 byte``, ``2 bytes``."""
+    """Return a number with its noun: ``1 byte``, ``2 bytes``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 

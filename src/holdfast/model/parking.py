@@ -1,13 +1,36 @@
-"""Reasons for parking that other code does not help against. Processes pass a reason on as text, so its beginning
-decides.
+"""Why work is parked, and which code may help. Processes pass a reason on as text, so its beginning decides.
+
+A parked invocation has the fingerprint of the code that did not fit: a runner with other code tries again. The log of a
+run may fit the Python version that wrote it, and no other one. So a run that is parked by its log names that version,
+and only a runner on that version tries again. Otherwise runners on two versions would wake and park it in turns.
 """
 
 from __future__ import annotations
 
+import sys
+
 from holdfast.model.records import InvocationRecord
 
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+_PYTHON = "python "
 DAMAGED = "its stored arguments are damaged"
 GONE = "its arguments cannot be had"
+MISMATCH = "the code does not fit the recorded log"
+
+
+def unfit_code(fingerprint: str, recorded_python: str) -> str:
+    """Return what a run says that is parked by its log, which this Python version wrote: the version, and the code if
+    it ran on that version too.
+    """
+    return f"{_PYTHON}{recorded_python} {fingerprint if recorded_python == PYTHON else ''}"
+
+
+def may_fit(parked: str | None, fingerprint: str) -> bool:
+    """Return whether a runner with this code is to try again what was parked with that text."""
+    if parked is None or not parked.startswith(_PYTHON):
+        return parked != fingerprint
+    python, _, unfit = parked.removeprefix(_PYTHON).partition(" ")
+    return python == PYTHON and unfit != fingerprint
 
 
 def what_helps(record: InvocationRecord) -> str:
@@ -21,5 +44,11 @@ def what_helps(record: InvocationRecord) -> str:
         return (
             "Submit a call with the same value, or restore the payload from a backup, see docs/guides/payloads.md, "
             f"and then: holdfast wake {record.id}"
+        )
+    if record.fingerprint is not None and record.fingerprint.startswith(_PYTHON):
+        python = record.fingerprint.removeprefix(_PYTHON).partition(" ")[0]
+        return (
+            f"To see where they differ: holdfast workflow replay {record.id} --pdb. A runner with other code on Python "
+            f"{python}, which wrote its log, wakes it when it starts, or you do: holdfast wake {record.id}"
         )
     return f"A runner with other code wakes it when it starts, or you do: holdfast wake {record.id}"

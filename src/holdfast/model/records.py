@@ -23,7 +23,7 @@ from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, corrupt
-from holdfast.model.status import Status
+from holdfast.model.status import FINAL, Status
 
 DRAIN, STOP = "drain", "stop"
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
@@ -73,6 +73,32 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 PLAIN = Terms()
 
+# --- how long an ended invocation is kept: agreed at submit, for each outcome, so that a deploy does not change it. The
+# moment of its removal is part of the write of its end.
+
+RETENTION_SECONDS = 7 * 86_400.0  # where nothing else was agreed
+SHORTEST_SECONDS = 3600.0
+FOREVER = 253_402_300_799.0  # the last second of the year 9999: never removed
+OUTCOMES = tuple(sorted(status.value for status in FINAL))
+
+
+def retain_until(terms: Terms, key: str | None, outcome: Status, at: float) -> float:
+    """Return until when an invocation that ends at `at` is kept."""
+    agreed = terms.retention
+    seconds = RETENTION_SECONDS if agreed is None else agreed.get(outcome.value, RETENTION_SECONDS)
+    if seconds is None:
+        return FOREVER
+    until = at + (seconds if seconds > SHORTEST_SECONDS else SHORTEST_SECONDS)
+    if key is not None:
+        until = max(until, at + terms.key_seconds if terms.key_until is None else terms.key_until)
+    return until if until < FOREVER else FOREVER
+
+
+def agreed_retention(declared: Mapping[str, float | None], usual: float) -> Mapping[str, float | None] | None:
+    """Return what to store at submit: the outcomes that differ from `RETENTION_SECONDS`, or None if none does."""
+    each = dict.fromkeys(OUTCOMES, usual) | dict(declared)
+    return {outcome: seconds for outcome, seconds in each.items() if seconds != RETENTION_SECONDS} or None
+
 
 class Cancellation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request to end an invocation: by which user or program, why, when, and until when its code may clean up."""
@@ -106,6 +132,50 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: tuple[Source, ...] = ()
     depth: Count = 0
     path: tuple[str, ...] = ()
+
+
+class ReplyTo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The run that waits for the end of an invocation, and which of its calls does."""
+
+    run: InvocationId
+    call: str
+    generation: Count = 0
+    root: InvocationId | None = None  # the first run above it; None: the run that waits is that itself
+    ends_with_run: bool = False  # it is cancelled if the run ends before it
+    effects_key: str | None = None  # of a step: the key of its effects, the same in every life of the run
+
+
+class InboxEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message to a run: the end of a child, a wake, a cancel. An entry with the same id is added once."""
+
+    id: str
+    kind: str
+    at: Moment
+    call: str = ""  # of the run, that it is for
+    generation: Count = 0
+    body: bytes = b""  # what is said, encoded; it may refer to payloads
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.id) + len(self.call) + 64
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an invocation of a workflow has besides: its inbox, and how its last owner left it.
+
+    Its owner replaces it whole, if the inbox has not moved since (`pushed`). All others only add to the inbox.
+    """
+
+    generation: Count = 0  # of its log
+    suspended_in: Count = 0  # the epoch of the last owner that suspended it: no write of that owner is under way
+    tail: Count = 0  # how long the log was then
+    started_at: Moment | None = None  # first start of this log, as far as an owner has written it down
+    pushed: Count = 0  # how many entries were ever added to the inbox
+    inbox: tuple[InboxEntry, ...] = ()
+    effects_key: str | None = None  # what the keys of its effects begin with, if it repeats another run
+    first_started_at: Moment | None = None  # of its first log, once it was restarted
+    seed: str | None = None  # of a fork: what its first log was made with
+    has_hooks: bool = False  # they end with it
 
 
 class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -145,6 +215,11 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rerun_of: InvocationId | None = None  # the ended invocation that it repeats
     origin: Origin | None = None  # what triggered it
     outbox: tuple[str, ...] = ()  # triggers that are yet to be told of its end; until then it is kept
+    reply_to: ReplyTo | None = None  # the run that waits for its end
+    run: RunState | None = None  # of a workflow
+    wake_at: Moment | None = None  # while it is SUSPENDED: when it goes on by itself
+    attributes: Mapping[str, str] = msgspec.field(default_factory=dict)  # by which it can be found
+    has_streams: bool = False  # its owners have written to streams; those of it are removed before it
     history: tuple[HistoryEntry, ...] = ()
 
     @property
@@ -152,9 +227,38 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return lane_of(self.queue, self.task, self.tags)
 
     @property
+    def key_of_effects(self) -> str:
+        """Return what the idempotency keys of its effects begin with: a rerun or fork has those of the first run."""
+        repeated = None if self.run is None else self.run.effects_key
+        of_step = None if self.reply_to is None else self.reply_to.effects_key
+        return repeated or of_step or self.key or self.id
+
+    @property
+    def seed(self) -> str:
+        """Return what the chance in its body follows from: a fork replays what the chance of another run has made."""
+        run = self.run or RunState()
+        return run.seed if run.seed is not None and not run.generation else f"{self.id}/{run.generation}"
+
+    @property
+    def root_id(self) -> InvocationId | None:
+        """Return the run at the top of its line of parents; None if no run has called it."""
+        return None if self.reply_to is None else self.reply_to.root or self.reply_to.run
+
+    @property
+    def compensates(self) -> bool:
+        """Return whether this is a run that has started: its body takes part in its end."""
+        return self.run is not None and self.attempt > 0
+
+    @property
+    def has_logs(self) -> bool:
+        """Return whether logs belong to it, of a run or of streams, which are removed before it."""
+        return self.run is not None or self.has_streams
+
+    @property
     def payloads(self) -> tuple[str, ...]:
         """Return the digests of its payloads."""
-        return digests_in(self.arguments, self.result, self.error, *[failed.error for failed in self.errors])
+        inbox = () if self.run is None else [entry.body for entry in self.run.inbox]
+        return digests_in(self.arguments, self.result, self.error, *[failed.error for failed in self.errors], *inbox)
 
     @property
     def failures(self) -> int:
@@ -206,8 +310,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count
     started_at: Moment
     running: Count = 0  # invocations, when its runner last heard of it
-    ended: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of late, by queue: see `lifecycle.queues.rates`
+    ended: Mapping[str, Number] = msgspec.field(default_factory=dict)  # of late, by queue: see `model.queues.rates`
     unresponsive_since: Moment | None = None  # its runner asks it, and it does not answer
+    begun: tuple[str, ...] | None = None  # invocations whose code has begun; known while it does not answer
 
 
 class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +332,7 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     draining: bool = False  # it was told to stop: it finishes what runs and takes nothing new
     workers: tuple[WorkerRecord, ...] = ()
-    wish: str = ""  # what somebody asks of it: DRAIN, STOP
+    wish: str = ""  # what a user asks of it: DRAIN, STOP
     can_run_atomic_service: bool = True
     declares: tuple[str, ...] = ()  # the schedules and triggers of its code, as "schedule:name" and "trigger:name"
     schema: Number = 0  # the version of the store's schema that its code knows
@@ -299,12 +404,12 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 class Hint(msgspec.Struct, frozen=True):
     """A message between processes that may be lost: an event that other processes may wait for."""
 
-    kind: str  # READY, ENDED, ROSTER, CANCEL, PAUSES or SCHEDULES
+    kind: str  # READY, ENDED, ROSTER, CANCEL, PAUSES, SCHEDULES, INBOX, WAITS, ANSWERS or STREAM
     # Lanes that have work, invocations that ended or are to end, runners that are gone, queues paused or resumed,
-    # schedules that changed; empty means: any.
+    # schedules that changed, runs with a new inbox entry, answers to webhooks, streams with new chunks; empty: any.
     subjects: tuple[str, ...]
     count: int = 1  # how many invocations it is about
-    # Of work: the oldest due time, and the priorities. None: nobody knows, look everywhere.
+    # Of work: the oldest due time, and the priorities. None: unknown, look everywhere.
     since: float | None = None
     priorities: tuple[int, ...] = ()
 
@@ -342,20 +447,24 @@ ROSTER = "roster"
 CANCEL = "cancel"
 PAUSES = "pauses"
 SCHEDULES = "schedules"
+INBOX = "inbox"
+WAITS = "waits"
+ANSWERS = "answers"
+STREAM = "stream"
 
 
 class HintChannel(Protocol):
     """Carries hints between processes. It may lose every one of them: that costs latency, never work."""
 
     trust: int
-    """For how many polling intervals those who wait may rely on hints alone; 0 while none arrive."""
+    """For how many polling intervals waiters may rely on hints alone; 0 while none arrive."""
 
     def send(self, hints: Sequence[Hint]) -> None:
         """Send hints to the other processes, soon, without waiting and without raising."""
         ...
 
     def listen(self, kind: str, receive: Callable[[Hint], None]) -> None:
-        """From now on call `receive` on the running event loop for each hint of that kind from another process.
+        """Call `receive` on the running event loop, from now on, for each hint of that kind from another process.
 
         When hints may have been lost, or stop coming, it is called with a hint that names no subject.
         """
@@ -368,7 +477,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A small record of some `kind` under a name: a schedule, a trigger.
 
     The store does not read its `body`, which is JSON. Its `version` grows by one with each change, and a change applies
-    only to the version that was read. `due_at` is when it is to be looked at next; None: never.
+    only to the version that was read. `due_at` is when it is to be looked at next; None: never. `subject` is what it
+    belongs to, the run of a hook say, by which entries of its kind are found.
     """
 
     app: str
@@ -377,7 +487,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     version: Count = 1
     due_at: Moment | None = None
-    keep_until: Moment | None = None  # removed some time after that; None: kept until somebody removes it
+    keep_until: Moment | None = None  # removed some time after that; None: kept until a user removes it
+    subject: str | None = None
 
 
 _decoders: dict[str, Callable[[Entry], object]] = {}

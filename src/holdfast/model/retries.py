@@ -362,7 +362,7 @@ def _wait(policy: Fixed | Exponential | Timetable, failure: _Failure) -> float:
 
 
 def _grown(policy: Exponential, times: int) -> float:
-    """``first × factor ** times``, at most the cap; past some hundred attempts the power itself overflows."""
+    """Return ``first × factor ** times``, at most the cap; past some hundred attempts the power itself overflows."""
     if policy.first_seconds == 0:
         return 0.0
     try:

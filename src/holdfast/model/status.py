@@ -1,8 +1,8 @@
 """The state machine of an invocation: one table, and the table is the law.
 
-Everything that decides which status may follow which, and who may say so, is declared in `TABLE` below. The guards in
-SQL and MongoDB filters, the diagram, the colours of the monitor and the tests are derived from it; nothing else in
-the code base lists statuses by hand.
+Everything that decides which status may follow which, and which actor may say so, is declared in `TABLE` below. The
+guards in SQL and MongoDB filters, the diagram, the colours of the monitor and the tests are derived from it; nothing
+else in the code base lists statuses by hand.
 
 A different rule gets a different status, never a flag: a boolean beside a status would have to be asked for at every
 place that reads the status. So recovery is two statuses of its own (a non-owner may enter them, and they lead only

@@ -22,7 +22,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 import msgspec
@@ -32,9 +32,9 @@ from holdfast.codec import Codec, Payload
 from holdfast.errors import BlockingCall, ConfigurationError, StoreError, UsageError
 from holdfast.executors.lifespan import Hooks
 from holdfast.executors.loop import LoopThread
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
 from holdfast.masking import mask_url
-from holdfast.model.explain import MAX_NAMED, Explanation, Surroundings, explain
+from holdfast.model.explain import MAX_NAMED, Explanation, RunWait, Surroundings, explain
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Debounce
 from holdfast.model.records import InvocationRecord, Terms
@@ -42,13 +42,17 @@ from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.pauses import pauses_of
+from holdfast.runtime.runs import RunForks, RunLooks
+from holdfast.runtime.streams import StreamReads
+from holdfast.runtime.wait import get_readable
 from holdfast.settings import Settings
 from holdfast.store.contract import Filter, Order, Store
 from holdfast.telemetry.events import DutyFailed
 from holdfast.telemetry.logs import logging_telemetry
+from holdfast.telemetry.tasks import here
 
 _OPEN = frozenset(Status) - FINAL
-_MOST_HOLDERS = 10_000
+_MAX_HOLDERS = 10_000
 
 LimitOf = Callable[[str], Limit | None]
 """The limit of a task, if that is known."""
@@ -59,14 +63,24 @@ _RUNTIMES: weakref.WeakSet[AppRuntime] = weakref.WeakSet()
 
 
 async def explained(
-    store: Store, record: InvocationRecord, limit_of: LimitOf, dead_after_seconds: float
+    store: Store,
+    record: InvocationRecord,
+    limit_of: LimitOf,
+    dead_after_seconds: float,
+    waits: Sequence[RunWait] = (),
+    awaited: Explanation | None = None,
 ) -> Explanation:
     """Explain why an invocation stands where it stands. Of the children of a running invocation, the first is explained
-    too, but not what that child may wait for in turn.
+    too, but not what that child may wait for in turn. `waits` say what a run waits for, by its log, and `awaited` what
+    the first of these calls that is performed elsewhere waits for.
     """
-    around = Surroundings(roster=await store.roster(record.app), now=store.now(), dead_after_seconds=dead_after_seconds)
+    around = Surroundings(
+        roster=await store.roster(record.app), now=store.now(), dead_after_seconds=dead_after_seconds, waits=waits
+    )
     around = await _with_queue(store, record, limit_of, around)
-    if record.status in OWNED:
+    if waits:
+        around = msgspec.structs.replace(around, first_child="" if awaited is None else awaited.text)
+    elif record.status in OWNED:
         children = await store.find(record.app, Filter(parent=record.id, statuses=_OPEN), MAX_NAMED + 1)
         if children:
             beside = await _with_queue(store, children[0], limit_of, around)
@@ -82,8 +96,23 @@ async def _with_queue(store: Store, record: InvocationRecord, limit_of: LimitOf,
     pauses, holders = await pauses_of(store, record.app), list[InvocationRecord]()
     if record.limit_key is not None:
         where = Filter(limit_key=record.limit_key)
-        holders = list(await store.find(record.app, where, _MOST_HOLDERS, order=Order.SLOT))
+        holders = list(await store.find(record.app, where, _MAX_HOLDERS, order=Order.SLOT))
     return msgspec.structs.replace(around, pauses=pauses, holders=holders, limit=limit_of(record.task))
+
+
+class _RunningBody(threading.local):
+    life: Any = None
+
+
+running_body = _RunningBody()
+"""The life of the workflow's body that runs on this thread; its `life` is set by `holdfast.workflows` only."""
+
+_guards: list[Callable[[], None]] = []
+
+
+def guard(check: Callable[[], None]) -> None:
+    """Have this called before each use of the engine in the body of a workflow: it raises where that is wrong."""
+    _guards.append(check)
 
 
 class BridgedCall(Generic[T]):
@@ -94,9 +123,9 @@ class BridgedCall(Generic[T]):
     the caller.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, T], tell: Callable[[], object]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, T], notify: Callable[[], object]) -> None:
         self._work = work
-        self._tell = tell
+        self._notify = notify
         self._task: asyncio.Task[T] | None = None
         self._outcome: Callable[[], T] | None = None
 
@@ -115,7 +144,7 @@ class BridgedCall(Generic[T]):
             self._work.close()
         if self._outcome is None:
             self._outcome = refuse or _raise_closed
-            self._tell()
+            self._notify()
         self.cancel()
 
     def _finish(self, task: asyncio.Task[T]) -> None:
@@ -123,11 +152,22 @@ class BridgedCall(Generic[T]):
             task.exception()  # retrieved, even if no caller waits any more
         if self._outcome is None:
             self._outcome = _raise_closed if task.cancelled() else task.result
-            self._tell()
+            self._notify()
 
     def outcome(self) -> T:
         assert self._outcome is not None
         return self._outcome()
+
+
+def _check_guards(work: Coroutine[Any, Any, Any]) -> None:
+    if running_body.life is None:
+        return
+    try:
+        for check in _guards:
+            check()
+    except BaseException:
+        work.close()
+        raise
 
 
 class Bridge:
@@ -149,6 +189,7 @@ class Bridge:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work on the loop and wait here. Short work only, if this thread runs a loop of its own."""
+        _check_guards(work)
         if threading.current_thread() is self._thread.thread:
             work.close()
             raise UsageError("a blocking call from inside the engine would wait for itself for ever")
@@ -164,25 +205,26 @@ class Bridge:
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work on the loop and await it here."""
+        _check_guards(work)
         own = asyncio.get_running_loop()
         if own is self._thread.loop:
             return await work
-        told = asyncio.Event()
+        notified = asyncio.Event()
 
-        def tell() -> None:
+        def notify() -> None:
             with contextlib.suppress(RuntimeError):  # that loop is closed
-                own.call_soon_threadsafe(told.set)
+                own.call_soon_threadsafe(notified.set)
 
-        bridged = self._send(work, tell)
+        bridged = self._send(work, notify)
         try:
-            await told.wait()
+            await notified.wait()
         except BaseException:
             self._call(bridged.cancel)
             raise
         return bridged.outcome()
 
-    def _send(self, work: Coroutine[Any, Any, T], tell: Callable[[], object]) -> BridgedCall[T]:
-        bridged = BridgedCall(work, tell)
+    def _send(self, work: Coroutine[Any, Any, T], notify: Callable[[], object]) -> BridgedCall[T]:
+        bridged = BridgedCall(work, notify)
         with self._sending:
             self._on_their_way.add(bridged)
             if not self._closed and not self._thread.is_broken and self._call(functools.partial(self._begin, bridged)):
@@ -396,13 +438,17 @@ class AppRuntime:
         self.codec = Codec()
         self.hooks = Hooks()
         self.tasks: dict[str, DeclaredTask] = {}  # by each of their names
+        self.verifiers: dict[str, Callable[..., object]] = {}  # of webhooks, by name
         self.clock: Clock = SystemClock()
         # Not the kernel's randomness for each id: asking for it lets go of the interpreter, and so splits batches.
         self.rng = random.Random()
         self.ids = Ids(self.clock, self.rng)
         self.telemetry = logging_telemetry(self.clock.monotonic)
-        self.runners: set[EndableRunner] = set()  # those that run
+        self.runners: set[EndableRunner] = set()  # that run
         self.make_handle: Callable[[], EngineHandle] | None = None  # what a test has put in the place of the usual
+        self.looks: RunLooks | None = None  # into runs of workflows; the app sets it
+        self.forks: RunForks | None = None
+        self.streams: StreamReads | None = None
         self._handle: EngineHandle | None = None
         self._opening = threading.RLock()  # the first use may come from many threads, and from a signal handler
         _RUNTIMES.add(self)
@@ -484,7 +530,20 @@ class AppRuntime:
             task = self.tasks.get(name)
             return None if task is None else task.definition.limit
 
-        return await explained((await self.engine()).store, record, limit_of, self.settings.dead_after_seconds)
+        engine, dead_after = await self.engine(), self.settings.dead_after_seconds
+        waits, awaited = await self._waits(engine, record), None
+        if child := next((call.child for call in waits[:MAX_NAMED] if call.child), ""):
+            (found,) = await get_readable(engine.store, engine.app, [InvocationId(child)])
+            if found is not None:
+                # What it waits for in turn is named, but not explained: a chain of children may be long.
+                awaited = await explained(engine.store, found, limit_of, dead_after, await self._waits(engine, found))
+        return await explained(engine.store, record, limit_of, dead_after, waits, awaited)
+
+    async def _waits(self, engine: Engine, record: InvocationRecord) -> Sequence[RunWait]:
+        """Return what a run waits for, by its log; nothing for a task."""
+        if self.looks is None or record.run is None:
+            return ()
+        return await self.looks.waits_for(engine, record)
 
     def close(self) -> None:
         """End the runners in this process, and let go of the store and of all threads."""
@@ -546,6 +605,16 @@ def _without_engine(run: Callable[P, T]) -> Callable[P, T]:
     shown = [each for each in signature.parameters.values() if each.name != "engine"]
     run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return run
+
+
+def runtime_here() -> AppRuntime | None:
+    """Return the runtime of the app whose code runs here; None outside of tasks and workflows."""
+    call = here.get()
+    return (
+        None
+        if call is None
+        else next((each for each in list(_RUNTIMES) if each.codec is getattr(call, "codec", None)), None)
+    )
 
 
 def _reseed() -> None:

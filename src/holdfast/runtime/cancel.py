@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from holdfast.errors import StoreError
 from holdfast.ids import InvocationId
 from holdfast.model import cancellation as cancelling
-from holdfast.model.changes import Applied, apply_to
+from holdfast.model.changes import Applied, Change, Push, Verdict, apply_to, pushed
 from holdfast.model.decoding import ahead
-from holdfast.model.records import CANCEL, ENDED, Cancellation, Hint, InvocationRecord, runner_of
+from holdfast.model.records import CANCEL, ENDED, Cancellation, Hint, InvocationRecord, runner_of, work_hint
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.hints import Wakeup, look_after
 from holdfast.runtime.wait import get_readable, missing, pages
@@ -95,13 +95,14 @@ class Canceller:
                 change = cancelling.cancel(record, cancellation, operation=self._engine.ids.operation())
                 if change is not None:
                     asked.append((record, change))
-            verdicts = await self._engine.outbox.apply(asked) if asked else []
             lost = []
-            for (record, change), verdict in zip(asked, verdicts, strict=True):
-                if isinstance(verdict, Applied):
-                    after[record.id] = apply_to(change, record)
-                else:
+            for (record, change), verdict in zip(asked, await self._write(asked), strict=True):
+                if not isinstance(verdict, Applied):
                     lost.append(record.id)
+                elif isinstance(change, Change):
+                    after[record.id] = apply_to(change, record)
+                elif isinstance(then := pushed(change, record), InvocationRecord):
+                    after[record.id] = then
             self._send_hints([after[record.id] for record, _ in asked if record.id not in lost])
             if not lost:
                 return list(after.values())
@@ -109,7 +110,17 @@ class Canceller:
             after |= {record.id: record for record in waiting}
         raise StoreError(f"{lost[0]} could not be cancelled: it is changed again and again")
 
+    async def _write(self, asked: Sequence[tuple[InvocationRecord, Change | Push]]) -> list[Verdict]:
+        """Write the requests; a run without an owner gets its request into its inbox."""
+        changes = [(record, change) for record, change in asked if isinstance(change, Change)]
+        pushes = [change for _, change in asked if isinstance(change, Push)]
+        applied = iter(await self._engine.outbox.apply(changes) if changes else [])
+        added = iter(await self._store.apply(pushes) if pushes else [])
+        return [next(applied if isinstance(change, Change) else added) for _, change in asked]
+
     def _send_hints(self, records: Sequence[InvocationRecord]) -> None:
+        if ready := [(each.lane, each.due_at, each.priority) for each in records if each.status is Status.REROUTED]:
+            self._hub.send(work_hint(ready))
         for kind, status in ((ENDED, Status.CANCELLED), (CANCEL, Status.CANCELLING)):
             if ids := tuple(record.id for record in records if record.status is status):
                 self._hub.send(Hint(kind, ids, len(ids)))
@@ -118,9 +129,11 @@ class Canceller:
 def asked_to_end(
     record: InvocationRecord, *, by: str, reason: str, at: float, usual_grace: float, children: bool | None
 ) -> Cancellation:
-    """Return the cancellation of an invocation. Its own terms come first; `children` None: as the terms say."""
+    """Return the cancellation of an invocation. Its own terms come first; `children` None: as the terms say. What a run
+    has submitted ends with it, or not, as `on_parent_end` says: the run sees to that itself.
+    """
     grace = usual_grace if record.terms.cancel_grace is None else record.terms.cancel_grace
-    wanted = record.terms.cancel_children if children is None else children
+    wanted = (record.terms.cancel_children and record.run is None) if children is None else children
     return Cancellation(by=by, reason=reason, at=at, until=ahead(at, grace), children=wanted)
 
 

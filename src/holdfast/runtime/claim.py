@@ -38,6 +38,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError, StoreUnavailable
+from holdfast.executors.begun import BegunCalls
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.eligibility import Offer, open_lanes
 from holdfast.model.limits import Limit
@@ -50,12 +51,12 @@ from holdfast.telemetry import events
 
 MANY = 1 << 30
 DOUBT_SECONDS = 1.0  # after a claim that got exactly what was announced
-MOST_DOUBT_SECONDS = 2.0  # after the first of several
+MAX_DOUBT_SECONDS = 2.0  # after the first of several
 ASK_AGAIN_SECONDS = 1.0
-MOST_SHARES = 4
+MAX_SHARES = 4
 AHEAD_SECONDS = 1.0
 AT_ONCE_SECONDS = 0.1
-MOST_TIMES = 10  # as many times the slots of the runner
+MAX_TIMES = 10  # as many times the slots of the runner
 BATCH_SECONDS = 0.05  # of work ahead where a claim is cheap: more would put off calls of a higher priority
 KEEP_BATCH_SECONDS = 0.25
 KEEP_SECONDS = 2.5  # half of the time after which a claim that does not start counts as lost
@@ -64,14 +65,15 @@ _MEMORY_SECONDS = 60.0  # a task that has not been seen for so long says nothing
 
 
 class Permit:
-    """Allow starts until a moment, by the monotonic clock, except in paused queues."""
+    """Allow starts until a moment, by the monotonic clock, except in paused queues, unless the runner revokes it."""
 
     paused: frozenset[str] = frozenset()
+    begun: BegunCalls | None = None  # of a worker process: its runner may revoke what has not begun
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until = float("-inf")
-        self._told: list[Callable[[], None]] = []
+        self._on_grant: list[Callable[[], None]] = []
         self._each: list[Callable[[float], None]] = []
         self._on_pause: list[Callable[[frozenset[str]], None]] = []
 
@@ -81,26 +83,30 @@ class Permit:
         for pass_on in self._each:
             pass_on(self._until)
         if not held and self.holds():
-            for tell in self._told:
-                tell()
+            for callback in self._on_grant:
+                callback()
 
     def pause(self, queues: frozenset[str]) -> None:
         """Pause these queues, and no others."""
         if queues != self.paused:
             self.paused = queues
-            for tell in self._on_pause:
-                tell(queues)
+            for callback in self._on_pause:
+                callback(queues)
 
-    def on_pause(self, tell: Callable[[frozenset[str]], None]) -> None:
+    def on_pause(self, callback: Callable[[frozenset[str]], None]) -> None:
         """Call this with the paused queues, whenever they change."""
-        self._on_pause.append(tell)
+        self._on_pause.append(callback)
 
     def holds(self) -> bool:
+        return self.is_granted() and (self.begun is None or not self.begun.is_revoked)
+
+    def is_granted(self) -> bool:
+        """Return whether the runner has lately reached the store. It may have revoked what has not begun."""
         return self._clock.monotonic() < self._until
 
-    def on_grant(self, tell: Callable[[], None]) -> None:
+    def on_grant(self, callback: Callable[[], None]) -> None:
         """Call this when starts are allowed again."""
-        self._told.append(tell)
+        self._on_grant.append(callback)
 
     def on_each_grant(self, pass_on: Callable[[float], None]) -> None:
         """Call this with the moment of each grant."""
@@ -119,10 +125,10 @@ class Unlimited(Permit):
     def holds(self) -> bool:
         return True
 
-    def on_grant(self, tell: Callable[[], None]) -> None:
+    def on_grant(self, callback: Callable[[], None]) -> None:
         pass
 
-    def on_pause(self, tell: Callable[[frozenset[str]], None]) -> None:
+    def on_pause(self, callback: Callable[[frozenset[str]], None]) -> None:
         pass
 
 
@@ -178,9 +184,9 @@ class Claimer:
 
         claimed = await self._outage.until_answered("looking for work", attempt)
         if claimed.refused or claimed.released:
-            told = ((ENDED, claimed.refused), (READY, claimed.released))
+            hinted = ((ENDED, claimed.refused), (READY, claimed.released))
             self._engine.hub.send(
-                *[Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in told if names]
+                *[Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in hinted if names]
             )
         telemetry = self._engine.telemetry
         if claimed.records and telemetry.wants(events.Claimed):
@@ -218,7 +224,7 @@ class Demand:
 
     def learn(self, turns: Turns, ask: Ask, claimed: Claimed, expected: int, elapsed: float) -> None:
         """Draw conclusions from a claim for the next one."""
-        got, wanted = len(claimed.records), ask.most
+        got, wanted = len(claimed.records), ask.max_count
         if claimed.cut:
             self.slot_next = True
             self.heard(max(1, expected - got))
@@ -248,7 +254,7 @@ class Demand:
         look_at = self._found_all_at + self._pause[1]
         if self._in_doubt is not None and self._doubts:
             first, last = self._in_doubt
-            look_at = min(look_at, first + MOST_DOUBT_SECONDS, last + DOUBT_SECONDS)
+            look_at = min(look_at, first + MAX_DOUBT_SECONDS, last + DOUBT_SECONDS)
         pause = look_at - elapsed
         return max(0.0, pause if self._next_due is None else min(pause, self._next_due - now))
 
@@ -257,7 +263,7 @@ class Ask(NamedTuple):
     """The request of the next claim: up to so many of these lanes, which are one queue's if it is that queue's turn."""
 
     lanes: Collection[str]
-    most: int
+    max_count: int
     turn: Turn | None = None
 
 
@@ -296,14 +302,14 @@ class Lanes:
         turn = self.turns.next(wanted)
         if turn is None:
             return Ask(lanes, wanted)
-        return Ask([lane for lane in lanes if queue_in(lane) == turn.queue], turn.most, turn)
+        return Ask([lane for lane in lanes if queue_in(lane) == turn.queue], turn.max_count, turn)
 
 
 class Turn(NamedTuple):
     """The queue that is next, and how many it may give."""
 
     queue: str
-    most: int
+    max_count: int
 
 
 class Turns:
@@ -346,14 +352,14 @@ class Turns:
             return None
         queue = min(self._got, key=lambda queue: (self._got[queue], queue))
         whole = sum(self._weight(each) for each in self._got)
-        share = wanted * max(self._weight(queue) / whole, 1 / MOST_SHARES)
+        share = wanted * max(self._weight(queue) / whole, 1 / MAX_SHARES)
         behind = (max(self._got.values()) - self._got[queue]) * self._weight(queue)
         return Turn(queue, min(wanted, max(1, round(share), round(behind))))
 
     def took(self, turn: Turn, got: int) -> None:
         """Note what came of a turn. A queue that gave less than was asked for has no more."""
         self._got[turn.queue] = self._got.get(turn.queue, 0.0) + got / self._weight(turn.queue)
-        if got < turn.most:
+        if got < turn.max_count:
             del self._got[turn.queue]
 
     def _weight(self, queue: str) -> int:
@@ -389,7 +395,7 @@ class Reserve:
         if slowest is None:
             return 0
         soon = self._slots * self._ahead_seconds / max(slowest, 0.001)
-        capacity = min(int(soon), self._slots * MOST_TIMES)
+        capacity = min(int(soon), self._slots * MAX_TIMES)
         room = capacity - len(self._waiting)
         return room if room > self._slots and room * 2 >= capacity else 0  # less would not be worth the round trips
 
@@ -411,11 +417,12 @@ class Reserve:
         """Take the oldest invocations out, to be started."""
         return [self._waiting.popleft()[1] for _ in range(min(count, len(self._waiting)))]
 
-    def remove(self, id: str) -> bool:
-        """Take an invocation out. Return False if it is not here."""
-        before = len(self._waiting)
-        self._waiting = deque(item for item in self._waiting if item[1].id != id)
-        return len(self._waiting) < before
+    def remove(self, id: str) -> InvocationRecord | None:
+        """Take an invocation out. Return None if it is not here."""
+        found = next((record for _, record in self._waiting if record.id == id), None)
+        if found is not None:
+            self._waiting = deque(item for item in self._waiting if item[1].id != id)
+        return found
 
     def of_queues(self, queues: frozenset[str]) -> list[InvocationRecord]:
         """Take out the invocations of these queues, to be handed back."""

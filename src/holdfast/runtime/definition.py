@@ -17,8 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.executors.declared import MAINS, why_unreachable
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Pacing
-from holdfast.model.records import PLAIN, Terms, lane_of
-from holdfast.model.retention import RETENTION_SECONDS, agreed
+from holdfast.model.records import PLAIN, RETENTION_SECONDS, Terms, agreed_retention, lane_of
 from holdfast.model.retries import Never, Policy, as_policy, dump_policy, queues_of
 
 ALL_ARGUMENTS = ("*",)
@@ -83,6 +82,7 @@ class ExecutorKind(StrEnum):
     THREAD = "thread"
     LOOP = "loop"
     PROCESS = "process"
+    WORKFLOW = "workflow"  # a body that is replayed from its log
     ISOLATED = "isolated"  # a process for one call: for work that is suspected of crashing
 
 
@@ -110,7 +110,8 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     time: TimeLimits = TimeLimits()
     schedules: tuple[Any, ...] = ()  # `holdfast.schedules.options.TaskSchedule`
     triggers: tuple[Any, ...] = ()  # `holdfast.triggers.conditions.Trigger`
-    is_hidden: bool = False  # ours, not a user's: it decides for a trigger
+    is_hidden: bool = False  # ours, not a user's: it decides for a trigger, or is a step that was sent elsewhere
+    body: str = ""  # of a workflow: the fingerprint of its code
 
     @property
     def fingerprint(self) -> str:
@@ -122,13 +123,26 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
             str(self.limit_by if mode == "keys" else ()),
             f"Limit(most={limit.max_running}, waits={limit.waits})",
         )
-        facts = (str(self.signature), self.executor, self.queue, ",".join(self.tags), str(self.priority), *options)
+        facts: tuple[str, ...] = (
+            str(self.signature),
+            self.executor,
+            self.queue,
+            ",".join(self.tags),
+            str(self.priority),
+            *options,
+        )
+        if self.body:
+            facts = (*facts, self.body)
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+
+    @property
+    def is_workflow(self) -> bool:
+        return self.executor is ExecutorKind.WORKFLOW
 
     def terms(self, retention_seconds: float = RETENTION_SECONDS) -> Terms:
         """Return the terms of each call; `retention_seconds` is for a task without a retention of its own."""
         policy = None if isinstance(self.retries, Never) else dump_policy(self.retries)
-        retention = agreed(self.retention, retention_seconds)
+        retention = agreed_retention(self.retention, retention_seconds)
         terms = PLAIN if policy is None and retention is None else Terms(retries=policy, retention=retention)
         return self.time.added_to(terms)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from holdfast.clock import Clock
@@ -23,16 +23,23 @@ from holdfast.model.records import InvocationRecord
 from holdfast.runtime.cancel import Canceller
 from holdfast.runtime.hints import Hub
 from holdfast.runtime.payloads import PayloadStore
+from holdfast.runtime.streams import ChunkPort
 from holdfast.runtime.submit import Submitter
 from holdfast.runtime.wait import Watcher
 from holdfast.settings import Settings
 from holdfast.store.contract import Store
 from holdfast.telemetry import Telemetry
 
+Receive = Callable[[Sequence[InvocationRecord]], Awaitable[Collection[str]]]
+"""Takes ended invocations; returns the ids of those whose receiver takes no more now."""
+
 
 class Outbox:
+    """Writes changes. `receivers` are told of ends whose outbox has their name, which begins with ``@``."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.receivers: dict[str, Receive] = {}
 
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
@@ -46,6 +53,11 @@ class Outbox:
 
 
 P = TypeVar("P")
+MakeRunExecutor = Callable[["Engine", Any, Any, Any], Any]
+"""Makes the executor of workflows from the engine, the worker, its `Deliver` and the loop of its coroutines."""
+
+ReadProgress = Callable[["Engine", InvocationRecord], Awaitable[int]]
+"""Returns the epoch in which a run last came further, by its log; 0: never."""
 
 
 class Engine:
@@ -69,6 +81,9 @@ class Engine:
         self.settings = settings or Settings()
         self.telemetry = telemetry
         self.hub = Hub(telemetry)
+        self.make_run_executor: MakeRunExecutor | None = None
+        self.read_progress: ReadProgress | None = None
+        self.chunks: ChunkPort | None = None  # writes the chunks of streams
         self.limits = SizeLimits(self.settings.inline_limit, self.settings.payload_limit)
         self._serve(app)
 
@@ -99,10 +114,11 @@ class Engine:
         if self._core is None:
             self._core = copy.copy(self)
             self._core._serve(core_app(self.app))
+            self._core.chunks = None
         return self._core
 
     async def open(self, session: object = None) -> None:
-        """`session`: see `holdfast.store.contract.Store.open`."""
+        """Open the store. `session`: see `holdfast.store.contract.Store.open`."""
         await (self.store.open() if session is None else self.store.open(session))
         self.hub.connect(self.store.hints())
 

@@ -16,8 +16,8 @@ alone makes no suspects: most come from the system or a person, and dozens of ne
 work. Work that ran in two workers that had to be killed, since they did not answer while another call was past its
 time, is suspected likewise: it may hold the interpreter. A worker isolates only so many; the others wait in the queue.
 
-Some tasks cannot run in another process: those declared in the program itself (it would have to run once more), and
-those without a name to find them by. They stay where they always run.
+Some tasks cannot run in another process: those declared at a prompt, and those without a name to find them by. They
+stay where they always run. So do tasks of a program that cannot be imported: an attempt to isolate them shows that.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from holdfast.clock import format_duration
 from holdfast.codec import MARK, Codec, references
-from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable, TimedOut
+from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable, StreamClosed, TimedOut
 from holdfast.executors import context
-from holdfast.executors.call import INTERRUPTED, Call, Interrupted, Outcome, Raised, Unfit
+from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, STOPPED, Call, Interrupted, LetGo, Outcome, Raised, Unfit
+from holdfast.executors.chunks import ENDED, ChunkBuffer
 from holdfast.executors.context import cancelled, deadline_in
-from holdfast.executors.declared import MAINS, Unreachable, address_of
+from holdfast.executors.declared import Unreachable, address_of
 from holdfast.executors.local import Deliver, Executor
-from holdfast.model.crashes import crashes_in_a_row, kills_in_a_row
+from holdfast.model.crashes import crashes_in_a_row, has_begun_before, kills_in_a_row
 from holdfast.model.parking import GONE
 from holdfast.model.records import PLAIN, InvocationRecord
 from holdfast.model.retries import exception_names
+from holdfast.model.status import Status
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.outage import Outage, cancel_tasks
@@ -59,6 +63,8 @@ _GAVE_WAY = frozenset(
     }
 )
 _STILL_RUNS = "its code could not be stopped and still runs"
+_NEVER_BEGAN = "its event loop was blocked, and its code had not begun"
+_BLOCKED = "it could not begin: other code held the interpreter lock, or blocked the event loop"
 _FORCED = "its code did not end by itself and was stopped"
 _CRASHES = 2  # make a suspect, or fewer if fewer are forgiven
 _KILLS = 2  # beside others that were past their time
@@ -80,6 +86,9 @@ class RunningCalls:
     def __init__(self, worker: Worker, engine: Engine, search: Outage, make_executor: MakeExecutor) -> None:
         self._worker = worker
         self._codec = engine.codec
+        self._chunks = engine.chunks
+        if self._chunks is not None:
+            self._chunks.open()
         self._limits = engine.limits
         self._payloads = engine.payloads
         self._search = search
@@ -92,10 +101,33 @@ class RunningCalls:
         self.records: dict[str, InvocationRecord] = {}
         self._stopper = CallStopper(self._request, self._give_up)
         self.abandoned: set[str] = set()  # calls that cannot be stopped, and have their slots
+        self._slots: dict[str, int] = {}  # of runs that hold another number of slots than one
+        self._more = 0  # slots that they hold beyond one each; less than zero while many only wait
+        self.runs = 0
         self._keys: dict[str, str] = {}  # of calls that are not called by their id, since an abandoned one is
 
     def __len__(self) -> int:
         return len(self.records)
+
+    @property
+    def taken(self) -> int:
+        """Return how many slots are taken. A run holds none while it only waits, and one for each of its steps."""
+        return len(self.records) + self._more + len(self.abandoned)
+
+    def slots_of(self, id: str) -> int:
+        return self._slots.get(id, 1) if id in self.records else 0
+
+    def set_slots(self, id: str, count: int) -> None:
+        if id in self.records:
+            self._more += count - self._slots.get(id, 1)
+            self._slots[id] = count
+
+    def _forget(self, id: str) -> InvocationRecord | None:
+        """Give back the slots of an invocation, and return its record."""
+        self._more -= self._slots.pop(id, 1) - 1
+        record = self.records.pop(id, None)
+        self.runs -= record is not None and record.run is not None
+        return record
 
     @property
     def fetching(self) -> int:
@@ -113,7 +145,9 @@ class RunningCalls:
         """Take a slot for each of these, and call them; those with large arguments once these are fetched."""
         here: list[InvocationRecord] = []
         for record in records:
+            self._forget(record.id)  # an earlier life of a run, which is about to leave
             self.records[record.id] = record
+            self.runs += record.run is not None
             if record.arguments[:1] == MARK:
                 task = asyncio.create_task(self._fetch_and_call(record))
                 self._fetching.add(task)
@@ -140,24 +174,27 @@ class RunningCalls:
             if isinstance(error, StoreError):  # a stop
                 self._telemetry.emit(DutyFailed("worker", f"fetch the arguments of {record.id}", error))
         why_not = self._worker.why_not()
-        if isinstance(found, Unfit):
+        mine = self.records.get(record.id)
+        if mine is None or mine.epoch != record.epoch:
+            pass  # it was cancelled meanwhile; a run may have come back since
+        elif isinstance(found, Unfit):
             self._deliver([(record.id, found)])
-        elif record.id not in self.records:
-            pass  # it was cancelled meanwhile
         elif found is not None and not why_not:
             self._call([(record, found)])
-        elif self.records.pop(record.id, None) is not None:
+        elif self._forget(record.id) is not None:
             self._worker.hand_back([record], why_not, 0.0)
 
     def _call(self, records: Sequence[tuple[InvocationRecord, dict[str, bytes]]]) -> None:
         batches: dict[ExecutorKind, list[Call]] = {}
         crowded: list[InvocationRecord] = []
-        now = _loop_time()
+        now, ticket = _loop_time(), self._worker.begun.ticket
         for record, payloads in records:
             task = self._worker.tasks[record.task]
-            kind = task.executor if record.attempt < 2 else self._suspects.executor_for(record, task)
+            is_plain = record.attempt < 2 or task.executor is ExecutorKind.WORKFLOW
+            kind = task.executor if is_plain else self._suspects.executor_for(record, task)
             if kind is None:
-                crowded.append(self.records.pop(record.id))
+                crowded.append(record)
+                self._forget(record.id)
                 continue
             self._began[record.id] = now
             call = Call(
@@ -170,9 +207,14 @@ class RunningCalls:
                 self._limits,
                 payloads,
                 record,
+                mark=f"{record.id}~{record.epoch}",
+                ticket=ticket,
+                chunks=None if self._chunks is None else self._buffer_of,
             )
             if self.abandoned or record.terms is not PLAIN:
                 call = self._limited(call, record)
+            if record.has_streams and record.run is None and self._chunks is not None:
+                self._chunks.begin_again(call)
             batches.setdefault(kind, []).append(call)
         if crowded:
             why = "all processes for isolated calls are busy"
@@ -191,7 +233,7 @@ class RunningCalls:
         if record.id in self.abandoned:
             self._keys[record.id] = key = f"{record.id}~{record.epoch}"
             call = call._replace(key=key)
-        if terms.timeout is None and terms.soft_timeout is None:
+        if (terms.timeout is None and terms.soft_timeout is None) or record.run is not None:
             return call
         self._stopper.watch(record)
         deadline = None if terms.timeout is None else deadline_in(terms.timeout)
@@ -205,8 +247,32 @@ class RunningCalls:
     # --- ending
 
     def _deliver(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
-        """Take the outcomes of user code, on the engine's loop."""
-        ended, now = [], _loop_time()
+        """Take the outcomes of user code, on the engine's loop. Those of calls that have written to streams are taken
+        when their chunks are durable.
+        """
+        self._take(outcomes if self._chunks is None else self._chunks.hold(outcomes, self._chunks_written))
+
+    def _chunks_written(self, key: str, outcome: Outcome, is_marked: bool) -> None:
+        if is_marked:
+            self._mark(key.partition("~")[0])
+        self._take([(key, outcome)])
+
+    def _buffer_of(self, call: Call) -> ChunkBuffer:
+        """Return where a call puts its chunks, as long as it runs. From any thread."""
+        assert self._chunks is not None
+        about = call.about
+        record = self.records.get(about.id) if isinstance(about, InvocationRecord) else None
+        if record is None or not isinstance(about, InvocationRecord) or record.epoch != about.epoch:
+            raise StreamClosed(ENDED)
+        return self._chunks.buffer_of(call)
+
+    def _mark(self, id: str) -> None:
+        """Note that an invocation has streams: the write of its end says so."""
+        if (record := self.records.get(id)) is not None:
+            self.records[id] = msgspec.structs.replace(record, has_streams=True)
+
+    def _take(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
+        ended, not_begun, now = [], list[InvocationRecord](), _loop_time()
         for key, outcome in outcomes:
             id = key
             if self.abandoned or self._keys:
@@ -216,8 +282,13 @@ class RunningCalls:
                     continue
                 id = key.partition("~")[0]
                 self._keys.pop(id, None)
-            record = self.records.pop(id, None)
+            record = self._forget(id)
             began = self._began.pop(id, now)
+            if isinstance(outcome, LetGo):
+                self._stopper.forget(id)
+                cancelled.discard(id)
+                self._worker.on_let_go()
+                continue
             if record is None:
                 self._stopper.forget(id)
                 cancelled.discard(id)
@@ -228,7 +299,13 @@ class RunningCalls:
                 continue
             if self._stopper.watched and id in self._stopper.watched:
                 outcome = self._stopper.ended(record, outcome)
+            if outcome is NOT_BEGUN and record.status is Status.RUNNING:
+                not_begun.append(record)
+                continue
             ended.append(Ended(record, outcome, now - began))
+        if not_begun:
+            self._worker.count_started(-len(not_begun))
+            self._worker.hand_back(not_begun, _BLOCKED)
         self._worker.end(ended)
 
     def cancel(self, record: InvocationRecord, grace_seconds: float) -> None:
@@ -240,31 +317,42 @@ class RunningCalls:
         if record.id in self._began:
             self._stopper.cancel(record, grace_seconds)
         else:  # it waits for its arguments
-            del self.records[record.id]
-            self._worker.end([Ended(record, INTERRUPTED, 0.0)])
+            self._forget(record.id)
+            has_begun = record.run is None or has_begun_before(mine)
+            self._worker.end([Ended(record, INTERRUPTED if has_begun else NOT_BEGUN, 0.0)])
 
     def _request(self, what: str, id: str) -> None:
         keys = [self._keys.get(id, id)]
         for executor in self._executors.values():
             getattr(executor, what)(keys)
 
-    def _give_up(self, id: str, outcome: Outcome) -> None:
+    def _give_up(self, id: str, in_the_end: InTheEnd) -> None:
         """Go on without a call that cannot be stopped. Its slot is taken until it ends."""
-        record = self.records.pop(id, None)
+        key = self._keys.pop(id, id)
+        if self._chunks is not None and self._chunks.cut(key, "the call did not end in time"):
+            self._mark(id)
+        record = self._forget(id)
         if record is None:
             return
         self._telemetry.emit(Unstoppable(record))
         self._stopper.forget(id)
-        key = self._keys.pop(id, id)
         self.abandoned.add(key)
+        is_blocked = any(executor.is_blocked(key) for executor in self._executors.values())
+        has_begun = not is_blocked or self._worker.begun.has(f"{record.id}~{record.epoch}")
+        outcome = in_the_end(_STILL_RUNS if has_begun else _NEVER_BEGAN)
         self._suspects.on_isolated_outcome(id, outcome)
         self._worker.end([Ended(record, outcome, _loop_time() - self._began.pop(id, 0.0))])
-        self._worker.on_given_up(any(executor.is_blocked(key) for executor in self._executors.values()))
+        self._worker.on_given_up(is_blocked)
 
     def interrupt(self) -> None:
         """End user code, where that is possible."""
         for executor in self._executors.values():
             executor.interrupt(list(self.records))
+
+    def let_go(self, why: str) -> None:
+        """Have calls handed over where that is possible before they end: runs, between two steps."""
+        for executor in self._executors.values():
+            executor.let_go(why)
 
     def stop_fetching(self) -> None:
         for task in self._fetching:
@@ -282,7 +370,8 @@ def _loop_time() -> float:
 
 
 Request = Callable[[str, str], None]
-GiveUp = Callable[[str, Outcome], None]
+InTheEnd = Callable[[str], Outcome]  # the outcome of a call that could not be stopped, with these words
+GiveUp = Callable[[str, InTheEnd], None]
 
 
 class CallStopper:
@@ -314,13 +403,13 @@ class CallStopper:
         self._asked.add(id)
         context.cancelled.add(id)
         self._request("cancel", id)
-        self._later(id, grace_seconds, lambda: self._force(id, Interrupted(_STILL_RUNS)))
+        self._later(id, grace_seconds, lambda: self._force(id, Interrupted))
 
     def _time_out(self, record: InvocationRecord) -> None:
         self._late.add(record.id)
-        self._force(record.id, timed_out(record, self._codec, f"; {_STILL_RUNS}"))
+        self._force(record.id, lambda how: timed_out(record, self._codec, f"; {how}"))
 
-    def _force(self, id: str, in_the_end: Outcome) -> None:
+    def _force(self, id: str, in_the_end: InTheEnd) -> None:
         self._forced.add(id)
         self._request("force", id)
         self._later(id, STUBBORN_SECONDS, lambda: self._give_up(id, in_the_end))
@@ -343,8 +432,8 @@ class CallStopper:
         if is_asked and isinstance(outcome, Raised) and stopped:
             return Interrupted(_FORCED if is_forced else "")
         if is_asked and isinstance(outcome, Interrupted) and not outcome.how:
-            return Interrupted(_FORCED if is_forced else "the runner stopped")
-        if is_late and not is_asked and isinstance(outcome, Interrupted | Raised):
+            return Interrupted(_FORCED) if is_forced else STOPPED
+        if is_late and not is_asked and isinstance(outcome, Interrupted | Raised) and outcome is not NOT_BEGUN:
             return timed_out(record, self._codec)
         return outcome
 
@@ -393,8 +482,6 @@ class Suspects:
         return crashes_in_a_row(record.history) >= self._crashes or kills_in_a_row(record.history) >= _KILLS
 
     def _can_be_found(self, task: TaskDefinition) -> bool:
-        if getattr(task.function, "__module__", None) in MAINS:
-            return False
         try:
             address_of(task.name, task.function, self._codec)
         except Unreachable:

@@ -49,7 +49,9 @@ class Hub:
 
     @property
     def trust(self) -> int:
-        """For how many polling intervals one may rely on hints alone. Without a channel, all of them are from here."""
+        """Return for how many polling intervals a waiter may rely on hints alone. Without a channel, all of them are
+        from here.
+        """
         return 1 if self._channel is None else self._channel.trust
 
     def on(self, kind: str, heard: Callable[[Hint], None]) -> Unsubscribe:

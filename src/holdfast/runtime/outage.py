@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from holdfast.errors import StoreError, StoreUnavailable
+from holdfast.errors import CorruptRecord, PayloadLost, StoreError, StoreUnavailable
 from holdfast.runtime.hints import wait_for
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import StoreAwaited, StoreReached
@@ -37,7 +37,7 @@ class Outage:
         self._given_up = asyncio.Event()
 
     def give_up_in(self, seconds: float) -> None:
-        """After so many seconds, pass the store's error on instead of waiting."""
+        """Pass the store's error on after so many seconds, instead of waiting."""
         loop = asyncio.get_running_loop()
         self._ends_at = min(self._ends_at, loop.time() + seconds)
         loop.call_later(seconds, self._given_up.set)
@@ -53,7 +53,17 @@ class Outage:
         """
         return await self._ask(what, attempt, StoreError)
 
-    async def _ask(self, what: str, attempt: Callable[[bool], Awaitable[T]], forgiven: type[StoreError]) -> T:
+    async def until_accepted(self, what: str, attempt: Callable[[bool], Awaitable[T]]) -> T:
+        """Do as `until_answered`, but raise an error that is about what is written: it would come again for ever."""
+        return await self._ask(what, attempt, StoreError, is_refusal)
+
+    async def _ask(
+        self,
+        what: str,
+        attempt: Callable[[bool], Awaitable[T]],
+        forgiven: type[StoreError],
+        is_final: Callable[[Exception], bool] | None = None,
+    ) -> T:
         pause, again = FIRST_PAUSE_SECONDS, False
         while True:
             try:
@@ -62,12 +72,19 @@ class Outage:
                     self._telemetry.emit(StoreReached(what))
                 return answer
             except forgiven as error:
+                if is_final is not None and is_final(error):
+                    raise
                 if asyncio.get_running_loop().time() >= self._ends_at:
                     raise
                 wait = pause * (0.5 + self._rng.random() / 2)
                 self._telemetry.emit(StoreAwaited(what, wait, str(error)))
             await wait_for(self._given_up, wait)
             pause, again = min(pause * 2, LONGEST_PAUSE_SECONDS), True
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether an error is about what was written, and not about the store as a whole."""
+    return not isinstance(error, StoreError) or type(error) in (StoreError, CorruptRecord, PayloadLost)
 
 
 async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:

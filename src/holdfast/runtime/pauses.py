@@ -85,7 +85,7 @@ class PauseWatch:
         self._app = engine.app
         self._every = engine.settings.runner_heartbeat_seconds
         self._permit = permit
-        self._told = asyncio.Event()
+        self._notified = asyncio.Event()
 
     async def look(self, again: bool = False) -> None:
         paused = frozenset(pause.name for pause in await pauses_of(self._store, self._app))
@@ -97,12 +97,12 @@ class PauseWatch:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        unsubscribe = self._hub.on(PAUSES, lambda hint: self._told.set())
+        unsubscribe = self._hub.on(PAUSES, lambda hint: self._notified.set())
         try:
             while True:
                 trusted = max(1, min(self._hub.trust, _MAX_TRUST))
-                await wait_for(self._told, look_after(self._every * trusted))
-                self._told.clear()
+                await wait_for(self._notified, look_after(self._every * trusted))
+                self._notified.clear()
                 try:
                     await self.look()
                 except Exception as error:

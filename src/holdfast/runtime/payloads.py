@@ -120,12 +120,12 @@ class PayloadStore:
         # end it hands its buffer over without a copy.
         whole = io.BytesIO(bytes(stored.size))
         for number in range(stored.pieces):
-            most = min(PIECE_BYTES, stored.size - number * PIECE_BYTES)
+            expected = min(PIECE_BYTES, stored.size - number * PIECE_BYTES)
             try:
                 piece = stored.first if number == 0 else await self._store.get_piece(self._app, stored.digest, number)
                 if piece is None:
                     raise _damaged(stored.digest, f"the piece {number} of {stored.pieces} is missing")
-                whole.write(await asyncio.to_thread(_unpacked, piece, most))
+                whole.write(await asyncio.to_thread(_unpacked, piece, expected))
             except (CorruptRecord, zlib.error, ValueError) as error:
                 raise _damaged(stored.digest, f"the piece {number}: {error}") from error
         return whole.getvalue()
@@ -169,15 +169,15 @@ def _packed(part: memoryview) -> Piece:
     return Piece(bytes(part))
 
 
-def _unpacked(piece: Piece, most: int) -> bytes:
+def _unpacked(piece: Piece, expected: int) -> bytes:
     """Return the bytes of a piece, which may be no more than so many: a decompression bomb is not unpacked."""
     if not piece.packed:
         data = piece.data
     else:
         machine = zlib.decompressobj()
-        data = machine.decompress(piece.data, most + 1)
-    if len(data) != most:
-        raise ValueError(f"{len(data):,} bytes or more instead of {most:,}")
+        data = machine.decompress(piece.data, expected + 1)
+    if len(data) != expected:
+        raise ValueError(f"{len(data):,} bytes or more instead of {expected:,}")
     return data
 
 

@@ -55,9 +55,9 @@ class Releaser:
 
     # --- one invocation
 
-    def change(self, record: InvocationRecord, why: str) -> Change:
-        """Return the change for work whose owner died."""
-        last, at = last_crash(record, self.max_crashes, why), self._store.now()
+    def change(self, record: InvocationRecord, why: str, progress_epoch: int = 0) -> Change:
+        """Return the change for work whose owner died. A run last came further in `progress_epoch`."""
+        last, at = last_crash(record, self.max_crashes, why, progress_epoch), self._store.now()
         change = changes.recovered(
             record,
             by=self.by or record.owner,
@@ -83,6 +83,13 @@ class Releaser:
             error=self._codec.encode_error(WorkerLost(why, invocation_id=record.id)) if final else None,
         )
 
+    def not_begun(self, record: InvocationRecord, why: str) -> Change:
+        """Return the change for work that was marked as RUNNING and never begun: nothing is charged."""
+        if record.status is not Status.RUNNING:
+            return self.ended(record, why)
+        operation, at = self._engine.ids.operation(), self._store.now()
+        return changes.handed_back(record, by=self.by, operation=operation, at=at, why=why)
+
     def timed_out(self, record: InvocationRecord) -> Change:
         """Return the change for work past its time, whose worker was killed for that."""
         return change_after(
@@ -94,10 +101,10 @@ class Releaser:
             fingerprint=None,
         )
 
-    def rescue(self, record: InvocationRecord) -> Change:
+    def rescue(self, record: InvocationRecord, progress_epoch: int = 0) -> Change:
         """Return the change for an invocation that was left behind on its way back to the queue."""
         why = "left behind on its way back to the queue"
-        last = last_crash(record, self.max_crashes, why)
+        last = last_crash(record, self.max_crashes, why, progress_epoch)
         return changes.rescued(
             record,
             by=self.by,
@@ -110,7 +117,14 @@ class Releaser:
     # --- many
 
     async def recover(self, records: Iterable[InvocationRecord], why: str) -> int:
-        return await self.apply([(record, self.change(record, why)) for record in records])
+        return await self.apply([(record, self.change(record, why, await self.progress(record))) for record in records])
+
+    async def progress(self, record: InvocationRecord) -> int:
+        """Return the epoch in which a run last came further, if its crashes alone would end it; 0 if not, or never."""
+        read = self._engine.read_progress
+        if record.run is None or read is None or last_crash(record, self.max_crashes, "") is None:
+            return 0
+        return await read(self._engine, record)
 
     async def end(self, records: Iterable[InvocationRecord], why: str) -> int:
         return await self.apply([(record, self.ended(record, why)) for record in records])

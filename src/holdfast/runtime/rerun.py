@@ -11,7 +11,7 @@ from holdfast.codec import Reference, damage_of, references
 from holdfast.errors import PayloadLost
 from holdfast.ids import InvocationId, derived_id, is_id
 from holdfast.model.parking import DAMAGED
-from holdfast.model.records import KEY_SECONDS, InvocationRecord, registered
+from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, registered
 from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
 
@@ -41,11 +41,17 @@ class Rerunner:
         derived = derived_id("rerun", self._app, original, request)
         return InvocationId(request[:_TIME_CHARACTERS] + derived[_TIME_CHARACTERS:]) if is_id(request) else derived
 
-    async def rerun(self, originals: Sequence[InvocationRecord], *, request: str, due_at: float) -> list[Rerun]:
-        """Store a new invocation for each of these, or say why not. Idempotent, by the request."""
+    async def rerun(
+        self, originals: Sequence[InvocationRecord], *, request: str, due_at: float, new_key: bool = False
+    ) -> list[Rerun]:
+        """Store a new invocation for each of these, or say why not. Idempotent, by the request.
+
+        The steps of a workflow have the idempotency keys of the first run, unless `new_key`. A task has its own id as
+        the key of its effects, as ever: its record has no place for another one.
+        """
         damage: dict[str, str] = {}  # by digest, as several may share one
         refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage))}
-        fresh = [self._repeated(record, request, due_at) for record in originals if record.id not in refusals]
+        fresh = [self._repeated(record, request, due_at, new_key) for record in originals if record.id not in refusals]
         for new, there in zip(fresh, await self._engine.submitter.submit(fresh), strict=True):
             if there is not None and there.rerun_of != new.rerun_of:
                 refusals[new.rerun_of or new.id] = f"its new id {new.id} is taken by something else"
@@ -77,8 +83,9 @@ class Rerunner:
             return str(error)
         return ""
 
-    def _repeated(self, record: InvocationRecord, request: str, due_at: float) -> InvocationRecord:
+    def _repeated(self, record: InvocationRecord, request: str, due_at: float, new_key: bool) -> InvocationRecord:
         now = self._store.now()
+        run = None if record.run is None else RunState(effects_key=None if new_key else record.key_of_effects)
         fresh = InvocationRecord(
             id=self._id(record.id, request),
             app=record.app,
@@ -91,6 +98,7 @@ class Rerunner:
             limit_key=record.limit_key,
             terms=msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None),
             rerun_of=record.id,
+            run=run,
             created_at=now,
             due_at=due_at,
         )

@@ -20,12 +20,24 @@ from msgspec.structs import replace
 
 from holdfast.codec import Codec, ErrorRecord, Payload
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import Expired, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
-from holdfast.executors.call import Crashed, Interrupted, Outcome, Raised, Returned, Unfit
+from holdfast.errors import Expired, StoreError, StoreFull, StoreReadOnly, StoreUnavailable, WorkflowError
+from holdfast.executors.begun import BegunCalls
+from holdfast.executors.call import (
+    INTERRUPTED,
+    STOPPED,
+    Crashed,
+    Interrupted,
+    LetGo,
+    Outcome,
+    Raised,
+    Returned,
+    Unfit,
+)
 from holdfast.model import changes
 from holdfast.model.cancellation import expired, gave_way, is_too_late, why_expired
 from holdfast.model.changes import Applied, Change, Lost, Verdict
 from holdfast.model.claims import back_in_queue
+from holdfast.model.crashes import has_begun_before
 from holdfast.model.decoding import ahead
 from holdfast.model.records import ENDED, Hint, InvocationRecord, work_hint
 from holdfast.model.status import AVAILABLE, FINAL, Status
@@ -41,7 +53,7 @@ Settled = tuple[InvocationRecord, Change]
 Large = dict[str, tuple[Payload, ...]]
 OnStarted = Callable[[InvocationRecord, Change, bool], None]
 
-_MOST_WORDS = 500
+_MAX_TEXT = 500
 _NO_RESULT = ErrorRecord(type_name="holdfast.errors:StoreError", message="", traceback="", data=None)
 _LOUD = {"parked": e.Parked, "retried": e.Retried, "killed": e.Killed, "recovered": e.Recovered}
 IDLE_SECONDS = 5.0
@@ -57,6 +69,7 @@ class Settler:
         outage: Outage,
         releaser: Releaser,
         limits: Limits,
+        begun: BegunCalls,
         on_started: OnStarted,
         on_stored: Callable[[], None],
     ) -> None:
@@ -68,6 +81,7 @@ class Settler:
         self._outage = outage
         self._releaser = releaser
         self._limits = limits
+        self._begun = begun
         self._on_started = on_started
         self._on_stored = on_stored
         self.why_interrupted = "the runner stopped before it was done"
@@ -91,17 +105,32 @@ class Settler:
                 )
             case Raised(error, why):
                 return changes.failed(record, error=error, operation=operation, at=at, why=why)
+            case Unfit(why) if _is_compensating(record):
+                return self._cannot_compensate(record, why)
+            case Interrupted() if (outcome is INTERRUPTED or outcome is STOPPED) and _is_compensating(record):
+                why = self.why_interrupted if outcome is STOPPED else str(record.cancellation)
+                return self._releaser.ended(record, f"{why}; its next owner lets it compensate")
             case Unfit(how) | Interrupted(how) if record.status is Status.CANCELLING:
                 return gave_way(record, operation=operation, at=at, how=how)
             case Unfit(why):
                 return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why)
             case Interrupted():
                 return self._releaser.ended(record, self.why_interrupted)
-            case Crashed(why):
-                return self._releaser.change(record, f"the process that ran it died: {why}")
+            case Crashed(why, progress):
+                return self._releaser.change(record, f"the process that ran it died: {why}", progress)
+            case LetGo():
+                raise AssertionError(f"{record.id} has left its worker, and has no end to write")
 
-    async def _end_cancelled(self, record: InvocationRecord) -> None:
-        """End an invocation that was cancelled while its owner was about to write something else."""
+    def _cannot_compensate(self, record: InvocationRecord, why: str) -> Change:
+        """End a run that is being cancelled, and whose body cannot go on: a person has to see what it left."""
+        said = f"it was being cancelled, and could not compensate: {why}"
+        error = _codec.encode_error(WorkflowError(f"{record.task} {record.id}: {said}"))
+        return changes.failed(record, error=error, operation=self._ids.operation(), at=self._store.now(), why=said)
+
+    async def _end_cancelled(self, record: InvocationRecord, lost: Change) -> None:
+        """End an invocation that was cancelled while its owner was about to write something else. A run that was on its
+        way back to the queue still goes there: its next owner asks it to compensate.
+        """
 
         async def look(again: bool) -> Sequence[InvocationRecord | None]:
             return await self._store.get(record.app, [record.id])
@@ -112,7 +141,14 @@ class Settler:
             self._telemetry.emit(e.DutyFailed("engine", f"end {record.id}; recovery will", error))
             return
         if found is not None and found.status is Status.CANCELLING and found.epoch == record.epoch:
-            self.settle([(found, gave_way(found, operation=self._ids.operation(), at=self._store.now()))])
+            is_started = has_begun_before(record) if lost.name == "handed_back" else record.compensates
+            if is_started and lost.name == "parked":
+                change = self._cannot_compensate(found, lost.why)
+            elif is_started and lost.target in AVAILABLE and lost.name != "retried":
+                change = self._releaser.ended(found, lost.why)
+            else:
+                change = gave_way(found, operation=self._ids.operation(), at=self._store.now())
+            self.settle([(found, change)])
 
     async def _cancel_children(self, record: InvocationRecord) -> None:
         """Cancel its children: it may have submitted some since it was cancelled."""
@@ -312,7 +348,7 @@ class Settler:
             else:
                 emit(e.ChangeLost(record, _found(verdict), change.name))
                 if isinstance(verdict, Lost) and _is_to_end(record, verdict):
-                    self._spawn(record.id, self._end_cancelled(record))
+                    self._spawn(record.id, self._end_cancelled(record, change))
         is_awaited = bool(ended) and not self._engine.is_core  # no caller waits for the end of a core task
         hints = [Hint(ENDED, tuple(dict.fromkeys(ended)), len(ended))] if is_awaited else []
         if ready:
@@ -321,9 +357,15 @@ class Settler:
             self._engine.hub.send(*hints)
         if freed:
             self._limits.freed(freed)
+        # Not before: an end that is not in the store yet is that of a call that has begun.
+        self._begun.remove([f"{record.id}~{record.epoch}" for record, change in group if change.name != "started"])
         for (record, change), verdict in zip(group, verdicts, strict=True):
             if change.name == "started":
                 self._on_started(record, change, isinstance(verdict, Applied))
+
+
+def _is_compensating(record: InvocationRecord) -> bool:
+    return record.status is Status.CANCELLING and record.compensates
 
 
 def _is_to_end(record: InvocationRecord, lost: Lost) -> bool:
@@ -333,7 +375,7 @@ def _is_to_end(record: InvocationRecord, lost: Lost) -> bool:
 
 def _plain(text: str) -> str:
     """Return words that any store can take."""
-    return text[:_MOST_WORDS].encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
+    return text[:_MAX_TEXT].encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _plain_error(error: ErrorRecord, refusal: Exception) -> ErrorRecord:

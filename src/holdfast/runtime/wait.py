@@ -138,17 +138,17 @@ class Watcher:
         deadline = None if timeout is None else loop.time() + timeout
         ended: dict[str, InvocationRecord] = {}
         open_ids = set(ids)
-        heard = {id for id in open_ids if self._hub.has_ended(id)}
-        news = News(heard if fresh else open_ids)
+        known = {id for id in open_ids if self._hub.has_ended(id)}
+        notified = EndNotifications(known if fresh else open_ids)
         pace = Pace(self._poll_interval)
         pace.quicken()
-        subscriptions = [self._hub.on_final(id, news.about(id)) for id in open_ids]
+        subscriptions = [self._hub.on_final(id, notified.about(id)) for id in open_ids]
         try:
-            if fresh and not await news.wait(FIRST_READ_SECONDS):
-                news.add(open_ids)
-            look_at = loop.time() + pace.pause(trust=self._hub.trust)  # at all of them: news of one do not put that off
+            if fresh and not await notified.wait(FIRST_READ_SECONDS):
+                notified.add(open_ids)
+            look_at = loop.time() + pace.pause(trust=self._hub.trust)  # at all: a notification does not delay it
             while open_ids:
-                asked = tuple(news.take() & open_ids)
+                asked = tuple(notified.take() & open_ids)
                 are_all = len(asked) == len(open_ids)
                 for id, record in zip(asked, await get_all(self._store, self._app, asked), strict=True):
                     if record.status in FINAL:
@@ -160,44 +160,44 @@ class Watcher:
                 if are_all:
                     look_at = now + pace.pause(trust=self._hub.trust)
                 patience = (look_at if deadline is None else min(look_at, deadline)) - now
-                if open_ids and (patience <= 0 or not await news.wait(patience)):
-                    news.add(open_ids)
+                if open_ids and (patience <= 0 or not await notified.wait(patience)):
+                    notified.add(open_ids)
         finally:
             for unsubscribe in subscriptions:
                 unsubscribe()
         return ended
 
 
-class News:
-    """Collect the subjects of which there was news since they were last taken. At first: all of them."""
+class EndNotifications:
+    """Collect the invocations whose end was notified since they were last taken. At first: those that are given."""
 
     def __init__(self, subjects: set[InvocationId]) -> None:
-        self._heard = set(subjects)
+        self._ids = set(subjects)
         self._event = asyncio.Event()
 
     def about(self, subject: InvocationId) -> _Subscription:
         return _Subscription(self, subject)
 
     def add(self, subjects: set[InvocationId]) -> None:
-        self._heard |= subjects
+        self._ids |= subjects
         self._event.set()
 
     def take(self) -> set[InvocationId]:
-        taken, self._heard = self._heard, set()
+        taken, self._ids = self._ids, set()
         self._event.clear()
         return taken
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for news, for so long. Return False if there was none."""
-        return bool(self._heard) or await wait_for(self._event, seconds)
+        """Wait for a notification, for so long. Return False if there was none."""
+        return bool(self._ids) or await wait_for(self._event, seconds)
 
 
 class _Subscription:
     """A subscription to one subject: a callable that is equal only to itself."""
 
-    def __init__(self, news: News, subject: InvocationId) -> None:
-        self._news = news
+    def __init__(self, notified: EndNotifications, subject: InvocationId) -> None:
+        self._notified = notified
         self._subject = {subject}
 
     def __call__(self) -> None:
-        self._news.add(self._subject)
+        self._notified.add(self._subject)

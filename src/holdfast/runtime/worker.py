@@ -10,8 +10,9 @@ and nothing it writes later can be mistaken for the work of the next owner.
 
 Beside the loop: `Audit` compares what the store says that the worker owns with what it knows of. A claim that was still
 executing when its repetition had read, or an end that was given up, leaves work behind in the name of a living owner.
-What is unknown twice in a row, in the same epoch, is treated like the work of a dead owner. `wake_parked` gives parked
-work another try when the code has changed. `Throughput` counts ended calls by queue, in memory, for the heartbeats.
+Work that is unknown twice in a row, in the same epoch, is treated like the work of a dead owner. `wake_parked` gives
+parked work another try when the code has changed. `Throughput` counts ended calls by queue, in memory, for the
+heartbeats.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import msgspec
 
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError
-from holdfast.executors.call import INTERRUPTED, Raised, Returned
+from holdfast.executors.begun import BegunCalls
+from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, Raised, Returned, Unfit
 from holdfast.executors.declared import refuse_while_importing
 from holdfast.executors.lifespan import Hooks
 from holdfast.executors.local import Deliver, Executor, LoopExecutor, ThreadExecutor
@@ -35,10 +37,12 @@ from holdfast.executors.processes import ProcessExecutor
 from holdfast.model import changes
 from holdfast.model.cancellation import is_too_late
 from holdfast.model.changes import Applied, Change
+from holdfast.model.crashes import has_begun_before
 from holdfast.model.names import counted
+from holdfast.model.parking import may_fit, unfit_code
 from holdfast.model.queues import RATE_SECONDS
-from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, Serves, runner_of
-from holdfast.model.status import OWNED, Status
+from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, RunState, Serves, runner_of
+from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.cancel import CancellationListener
 from holdfast.runtime.claim import MANY, Claimer, Demand, Lanes, Permit, Reserve
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition, limits_of
@@ -60,6 +64,7 @@ _WITHOUT_PERMIT_SECONDS = 1.0
 _PAUSED = "its queue is paused"
 _STOPS = "the runner stops"
 _CUT_OFF = "its runner cannot reach the store"
+_REVOKED = "its worker did not answer, and had not begun it"
 _GRACE_SECONDS = 1.0  # for user code that was interrupted
 _LAST_WORDS_SECONDS = 10.0  # for ends that wait for the store
 AUDIT_SECONDS = 15.0
@@ -124,7 +129,7 @@ class Worker:
         self._engine = engine
         self.owner = options.owner
         self._app = engine.app
-        self._concurrency = options.concurrency
+        self.concurrency = self._concurrency = options.concurrency
         self._permit = permit
         self._max_tasks = options.max_tasks
         self._leaves_unfinished = options.leaves_unfinished
@@ -147,11 +152,16 @@ class Worker:
         slots = RunningLimits(engine, limits_of(self.tasks.values()))
         self._claimer = Claimer(engine, self._search, permit, owner=self.owner, limits=slots.known)
         self._outage = Outage(engine.rng, engine.telemetry)
-        self._settler = Settler(engine, self._outage, releaser, slots, self._started, self._wakeup.notify)
+        self.begun = permit.begun or BegunCalls(slots=self._concurrency)
+        callbacks = (self._started, self._wakeup.notify)
+        self._settler = Settler(engine, self._outage, releaser, slots, self.begun, *callbacks)
         coroutines = LoopThread("holdfast-coroutines", engine.telemetry) if hooks else None
         self._around = hooks.around(coroutines) if hooks and coroutines else None
-        make_executor = make_executor or functools.partial(_executor, engine.telemetry, self._concurrency, coroutines)
-        self._running = RunningCalls(self, engine, self._search, make_executor)
+        given = make_executor or functools.partial(
+            _executor, engine.telemetry, self.begun, self._concurrency, coroutines
+        )
+        self._running = RunningCalls(self, engine, self._search, functools.partial(self._make, given, coroutines))
+        self._is_inline = make_executor is not None
         self._reserve = Reserve(self._concurrency, is_small=Ability.BATCHED_CLAIMS in engine.store.abilities)
         abilities = engine.store.abilities
         self._ahead = bool(abilities & (Ability.COSTLY_CLAIMS | Ability.BATCHED_CLAIMS))
@@ -159,6 +169,9 @@ class Worker:
         self._begins_ahead = not any(task.at_most_once for task in self.tasks.values())
         self._prefetching: asyncio.Task[None] | None = None
         self._starting = 0  # slots of reserved work whose start is being written
+        self._has_runs = any(task.is_workflow for task in self.tasks.values())
+        self._promised = 0  # slots that are to be filled by the claim that is under way
+        self._wanted: dict[str, tuple[int, Callable[[int], None]]] = {}  # slots that runs wait for
         self._stopping = False
         self._fenced = self._has_drained = False
         self._claiming = 0
@@ -205,13 +218,14 @@ class Worker:
         try:
             await self._search.until_reached("waking parked work", lambda again: wake_parked(*known))
             await self._discover()
-            why = f"it serves {len(self.tasks)} tasks in {self._concurrency} slots"
+            why = f"it serves {counted(len(self.tasks), 'task')} in {counted(self._concurrency, 'slot')}"
             self._telemetry.emit(e.WorkerStarted(self.owner, why))
             ready()
             while not self._stopping:
                 if not self._permit.holds():
-                    self.hand_back(self._reserve.take(len(self._reserve)), _CUT_OFF)
-                    await self._wakeup.wait(_WITHOUT_PERMIT_SECONDS)  # a permit wakes it
+                    self.hand_back(self._reserve.take(len(self._reserve)), self._why_cut_off())
+                    if not self._accepts_revocation():
+                        await self._wakeup.wait(_WITHOUT_PERMIT_SECONDS)  # a permit wakes it
                     continue
                 await self._fill()
                 if not await self._wakeup.wait(self._patience_for_news()) or self._is_overdue():
@@ -315,6 +329,7 @@ class Worker:
     async def _fill(self) -> None:
         """Give the free slots something to do: reserved work first, then the answer of a claim."""
         self.hand_back(self._reserve.stale(self._loop_time()))
+        self._grant_slots()
         self._start(self._reserve.take(self._free()))
         demand = self._demand
         if not demand.look or self._prefetching is not None:
@@ -323,29 +338,123 @@ class Worker:
         if ahead and self._reserve.room(self._loop_time()):
             self._prefetching = asyncio.create_task(self._prefetch())
         elif free := max(0, self._free()):
-            records = await self._claim(free, start=True)
+            self._promised = free
+            try:
+                records = await self._claim(free, start=True)
+            finally:
+                self._promised = 0
             demand.slot_next = len(records) == free and bool([record for record in records if record.slot])
             self.begin(records)
+            self._grant_slots()
             if demand.look and self._lanes.turns.are_on:
                 self._wakeup.notify()  # the next queue has its turn at once
 
-    def _free(self) -> int:
+    def _make(
+        self, make: MakeExecutor, coroutines: LoopThread | None, kind: ExecutorKind, deliver: Deliver
+    ) -> Executor:
+        if kind is not ExecutorKind.WORKFLOW:
+            return make(kind, deliver)
+        if coroutines is None and not self._is_inline:
+            coroutines = LoopThread("holdfast-coroutines", self._telemetry)
+        assert self._engine.make_run_executor is not None
+        made: Executor = self._engine.make_run_executor(self._engine, self, deliver, coroutines)
+        return made
+
+    # --- runs
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Return whether no step may begin here now."""
+        return self._fenced or not self._permit.holds()
+
+    def record_of(self, id: str) -> InvocationRecord | None:
+        return self._running.records.get(id)
+
+    def want_slots(self, id: str, count: int, grant: Callable[[int], None]) -> None:
+        """Give a run so many more slots, as soon as they are free: to go on, or to run steps side by side."""
+        before = self._wanted.get(id, (0, grant))[0]
+        self._wanted[id] = (before + count, grant)
+        self._grant_slots()
+
+    def give_slots(self, id: str, count: int) -> None:
+        """Take back slots of a run: it only waits, or runs fewer steps."""
+        self._running.set_slots(id, self._running.slots_of(id) - count)
+        self._grant_slots()
+        self._wakeup.notify()
+
+    def _grant_slots(self) -> None:
+        """Give free slots to runs that wait for them, in turn. They come before new work."""
+        if not self._wanted:
+            return
+        free = self._concurrency - self._taken() - self._promised
+        while self._wanted and free > 0:
+            id = next(iter(self._wanted))
+            wanted, grant = self._wanted.pop(id)
+            if id not in self._running.records:
+                continue
+            if wanted > 1:
+                self._wanted[id] = (wanted - 1, grant)
+            self._running.set_slots(id, self._running.slots_of(id) + 1)
+            free -= 1
+            grant(1)
+
+    def on_step_given_up(self, key: str, record: InvocationRecord | None) -> None:
+        """Count the thread of a step that cannot be stopped as a taken slot, as for a task."""
+        if record is not None:
+            self._telemetry.emit(e.Unstoppable(record))
+        self._running.abandoned.add(key)
+        self.on_given_up(is_loop_blocked=False)
+
+    def on_given_up_step_ended(self, key: str) -> None:
+        self._running.abandoned.discard(key)
+        self.on_let_go()
+
+    def on_runs_blocked(self) -> None:
+        """Leave the work to another worker, also if this one retires and would wait for its runs without end."""
+        if self._leaves_unfinished and not self._fenced and self._drains_until == float("inf"):
+            self.why_ended = f"a step past its time blocked the event loop of its worker {self.owner}"
+            self._telemetry.emit(e.WorkerEnds(self.owner, self.why_ended))
+            self.stop(hurry=True)
+
+    def is_waiting(self, id: str) -> bool:
+        return self._running.slots_of(id) == 0
+
+    def set_run(self, id: str, run: RunState) -> None:
+        """Note the state of a run that ends: the write of its end has it."""
+        self._running.records[id] = msgspec.structs.replace(self._running.records[id], run=run)
+
+    def on_cancelling(self, record: InvocationRecord) -> None:
+        """Ask a run to end that was found CANCELLING."""
+        self._is_to_end(record)
+
+    def on_let_go(self) -> None:
+        self._grant_slots()
+        self._wakeup.notify()
+
+    def _taken(self) -> int:
         # A large end keeps its slot until its payloads are stored: else memory could fill faster than the store takes.
-        taken = len(self._running.records) + len(self._running.abandoned)
-        free = self._concurrency - taken - self._starting - self._settler.storing
+        return self._running.taken + self._starting + self._settler.storing
+
+    def _free(self) -> int:
+        """Return how many slots are there for new work."""
+        free = self._concurrency - self._taken()
+        if self._wanted:
+            free -= sum(wanted for wanted, _ in self._wanted.values())
+        if self._has_runs:
+            free = min(free, self._engine.settings.workflow_cache - self._running.runs)
         if self._max_tasks is None:
             return free
         return min(free, self._max_tasks - self.account.started - self._starting - self._running.fetching)
 
-    async def _claim(self, most: int, *, start: bool, limited: bool = True) -> tuple[InvocationRecord, ...]:
+    async def _claim(self, max_count: int, *, start: bool, limited: bool = True) -> tuple[InvocationRecord, ...]:
         expected = self._demand.taken()
-        wanted = min(most, expected)
+        wanted = min(max_count, expected)
         self._claiming += 1
         try:
             if self._lanes.turns.wants_to_know(self._loop_time()):
                 await self._discover()
             ask = self._lanes.next(wanted)
-            claimed = await self._claimer.claim(ask.lanes, ask.most, start=start, limited=limited)
+            claimed = await self._claimer.claim(ask.lanes, ask.max_count, start=start, limited=limited)
         finally:
             self._claiming -= 1
         self._demand.learn(self._lanes.turns, ask, claimed, expected, self._loop_time())
@@ -358,7 +467,7 @@ class Worker:
             start = self._begins_ahead and self._reserve.begins_at_once(room, now)
             claimed = await self._claim(room, start=start, limited=False)
             if self._fenced:
-                self.hand_back(list(claimed), _CUT_OFF)
+                self.hand_back(list(claimed), self._why_cut_off())
                 return
             self._reserve.add(claimed, self._loop_time())
             if self._lanes.paused:  # perhaps since the claim was sent
@@ -417,12 +526,14 @@ class Worker:
         more.
         """
         if self._fenced or self._has_drained or not self._permit.holds():
-            self.hand_back(list(records), _STOPS if self._has_drained else _CUT_OFF)
+            self.hand_back(list(records), _STOPS if self._has_drained else self._why_cut_off())
             return
         for record in records:
             if record.terms is not PLAIN and record.terms.start_by is not None:
                 records = self._in_time(records)
                 break
+        for record in records:
+            self._wanted.pop(record.id, None)  # of an earlier life of a run
         self._running.begin(records)
 
     def _in_time(self, records: Sequence[InvocationRecord]) -> list[InvocationRecord]:
@@ -441,8 +552,9 @@ class Worker:
         return id in self._running.records or id in self._reserve.ids()
 
     def _is_to_end(self, record: InvocationRecord) -> None:
-        if self._reserve.remove(record.id):
-            self._settler.settle([(record, self._settler.change_for(record, INTERRUPTED, None))])
+        if (reserved := self._reserve.remove(record.id)) is not None:
+            outcome = INTERRUPTED if record.run is None or has_begun_before(reserved) else NOT_BEGUN
+            self._settler.settle([(record, self._settler.change_for(record, outcome, None))])
         elif record.cancellation is not None:
             self._running.cancel(record, max(0.0, record.cancellation.until - self._store.now()))
 
@@ -450,7 +562,19 @@ class Worker:
         """Return why no call may begin now; empty if it may."""
         if self._stopping:
             return _STOPS
-        return "" if self._permit.holds() else _CUT_OFF
+        return "" if self._permit.holds() else self._why_cut_off()
+
+    def _why_cut_off(self) -> str:
+        return _REVOKED if self.begun.is_revoked else _CUT_OFF
+
+    def _accepts_revocation(self) -> bool:
+        """Accept that the runner took back what had not begun, once none of that can come to `begin` any more: what a
+        claim, a start or a fetch of arguments still brings is handed back first.
+        """
+        if not self.begun.is_revoked or self._prefetching or self._starting or self._running.fetching:
+            return False
+        self.begun.accept()
+        return True
 
     def on_given_up(self, is_loop_blocked: bool) -> None:
         """Leave the work to another worker, if that helps: the end of this process ends a call that
@@ -491,7 +615,12 @@ class Worker:
             if self._ahead:
                 self._reserve.learn(record.task, seconds, now)
             fingerprint = None if isinstance(outcome, Returned) else self.tasks[record.task].fingerprint
+            if isinstance(outcome, Unfit) and outcome.python and fingerprint is not None:
+                fingerprint = unfit_code(fingerprint, outcome.python)
             change = self._settler.change_for(record, outcome, fingerprint)
+            # With hooks, its inbox stays as it is: a payload may have come that this owner has not seen.
+            if record.run is not None and change.target in FINAL and not record.run.has_hooks:
+                change = msgspec.structs.replace(change, run=record.run)
             settled.append((record, change))
             interrupted += outcome is INTERRUPTED
             counted[record.queue] += outcome is not INTERRUPTED
@@ -500,6 +629,7 @@ class Worker:
         self.account.interrupted += interrupted
         self.account.ended += len(settled) - interrupted
         self._settler.settle(settled, large)
+        self._grant_slots()
         if not self._stopping and self._permit.holds():
             self._start(self._reserve.take(self._free()))  # in the same write
         self._wakeup.notify()
@@ -517,6 +647,7 @@ class Worker:
             await self._prefetching
         self.hand_back(self._reserve.take(len(self._reserve)), _STOPS)
         self._running.stop_fetching()
+        self._running.let_go(_STOPS)
         await self._drained(lambda: self._drains_until)
         self._has_drained = True
         if self._running:
@@ -547,6 +678,7 @@ class Worker:
     async def _drained(self, until: Callable[[], float]) -> None:
         """Wait until no call runs any more, or until that time, which a stop in a hurry brings forward."""
         while (self._running or self._starting) and (left := until() - self._loop_time()) > 0:
+            self._grant_slots()
             await self._wakeup.wait(None if left == float("inf") else left)
 
     # --- duties
@@ -556,17 +688,26 @@ class Worker:
 
 
 def _executor(
-    telemetry: Telemetry, concurrency: int, coroutines: LoopThread | None, kind: ExecutorKind, deliver: Deliver
+    telemetry: Telemetry,
+    begun: BegunCalls,
+    concurrency: int,
+    coroutines: LoopThread | None,
+    kind: ExecutorKind,
+    deliver: Deliver,
 ) -> Executor:
     match kind:
         case ExecutorKind.THREAD:
-            return ThreadExecutor(concurrency, deliver)
+            return ThreadExecutor(concurrency, deliver, begun)
         case ExecutorKind.LOOP:
-            return LoopExecutor(deliver, telemetry, coroutines)
+            return LoopExecutor(deliver, telemetry, coroutines, begun)
         case ExecutorKind.PROCESS:
-            return ProcessExecutor(concurrency, deliver, telemetry)
+            return ProcessExecutor(concurrency, deliver, telemetry, begun=begun)
         case ExecutorKind.ISOLATED:
-            return ProcessExecutor(ISOLATED_SLOTS, deliver, telemetry, calls_per_process=1, with_hooks=True)
+            return ProcessExecutor(
+                ISOLATED_SLOTS, deliver, telemetry, calls_per_process=1, with_hooks=True, begun=begun
+            )
+        case ExecutorKind.WORKFLOW:
+            raise AssertionError("runs have an executor that knows their worker: `Worker._make`")
 
 
 class Audit:
@@ -611,7 +752,7 @@ async def wake_parked(engine: Engine, owner: str, tasks: Mapping[str, TaskDefini
     store = engine.store
     where = Filter(statuses=frozenset({Status.PARKED}), tasks=frozenset(tasks))
     async for parked in pages(store, engine.app, where):
-        changed = [record for record in parked if record.fingerprint != tasks[record.task].fingerprint]
+        changed = [record for record in parked if may_fit(record.fingerprint, tasks[record.task].fingerprint)]
         at, why = store.now(), f"{owner} has other code"
         woken = [changes.woken(record, operation=engine.ids.operation(), at=at, why=why) for record in changed]
         verdicts = await store.apply(woken)

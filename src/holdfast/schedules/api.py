@@ -79,7 +79,7 @@ class Schedules:
 
     @blocking
     def get(self, engine: Engine, name: str) -> Coroutine[Any, Any, ScheduleRecord]:
-        """Raises `UnknownSchedule`."""
+        """Return a stored schedule. Raises `UnknownSchedule`."""
         return engine.part(ScheduleRegistry).get(name)
 
     aget = awaited(get)

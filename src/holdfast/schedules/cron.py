@@ -77,7 +77,7 @@ _FIELDS = (
 _SECOND, _MINUTE, _HOUR, _MONTH_DAYS, _MONTH, _WEEKDAYS = _FIELDS
 
 
-class Shape(NamedTuple):
+class MonthShape(NamedTuple):
     """What the days of a month depend on; `first` is the weekday of its first day, Sunday being 0."""
 
     length: int
@@ -94,7 +94,7 @@ class Expression(NamedTuple):
     minutes: list[int]
     hours: list[int]
     months: list[int]
-    days: Mapping[Shape, list[int]]
+    days: Mapping[MonthShape, list[int]]
     names_hours: bool  # no * in the hour field: it speaks of hours on the wall, not of an interval
 
     def after(self, wall: dt.datetime) -> dt.datetime | None:
@@ -132,9 +132,9 @@ def _later(values: list[int], than: int) -> int | None:
 
 
 @functools.lru_cache(maxsize=2048)
-def _shape(year: int, month: int) -> Shape:
+def _shape(year: int, month: int) -> MonthShape:
     first, length = calendar.monthrange(year, month)  # Monday is 0 there
-    return Shape(length, (first + 1) % 7)
+    return MonthShape(length, (first + 1) % 7)
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def parse(expression: str) -> Expression:
     read = functools.partial(_read, expression)
     both = any(text == "?" or "*" in text for text in (month_day, weekday))
     days = {}
-    for shape in (Shape(length, first) for length in (28, 29, 30, 31) for first in range(7)):
+    for shape in (MonthShape(length, first) for length in (28, 29, 30, 31) for first in range(7)):
         by_date, by_weekday = set(read(_MONTH_DAYS, month_day, shape)), set(read(_WEEKDAYS, weekday, shape))
         days[shape] = sorted(by_date & by_weekday if both else by_date | by_weekday)
     months = read(_MONTH, month)
@@ -171,7 +171,7 @@ def parse(expression: str) -> Expression:
     return Expression(read(_SECOND, second), read(_MINUTE, minute), read(_HOUR, hour), months, days, "*" not in hour)
 
 
-def _read(expression: str, field: _Field, text: str, shape: Shape | None = None) -> list[int]:
+def _read(expression: str, field: _Field, text: str, shape: MonthShape | None = None) -> list[int]:
     """Return the values of a field; those of a day field as days of the month, in a month of that shape."""
     values: set[int] = set()
     for part in ("*" if text == "?" and shape else text).split(","):
@@ -188,7 +188,7 @@ def _read(expression: str, field: _Field, text: str, shape: Shape | None = None)
     return sorted(values)
 
 
-def _by_date(part: str, shape: Shape) -> list[int]:
+def _by_date(part: str, shape: MonthShape) -> list[int]:
     if not (special := _MONTH_DAY.fullmatch(part)):
         return [day for day in _values(_MONTH_DAYS, part) if day <= shape.length]
     before, date, nearest = special.groups()
@@ -206,7 +206,7 @@ def _by_date(part: str, shape: Shape) -> list[int]:
     return [day]
 
 
-def _by_weekday(part: str, shape: Shape) -> list[int]:
+def _by_weekday(part: str, shape: MonthShape) -> list[int]:
     special = _WEEKDAY.fullmatch(part)
     wanted = set(_values(_WEEKDAYS, special[1] if special else part))
     days = [day for day in range(1, shape.length + 1) if shape.weekday(day) in wanted]

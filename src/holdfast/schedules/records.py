@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import Count, Moment, Number, Seconds, ahead
-from holdfast.model.records import PLAIN, Entry, InvocationRecord, Terms, entry_reader, registered
+from holdfast.model.records import PLAIN, Entry, InvocationRecord, RunState, Terms, entry_reader, registered
 from holdfast.schedules.timing import Cron, cron
 from holdfast.schedules.timing import Schedule as Timing
 
@@ -54,19 +54,22 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dedup_key: str | None = msgspec.field(default=None, name="twin")
     expires_seconds: Seconds | None = None  # in its terms there is no moment, since every tick has another
     terms: Terms = PLAIN
+    is_run: bool = False  # of a workflow
     event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
 
 
 def call_like(record: InvocationRecord, expires_seconds: float | None) -> StoredCall:
     """Return the call that makes invocations like this one."""
-    return StoredCall(**{name: getattr(record, name) for name in _SHARED}, expires_seconds=expires_seconds)
+    shared = {name: getattr(record, name) for name in _SHARED}
+    return StoredCall(**shared, expires_seconds=expires_seconds, is_run=record.run is not None)
 
 
 def invocation_of(call: StoredCall, *, operation: str, why: str, **fields: Any) -> InvocationRecord:
     """Return a new invocation that makes this call. `fields` are what the call does not say, and what it says
     differently.
     """
-    record = InvocationRecord(**{name: getattr(call, name) for name in _SHARED} | fields)
+    run = {"run": RunState()} if call.is_run else {}
+    record = InvocationRecord(**{name: getattr(call, name) for name in _SHARED} | run | fields)
     if call.expires_seconds is not None:
         start_by = ahead(max(record.created_at, record.due_at), call.expires_seconds)
         record = replace(record, start_by=start_by, terms=replace(record.terms, start_by=start_by))

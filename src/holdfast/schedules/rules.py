@@ -62,17 +62,17 @@ def due(record: ScheduleRecord, now: float) -> Due:
     if record.next_at is None or record.next_at > now:
         return Due((), 0, False)
     rules = record.rules
-    most = max(rules.catch_up_most, 1) if rules.catch_up is CatchUp.ALL else 0
-    ticks, more = _last_ticks(record.timing, rules, record.through, now, most + _MAX_ON_TIME)
+    max_ticks = max(rules.catch_up_most, 1) if rules.catch_up is CatchUp.ALL else 0
+    ticks, more = _last_ticks(record.timing, rules, record.through, now, max_ticks + _MAX_ON_TIME)
     on_time = [tick for tick in ticks if tick > now - ON_TIME_SECONDS]
     late = ticks[: len(ticks) - len(on_time)]
     if rules.catch_up is CatchUp.LAST and not on_time:
-        most = 1
-    fires = late[len(late) - most :] if most < len(late) else late
+        max_ticks = 1
+    fires = late[len(late) - max_ticks :] if max_ticks < len(late) else late
     return Due((*fires, *on_time), len(late) - len(fires), more)
 
 
-def _last_ticks(timing: Timing, rules: Rules, through: float, now: float, most: int) -> tuple[list[float], bool]:
+def _last_ticks(timing: Timing, rules: Rules, through: float, now: float, max_ticks: int) -> tuple[list[float], bool]:
     """Return the last ticks of (through, now], at most so many, and whether there are more before them."""
     until = now if rules.ends_at is None else min(now, rules.ends_at)
     bound = begins_after(rules, through)
@@ -80,8 +80,8 @@ def _last_ticks(timing: Timing, rules: Rules, through: float, now: float, most: 
     while True:
         after = max(bound, until - window)
         ticks = list(timing.ticks(after, until))
-        if len(ticks) >= most or after <= bound:
-            return ticks[-most:], len(ticks) > most or after > bound
+        if len(ticks) >= max_ticks or after <= bound:
+            return ticks[-max_ticks:], len(ticks) > max_ticks or after > bound
         window *= 2 if ticks else 8
 
 

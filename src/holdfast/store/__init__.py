@@ -30,7 +30,7 @@ _EXTRAS = {"pymongo": "mongo", "bson": "mongo"}
 
 
 def schemes() -> dict[str, str]:
-    """Each URL scheme that can be opened, with the object behind it.
+    """Return each URL scheme that can be opened, with the object behind it.
 
     An installed plug-in may not replace a built-in one.
     """

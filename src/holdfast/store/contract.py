@@ -9,8 +9,8 @@ here. Every method may also raise `StoreUnavailable` (try again later) and `Stor
 or may not have happened, and repeating it with the same operation id is safe.
 
 A corrupt record (`holdfast.model.decoding`) stops nothing: methods that list, claim or change move it to quarantine,
-whole, observe that once, and answer with the rest. Two do not: `get` raises `CorruptRecord`, and `find` leaves corrupt
-records out unless asked otherwise.
+whole, observe that once, and answer with the rest. Three do not: `get` and `read_log` raise `CorruptRecord`, and `find`
+leaves corrupt records out unless asked otherwise.
 
 A third party's store is found by the entry point group ``holdfast.stores`` (the URL's scheme is the name, the object a
 `StoreOpener`) and proves itself with `holdfast.testing.conformance`.
@@ -18,7 +18,7 @@ A third party's store is found by the entry point group ``holdfast.stores`` (the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, Flag, auto
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,9 +27,10 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
-from holdfast.model.changes import Change, Clearing, Verdict
+from holdfast.model.changes import Verdict, Write
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.limits import Release
+from holdfast.model.log import AppendVerdict, Page
 from holdfast.model.queues import QueueDepth
 from holdfast.model.records import (
     Collected,
@@ -55,7 +56,6 @@ class Ability(Flag):
     BATCHED_CLAIMS = (
         auto()
     )  # a large claim costs little more than a small one: a few dozen ms of work are claimed ahead
-    CHANGE_NOTIFICATIONS = auto()
     TRANSACTIONS = auto()
     TTL = auto()
     SHARED_CLOCK = auto()  # all processes have the same `now`, and it stamps heartbeats: their ages can be believed
@@ -74,6 +74,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     limit_key: str | None = None
     since: float | None = None  # only what was last changed then or later
     until: float | None = None  # only what was last changed before
+    attributes: frozenset[tuple[str, str]] = frozenset()  # names and values that it has, all of them
     before: tuple[float, str] | None = None  # for the next page of LATEST_END: end and id of the last of this page
 
 
@@ -81,10 +82,11 @@ class Order(Enum):
     """In which order to list invocations, and which of them. Each is an index: the cost grows with the answer."""
 
     NEWEST = auto()  # all, larger id first
-    LATEST_END = auto()  # those that have ended: latest end first, then larger id
-    OUTBOX = auto()  # those that have an outbox: oldest end first, then smaller id
-    START_BY = auto()  # those that have to be started by some time and are not yet: by that time, then by id
-    SLOT = auto()  # those that hold a slot, of one `limit_key`: by slot
+    LATEST_END = auto()  # invocations that have ended: latest end first, then larger id
+    OUTBOX = auto()  # with an outbox: oldest end first, then smaller id
+    START_BY = auto()  # not started yet, with a time to start by: by that time, then by id
+    SLOT = auto()  # holders of a slot, of one `limit_key`: by slot
+    WAKE_AT = auto()  # suspended runs that go on by themselves: by that time, then by id
 
 
 class EntryOrder(Enum):
@@ -92,7 +94,7 @@ class EntryOrder(Enum):
 
     NAME = auto()  # all, smaller name first
     LATEST = auto()  # all, larger name first
-    DUE = auto()  # those that have a `due_at`: soonest first, then by name
+    DUE = auto()  # with a `due_at`: soonest first, then by name
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,8 +133,8 @@ class BlockingInsert(Protocol):
     """Of a store that writes on a thread of its own: other threads may wait for that thread, without the engine's."""
 
     def insert_blocking(self, records: Sequence[InvocationRecord], committed: Callable[[], object]) -> Sequence[bool]:
-        """As `Store.insert`. Not on an event loop that others rely on. `committed` is called on any thread, as soon as
-        the write is durable; it must neither block nor raise.
+        """Do as `Store.insert`. Not on an event loop that others rely on. `committed` is called on any thread, as soon
+        as the write is durable; it must neither block nor raise.
         """
         ...
 
@@ -228,11 +230,50 @@ class Store(Protocol):
         """
         ...
 
-    async def apply(self, changes: Sequence[Change | Clearing]) -> Sequence[Verdict]:
-        """Apply each change if it still applies. A clearing always does: an empty field stays empty.
+    async def apply(self, changes: Sequence[Write]) -> Sequence[Verdict]:
+        """Apply each change if it still applies. A clearing always does: an empty field stays empty. A push adds to the
+        inbox of a run that has not ended, unless the entry is there or the inbox is full (`Full`). Attributes are
+        replaced for the owner, and the mark that an invocation has streams is set for it.
 
         Atomic: each change by itself, all its edges and fields together. Idempotent: yes, by the operation id
-        (`Applied(again=True)`). Order: changes to one invocation are taken in the order given.
+        (`Applied(again=True)`), a push by the id of its entry. Order: changes to one invocation are taken in the order
+        given.
+        """
+        ...
+
+    async def append(self, pages: Sequence[Page]) -> Sequence[AppendVerdict]:
+        """Append pages to logs of runs and streams, each of another log. A writer appends behind the last page that it
+        knows, so positions are dense. A page that finds its place taken is not stored; `holdfast.model.log.judge` says
+        whether it was stored before (`Appended`), or its writer is `Behind` or `Fenced`. A damaged page is in no answer
+        and holds up no page of another log.
+
+        Atomic: each page by itself. Idempotent: yes, by the operation id. Raises: `StoreFull`.
+        """
+        ...
+
+    async def read_log(
+        self,
+        app: str,
+        run: InvocationId,
+        *,
+        generation: int = 0,
+        after: int = 0,
+        until: int | None = None,
+        limit: int,
+        latest: bool = False,
+    ) -> Sequence[Page]:
+        """Return the first `limit` pages of a log that begin after this position, and at `until` or before; with
+        `latest`, the last ones. So the last page `until` a position is the page that has it. Its cost grows with the
+        answer, not with the log.
+
+        The answer is durable. Order: by position; with `latest`, last page first. Raises: `CorruptRecord` if one of
+        them is damaged, or one is missing between them or at the start. Damaged pages stay where they are.
+        """
+        ...
+
+    async def remove_log(self, app: str, run: InvocationId, *, before: int) -> int:
+        """Remove the generations of a log before this one, damaged pages included. Return how many pages were removed.
+        The log of a stream has one generation, 0. Idempotent: yes.
         """
         ...
 
@@ -290,8 +331,9 @@ class Store(Protocol):
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         """Remove payloads, and pieces without a payload, that were not wanted since `before` and that no invocation
-        refers to; look at up to `limit` of each. Payloads that are referred to count as wanted now, so that the next
-        call looks at others.
+        (its inbox included) and no log, of a run or a stream, refers to; look at up to `limit` of each. Payloads that
+        are referred to count as wanted now, so that the next call looks at others. A store may count what an inbox
+        referred to before, until the invocation is removed.
 
         Atomic: a payload that is kept or put at the same time is either whole, or its keeper learns that it is not
         there. Order: longest unwanted first.
@@ -351,12 +393,15 @@ class Store(Protocol):
         ...
 
     async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
-        """Remove those of these invocations that ended and have no outbox. Return how many. Idempotent: yes."""
+        """Remove those of these invocations that ended and have no outbox, and before them their logs, also those of
+        their streams. Return how many. Idempotent: yes.
+        """
         ...
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
-        """Remove ended invocations without an outbox whose time to be kept is over by then, longest over first, and
-        then such entries. Return how many were removed. A store with `TTL` also does that by itself. Idempotent: yes.
+        """Remove ended invocations without an outbox whose time to be kept is over by then, longest over first, each
+        after its logs, also those of its streams, and then such entries. Return how many were removed. A store with
+        `TTL` also removes by itself what has no log. Idempotent: yes.
         """
         ...
 
@@ -378,9 +423,10 @@ class Store(Protocol):
         order: EntryOrder = EntryOrder.NAME,
         limit: int | None = None,
         before: str | None = None,
+        subject: str | None = None,
     ) -> Sequence[Entry]:
         """Return the entries of a kind with these names; without names, the first `limit` of that order. With LATEST,
-        only names smaller than `before`.
+        only names smaller than `before`; with `subject`, by name or latest, only entries that belong to it.
         """
         ...
 
@@ -416,6 +462,20 @@ class Store(Protocol):
 
     def joined(self, session: object) -> Transaction:
         """Return a user's own transaction on this store, to insert into. Raises: `UsageError`."""
+        ...
+
+    def transaction(self, *, is_async: bool, owner: str = "") -> StepTransaction:
+        """Return a transaction for a step of a workflow, which it has to `begin`. With `is_async` it belongs to the
+        running event loop, else to the thread that begins it. Raises: `UsageError` where there are no transactions.
+        """
+        ...
+
+    async def abort_transactions(self, owners: Collection[str]) -> int:
+        """Roll back what these owners, which are dead, have begun in other processes. Return how many transactions that
+        were: none where a transaction ends with its process, and where this user may not.
+
+        Atomic: each. Idempotent: yes.
+        """
         ...
 
     def hints(self) -> HintChannel | None:
@@ -456,6 +516,53 @@ class Transaction(Protocol):
         ...
 
     async def aput_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]: ...
+
+    def append(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
+        """Append pages to logs of runs, as `Store.append` does. Other than `Appended`, a verdict means that the page is
+        not in the transaction: the caller rolls it back.
+
+        Atomic: with the transaction. Idempotent: yes, by the operation id.
+        """
+        ...
+
+    async def aappend(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]: ...
+
+
+class StepTransaction(Protocol):
+    """A transaction that the store makes for a step: the step writes by its session, its page is appended by
+    `Store.joined`, and both are committed together. It is begun anew to run the step again.
+
+    Its coroutine functions suspend only if it was made with `is_async`: otherwise a thread without a loop drives them.
+    """
+
+    excludes_writers: bool  # while it is open, no other write to the store is carried out
+
+    @property
+    def session(self) -> Any:
+        """Return what the step gets; only between `begin` and the end."""
+        ...
+
+    async def begin(self) -> None:
+        """Begin the transaction. Raises errors as the driver does."""
+        ...
+
+    async def commit(self) -> None:
+        """Commit, and let go of everything. Raises errors as the driver does. After an error that is not transient the
+        transaction may be there: its page tells.
+        """
+        ...
+
+    async def rollback(self) -> None:
+        """Roll back, if it is open, and let go of everything. Raises nothing."""
+        ...
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Return whether nothing was committed, and the same may succeed if all of it is run again."""
+        ...
+
+    def explained(self) -> Exception | None:
+        """Return why a step cannot be committed whatever its code returns or raises; None if it can."""
+        ...
 
 
 class StoreOpener(Protocol):

@@ -46,11 +46,11 @@ class Reading:
 
     def finding(self) -> Finding:
         bad = ", ".join(counted(count, kind) for kind, count in sorted(self._bad.items()))
-        told = f" ({bad}): {'; '.join(self._whys[:SHOWN])}" if bad else ""
+        reasons = f" ({bad}): {'; '.join(self._whys[:SHOWN])}" if bad else ""
         return Finding(
             subject="records",
             ok=not bad,
-            detail=f"{self._seen} read, {len(self._whys)} unreadable{told}",
+            detail=f"{self._seen} read, {len(self._whys)} unreadable{reasons}",
             advice="an unreadable record is set aside when a runner meets it; see docs/operations/damaged-records.md"
             if bad
             else "",

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.model.decoding import EARLIEST, EXECUTION, LATEST, PAUSE
-from holdfast.model.records import PLAIN, Entry, Terms
-from holdfast.model.retention import FOREVER, retain_until
+from holdfast.model.records import FOREVER, PLAIN, Entry, Terms, retain_until
 from holdfast.model.status import Status
 
 GATE = "service"  # the kind of the entry that says which execution of a service runs, or was the last
@@ -74,5 +73,5 @@ def kept_until(status: str, key: str | None, terms: Any, changed_at: float) -> f
     try:
         agreed = PLAIN if terms is None else msgspec.convert(terms, Terms)
         return retain_until(agreed, key, Status(status), changed_at)
-    except Exception:  # whoever reads the whole record finds out
+    except Exception:  # a reader of the whole record finds out
         return FOREVER

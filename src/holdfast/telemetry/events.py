@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -131,6 +132,14 @@ class Woken(OfInvocation, frozen=True):
     """A parked invocation went back to the queue, since the code has changed."""
 
 
+class WorkflowWarning(OfInvocation, frozen=True):
+    """A run goes on, but something about it is not as its author may expect."""
+
+
+class RunSuspended(Settled, frozen=True):
+    """A run waits, and has left its worker."""
+
+
 class NotCalled(OfInvocation, frozen=True):
     """A trigger could not call its task; the invocation was stored as failed."""
 
@@ -171,6 +180,20 @@ class Purged(OfInvocations, frozen=True):
     """A user removed ended invocations."""
 
 
+class StreamsRemoved(Event, frozen=True):
+    """The chunks of streams were removed: they need not be kept longer."""
+
+    count: int
+
+
+class ChunksRefused(Event, frozen=True):
+    """Chunks could not be written to a stream: another owner has it, it is damaged, or the store stays away."""
+
+    stream: str
+    count: int
+    why: str
+
+
 # --- runners and workers
 
 
@@ -208,6 +231,13 @@ class OutageEnded(OfRunner, frozen=True):
 
 class StopAsked(OfStore, frozen=True):
     """A signal asked the runner of this process to stop."""
+
+
+class RestartDue(Event, frozen=True):
+    """The process cannot use the store any more: its runner starts anew after `seconds`, unless that changes."""
+
+    why: str
+    seconds: float
 
 
 class QueuePaused(Event, frozen=True):
@@ -259,7 +289,7 @@ class WorkerBroke(Event, frozen=True):
     error: Exception
 
 
-class WorkerLost(OfWorker, frozen=True):
+class WorkerDied(OfWorker, frozen=True):
     """A worker process died."""
 
 
@@ -296,7 +326,7 @@ class WorkNotTakenBack(OfWorker, frozen=True):
 
 
 class HookFailed(Event, frozen=True):
-    """What a user wants done at the end of a worker failed, or takes too long."""
+    """A hook at the end of a worker failed, or takes too long."""
 
     hook: str
     why: str
@@ -365,7 +395,7 @@ class DeclarationUnreadable(OfDeclaration, frozen=True):
 
 
 class DeclarationRestored(OfDeclaration, frozen=True):
-    """What the code declares was gone from the store, and is stored again."""
+    """A declaration of the code was gone from the store, and is stored again."""
 
 
 class DeclarationRetired(OfDeclaration, frozen=True):
@@ -389,6 +419,35 @@ class TaskUnknown(OfDeclaration, frozen=True):
 
 class TriggersNotPublished(OfStore, frozen=True):
     """This user may not write that there are new triggers; runners will."""
+
+
+# --- the web app
+
+
+class WebServing(Event, frozen=True):
+    """The server of ``holdfast monitor`` answers at this address."""
+
+    address: str
+
+
+class WebRequestServed(Event, frozen=True):
+    """A request was answered. `route` is a line of the table, never the path: that of a webhook is a secret."""
+
+    method: str
+    route: str
+    status: int
+    milliseconds: float
+
+
+class WebRequestFailed(Event, frozen=True):
+    """A request could not be answered, by a defect of ours or a damaged record. The text of an error may quote the
+    request, so that of a webhook has no `error`, and `why` is only its place.
+    """
+
+    method: str
+    route: str
+    why: str
+    error: BaseException | None = None
 
 
 # --- the store
@@ -480,7 +539,11 @@ class PollingInstead(OfStore, frozen=True):
 
 class Subscriber(Protocol):
     def wants(self, kind: type[Event]) -> bool:
-        """Return whether events of this type are of interest now. Asked often, so it has to be quick."""
+        """Return whether events of this type are of interest now. Asked often, so it has to be quick.
+
+        A subscriber may have a method `check_for(kind)` too, which is called once: it returns what to call instead of
+        `wants`, or None if events of this type are never of interest.
+        """
         ...
 
     def __call__(self, event: Event) -> None:
@@ -493,14 +556,20 @@ class Telemetry:
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers = subscribers
+        self._checks: dict[type[Event], list[Callable[[], bool]]] = {}
 
     def subscribe(self, subscriber: Subscriber) -> None:
         self._subscribers = (*self._subscribers, subscriber)
+        self._checks = {}
 
     def wants(self, kind: type[Event]) -> bool:
         """Return whether to make an event of this type. To ask is worthwhile where events are many."""
-        for subscriber in self._subscribers:  # noqa: SIM110 - a generator would cost a call more on the hot path
-            if subscriber.wants(kind):
+        checks = self._checks.get(kind)
+        if checks is None:
+            made = [_check_of(subscriber, kind) for subscriber in self._subscribers]
+            checks = self._checks[kind] = [check for check in made if check is not None]
+        for check in checks:  # noqa: SIM110 - a generator would cost a call more on the hot path
+            if check():
                 return True
         return False
 
@@ -511,6 +580,11 @@ class Telemetry:
             except Exception:
                 name = type(event).__name__
                 _log.exception("could not report %s: the subscriber %r failed", name, subscriber)
+
+
+def _check_of(subscriber: Subscriber, kind: type[Event]) -> Callable[[], bool] | None:
+    make: Callable[[type[Event]], Callable[[], bool] | None] | None = getattr(subscriber, "check_for", None)
+    return partial(subscriber.wants, kind) if make is None else make(kind)
 
 
 _log = logging.getLogger("holdfast.engine")
@@ -528,20 +602,22 @@ def store_observer(telemetry: Telemetry) -> Callable[[str, Mapping[str, Any]], N
 
 Facts = dict[str, Any]
 _REPORTS: dict[str, Callable[[Facts], Event]] = {
-    "retry": lambda told: StoreRetry(told["what"], told["where"], told["try"], told["delay"], told["why"]),
-    "gave_up": lambda told: StoreGaveUp(told["what"], told["where"], told["tries"], told["seconds"], told["why"]),
-    "recovered": lambda told: StoreAnswers(told["what"], told["where"]),
-    "quarantine": lambda told: RecordQuarantined(told["kind"], told["id"], told["why"]),
-    "unreadable": lambda told: RecordUnreadable(told["kind"], told["id"], told["why"]),
-    "refused": lambda told: RecordRefused("invocation", told["id"], told["why"]),
-    "log_lost": lambda told: StoreDamaged(told["why"]),
-    "index_missing": lambda told: StoreDamaged(told["why"]),
-    "log_renewed": lambda told: StoreRepaired(f"its files were renewed: {told['why']}"),
-    "index_made": lambda told: StoreRepaired(f"an index was made again: {told['why']}"),
-    "risk": lambda told: StoreExposed(told["why"]),
-    "change_stream_broken": lambda told: HintsInterrupted(told["why"]),
-    "change_stream_open": lambda told: HintsRestored(),
-    "no_change_streams": lambda told: PollingInstead(told["why"]),
-    "hints_not_sent": lambda told: HintLost(told["why"], is_usual=True),
-    "hint_not_taken": lambda told: HintLost(told["why"]),
+    "retry": lambda report: StoreRetry(report["what"], report["where"], report["try"], report["delay"], report["why"]),
+    "gave_up": lambda report: StoreGaveUp(
+        report["what"], report["where"], report["tries"], report["seconds"], report["why"]
+    ),
+    "recovered": lambda report: StoreAnswers(report["what"], report["where"]),
+    "quarantine": lambda report: RecordQuarantined(report["kind"], report["id"], report["why"]),
+    "unreadable": lambda report: RecordUnreadable(report["kind"], report["id"], report["why"]),
+    "refused": lambda report: RecordRefused("invocation", report["id"], report["why"]),
+    "log_lost": lambda report: StoreDamaged(report["why"]),
+    "index_missing": lambda report: StoreDamaged(report["why"]),
+    "log_renewed": lambda report: StoreRepaired(f"its files were renewed: {report['why']}"),
+    "index_made": lambda report: StoreRepaired(f"an index was made again: {report['why']}"),
+    "risk": lambda report: StoreExposed(report["why"]),
+    "change_stream_broken": lambda report: HintsInterrupted(report["why"]),
+    "change_stream_open": lambda report: HintsRestored(),
+    "no_change_streams": lambda report: PollingInstead(report["why"]),
+    "hints_not_sent": lambda report: HintLost(report["why"], is_usual=True),
+    "hint_not_taken": lambda report: HintLost(report["why"]),
 }

@@ -2,10 +2,10 @@
 
 A message is `verb object: reason`. `docs/reference/logging.md` is made from this table.
 
-What is repeated without end may fail without end, and a line for each time fills a disk. Events that expect it name
-what goes on, and `Seldom` decides which are news: the first, then one after 10 s, 30 s, … 5 minutes. `Repeats` is for
-all the others: a filter on every logger of Holdfast, in the command line and in a user's program alike. The first lines
-of a series pass, then ever fewer, and each of those says how many were left out. DEBUG lines all pass.
+A step that is repeated without end may fail without end, and a line for each time fills a disk. Events that expect it
+name what goes on, and `LogThrottle` passes the first, then one after 10 s, 30 s, … 5 minutes. `Repeats` is for all the
+others: a filter on every logger of Holdfast, in the command line and in a user's program alike. The first
+lines of a series pass, then ever fewer, and each of those says how many were left out. DEBUG lines all pass.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import string
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from logging import DEBUG, ERROR, INFO, WARNING
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -32,9 +33,9 @@ _MAX_LETTERS = 200  # of an argument: what is longer repeats if it begins alike
 
 NAMES = (
     *("archive", "core", "engine", "recovery", "retention", "runner"),
-    *("schedules", "services", "store", "triggers", "worker"),
+    *("schedules", "services", "store", "streams", "triggers", "web", "worker", "workflows"),
 )
-"""The loggers of Holdfast, below `holdfast`. A filter on a logger does not see what those below it are told."""
+"""The loggers of Holdfast, below `holdfast`. A filter on a logger does not see the records of loggers below it."""
 
 
 class _Series(NamedTuple):
@@ -45,7 +46,7 @@ class _Series(NamedTuple):
     left_out: int
 
 
-class Seldom:
+class LogThrottle:
     """Decide which of many reports about one thing are news: the first ones, then ever fewer. `time` is monotonic."""
 
     def __init__(self, time: Callable[[], float], at_first: int = 1) -> None:
@@ -92,13 +93,13 @@ class Repeats(logging.Filter):
 
     def __init__(self, time: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._seldom = Seldom(time, _AT_FIRST)
-        self.forget = self._seldom.forget
+        self._throttle = LogThrottle(time, _AT_FIRST)
+        self.forget = self._throttle.forget
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG:
             return True
-        left_out = self._seldom.pass_one(_series_of(record))
+        left_out = self._throttle.pass_one(_series_of(record))
         if left_out:
             record.msg, record.args = f"{record.getMessage()} ({left_out:,} more like this were left out)", ()
         return left_out is not None
@@ -109,8 +110,8 @@ def _series_of(record: logging.LogRecord) -> tuple[object, ...]:
     if series is not None:
         return record.name, record.levelno, series
     given = record.args if isinstance(record.args, tuple) else (record.args,)
-    told = tuple(_text(each)[:_MAX_LETTERS] for each in given if not isinstance(each, int | float))
-    return record.name, record.levelno, record.msg, told, getattr(record, "invocation", None)
+    texts = tuple(_text(each)[:_MAX_LETTERS] for each in given if not isinstance(each, int | float))
+    return record.name, record.levelno, record.msg, texts, getattr(record, "invocation", None)
 
 
 def _text(argument: object) -> str:
@@ -147,14 +148,14 @@ Level: TypeAlias = int | If
 class Row(NamedTuple):
     """The line of an event. `logger` is below `holdfast`; empty: the event's own `area`.
 
-    While the thing that `seldom` names goes on, it is logged now and then, else at DEBUG. `ends` names a thing that is
-    over, which is no news if its beginning was not logged. Lines of one `series` are alike, whatever they say.
+    While the thing that `throttle_key` names goes on, it is logged now and then, else at DEBUG. `ends` names a thing
+    that is over, which is no news if its beginning was not logged. Lines of one `series` are alike, whatever they say.
     """
 
     logger: str
     level: Level
     message: str
-    seldom: str = ""
+    throttle_key: str = ""
     ends: str = ""
     series: str = ""
 
@@ -178,12 +179,16 @@ ROWS: dict[type[e.Event], Row] = {
     e.Unstoppable: Row("worker", ERROR, "could not stop {record.task}: its code holds its slot until it ends"),
     e.ChildrenNotCancelled: Row("engine", WARNING, "could not cancel the children of {record.task}: {why}"),
     e.Woken: Row("worker", INFO, "woke {record.task}: its code has changed since it was parked"),
+    e.WorkflowWarning: Row("workflows", WARNING, "noticed {record.task}: {why}"),
+    e.RunSuspended: Row("workflows", DEBUG, "suspended {record.task}: {change.why}"),
     e.NotCalled: Row("triggers", ERROR, "did not call {record.task}: {why}"),
     e.InvocationsExpired: Row("engine", WARNING, "failed {invocations}, not started in time: {why}"),
     e.HandedBack: Row("worker", If("has_begun", WARNING, INFO), "handed back {invocations} of {worker}: {why}"),
     e.LeftToRecovery: Row("worker", WARNING, "left {invocations} of {worker} to recovery: {why}"),
     e.WaitersReleased: Row("engine", INFO, "released {invocations}: slots of their limits were free"),
     e.WaitersNotReleased: Row("engine", INFO, "could not release waiters of {limits}, the sweep will retry: {why}"),
+    e.StreamsRemoved: Row("streams", INFO, "removed the chunks of {count:d} streams: their retention is over"),
+    e.ChunksRefused: Row("streams", WARNING, "could not write {count:d} chunks to the stream {stream}: {why}"),
     e.Removed: Row("retention", INFO, "removed {count:d} invocations and entries: their retention is over"),
     e.Purged: Row("archive", INFO, "purged {invocations}: a user asked for it"),
     # runners and workers
@@ -199,12 +204,13 @@ ROWS: dict[type[e.Event], Row] = {
     e.QueueResumed: Row("runner", INFO, "resumed queue '{queue}': a user asked for it"),
     e.SlotSkipped: Row("services", WARNING, "excluded runner {runner} from the services: it left its slot unused"),
     e.ExecutionAbandoned: Row("services", If("is_own", INFO, WARNING), "reaped services of runner {runner}: {why}"),
-    e.DutyFailed: Row("", _OF_A_DUTY, "could not {duty}: {error}", seldom="{duty} {error}"),
+    e.DutyFailed: Row("", _OF_A_DUTY, "could not {duty}: {error}", throttle_key="{duty} {error}"),
     e.WorkerStarted: Row("worker", INFO, "started worker {worker}: {why}"),
     e.WorkerNotStarted: Row("runner", ERROR, "could not start a worker: {why}", series="no start"),
     e.WorkerBroke: Row("worker", ERROR, "stopped this worker: {why}"),
     e.StopAsked: Row("runner", INFO, "stopping the runner: {why}"),
-    e.WorkerLost: Row("runner", ERROR, "lost worker {worker}, which died: {why}", series="deaths"),
+    e.RestartDue: Row("runner", ERROR, "starting the runner anew in {seconds:g} s, unless this changes: {why}"),
+    e.WorkerDied: Row("runner", ERROR, "lost worker {worker}, which died: {why}", series="deaths"),
     e.WorkerKilled: Row("runner", ERROR, "killed worker {worker}: {why}"),
     e.WorkerUnresponsive: Row("runner", WARNING, "found worker {worker} unresponsive: {why}"),
     e.WorkerAnswers: Row("runner", INFO, "reached worker {worker} again: {why}"),
@@ -221,28 +227,32 @@ ROWS: dict[type[e.Event], Row] = {
     e.TicksMissed: Row("schedules", If("is_wanted", INFO, WARNING), "missed ticks of '{schedule}': {why}"),
     e.TriggerFired: Row("triggers", DEBUG, "fired trigger '{trigger}': {task}"),
     e.TriggersLoop: Row("triggers", WARNING, "found triggers in a circle, each round is one more invocation: {why}"),
-    e.PutOff: Row("", ERROR, "put off {what}: {why}", seldom="{what}"),
+    e.PutOff: Row("", ERROR, "put off {what}: {why}", throttle_key="{what}"),
     e.DispatchedLater: Row("triggers", WARNING, "put off triggers of {what}, the services will call them: {why}"),
-    e.DeclarationUnreadable: Row("", ERROR, "could not read a record, {what}: {why}", seldom="{why}"),
+    e.DeclarationUnreadable: Row("", ERROR, "could not read a record, {what}: {why}", throttle_key="{why}"),
     e.DeclarationRestored: Row("", WARNING, "stored {what} again: {why}"),
     e.DeclarationRetired: Row("", WARNING, "retired {what}: no code declares it any more"),
     e.DeclarationShadowed: Row("", ERROR, "did not store the declared {what}: {why}"),
     e.ChangedMeanwhile: Row("", DEBUG, "kept {what}: another process has written it meanwhile"),
     e.TaskUnknown: Row("", If("is_likely_wrong", WARNING, INFO), "found {what} for the unknown task {task}: {why}"),
     e.TriggersNotPublished: Row("triggers", INFO, "left the triggers of this program to runners: {why}"),
+    # the web app
+    e.WebServing: Row("web", INFO, "serving {address}: a user asked for it"),
+    e.WebRequestServed: Row("web", DEBUG, "answered {method} {route}: {status:d} in {milliseconds:.1f} ms"),
+    e.WebRequestFailed: Row("web", ERROR, "could not answer {method} {route}: {why}"),
     # the store
-    e.StoreRetry: Row("store", WARNING, _RETRY, seldom="{what}"),
-    e.StoreGaveUp: Row("store", WARNING, _GAVE_UP, seldom="{what}"),
+    e.StoreRetry: Row("store", WARNING, _RETRY, throttle_key="{what}"),
+    e.StoreGaveUp: Row("store", WARNING, _GAVE_UP, throttle_key="{what}"),
     e.StoreAnswers: Row("store", INFO, "reached {where} again: {what}", ends="{what}"),
-    e.StoreAwaited: Row("engine", WARNING, _AWAITED, seldom="await {what}"),
+    e.StoreAwaited: Row("engine", WARNING, _AWAITED, throttle_key="await {what}"),
     e.StoreReached: Row("engine", INFO, "reached the store again: {what}", ends="await {what}"),
     e.RecordQuarantined: Row("store", ERROR, "quarantined a record, `holdfast store check` counts them: {why}"),
-    e.RecordUnreadable: Row("store", ERROR, "left a record out: {why}", seldom="{id}"),
+    e.RecordUnreadable: Row("store", ERROR, "left a record out: {why}", throttle_key="{id}"),
     e.RecordRefused: Row("store", ERROR, "could not quarantine a record: {why}"),
     e.StoreDamaged: Row("store", ERROR, "found the store damaged: {why}"),
     e.StoreRepaired: Row("store", WARNING, "repaired the store: {why}"),
     e.StoreExposed: Row("store", WARNING, "found the store open to others: {why}"),
-    e.HintsInterrupted: Row("store", WARNING, "lost the change stream, polling instead: {why}", seldom="hints"),
+    e.HintsInterrupted: Row("store", WARNING, "lost the change stream, polling instead: {why}", throttle_key="hints"),
     e.HintsRestored: Row("store", INFO, "opened the change stream again: hints arrive", ends="hints"),
     e.HintLost: Row("store", If("is_usual", DEBUG, WARNING), "lost a hint: {why}"),
     e.PollingInstead: Row("store", INFO, "found no change streams, polling instead: {why}"),
@@ -289,17 +299,22 @@ _LOUDEST = {
 
 
 class LogLines:
-    """The subscriber that logs. `monotonic` is the time by which repeated events become seldom; events of the types
+    """The subscriber that logs. `monotonic` is the time by which repeated events are throttled; events of the types
     `without` have no line.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, without: Kinds = frozenset()) -> None:
-        self._seldom = Seldom(monotonic)
+        self._throttle = LogThrottle(monotonic)
         self._lines = {kind: line for kind, line in _LINES.items() if kind not in without}
 
     def wants(self, kind: type[e.Event]) -> bool:
+        check = self.check_for(kind)
+        return check is not None and check()
+
+    def check_for(self, kind: type[e.Event]) -> Callable[[], bool] | None:
+        """Return the question whether a line of such an event would be written now; None for events without a line."""
         loudest = _LOUDEST.get(kind)
-        return loudest is not None and loudest[0].isEnabledFor(loudest[1])
+        return None if loudest is None else partial(loudest[0].isEnabledFor, loudest[1])
 
     def __call__(self, event: e.Event) -> None:
         line = self._lines.get(type(event))
@@ -307,9 +322,9 @@ class LogLines:
             return
         row, level = line.row, _level(line.row.level, event)
         logger = logging.getLogger(f"holdfast.{row.logger or getattr(event, 'area', 'engine')}")
-        if row.ends and not self._seldom.is_over(_key(row.ends, event)):
+        if row.ends and not self._throttle.is_over(_key(row.ends, event)):
             return
-        if row.seldom and level > DEBUG and not self._seldom.is_due(_key(row.seldom, event)):
+        if row.throttle_key and level > DEBUG and not self._throttle.is_due(_key(row.throttle_key, event)):
             level = DEBUG
         if logger.isEnabledFor(level):
             values = [value(event) for value in line.values]
@@ -342,7 +357,9 @@ def _level(level: Level, event: e.Event) -> int:
 
 def _trace(event: e.Event) -> BaseException | None:
     """Return the exception whose traceback says more than its message: a defect of ours, or of user code in a hook."""
-    if not isinstance(event, e.DutyFailed | e.RunnerBroke | e.WorkerBroke | e.PutOff | e.HookFailed):
+    if not isinstance(
+        event, e.DutyFailed | e.RunnerBroke | e.WorkerBroke | e.PutOff | e.HookFailed | e.WebRequestFailed
+    ):
         return None
     return None if isinstance(event.error, HoldfastError) else event.error
 

@@ -9,7 +9,7 @@ side by side with the memory store. They need pytest and Hypothesis, so they are
 
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.harness import Endless, Harness, testing_app
-from holdfast.testing.report import Ran, Report
+from holdfast.testing.report import Ran, RanStep, Report
 from holdfast.testing.submitted import Submitted
 
-__all__ = ["Endless", "FakeClock", "Harness", "Ran", "Report", "Submitted", "testing_app"]
+__all__ = ["Endless", "FakeClock", "Harness", "Ran", "RanStep", "Report", "Submitted", "testing_app"]

@@ -28,6 +28,7 @@ from holdfast.model.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.conformance_archive import ArchiveConformance
+from holdfast.testing.conformance_attributes import AttributeConformance
 from holdfast.testing.conformance_cancelling import CancellingConformance
 from holdfast.testing.conformance_entries import EntryConformance
 from holdfast.testing.conformance_identity import IdentityConformance
@@ -38,6 +39,9 @@ from holdfast.testing.conformance_payloads import PayloadConformance
 from holdfast.testing.conformance_queues import QueueConformance
 from holdfast.testing.conformance_reads import ReadConformance
 from holdfast.testing.conformance_retries import RetryConformance
+from holdfast.testing.conformance_runs import RunConformance
+from holdfast.testing.conformance_streams import StreamConformance
+from holdfast.testing.conformance_transactions import TransactionConformance
 from holdfast.testing.samples import (
     BY_NAME,
     ERROR,
@@ -47,6 +51,7 @@ from holdfast.testing.samples import (
     OpenStore,
     Stage,
     claim_until_empty,
+    fields_for,
     ids,
     ids_of,
     in_status,
@@ -70,6 +75,10 @@ class StoreConformance(
     EntryConformance,
     OutboxConformance,
     OwnershipConformance,
+    RunConformance,
+    AttributeConformance,
+    StreamConformance,
+    TransactionConformance,
 ):
     """Run the whole suite; see the module. Its parts are in the modules ``conformance_…``."""
 
@@ -163,7 +172,7 @@ class StoreConformance(
 
         stage.play(scenario)
 
-    def test_a_claim_takes_what_is_due_and_tells_when_the_next_will_be(self, stage: Stage) -> None:
+    def test_a_claim_takes_due_invocations_and_returns_the_next_due_time(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([invocation("now"), invocation("soon", due_at=START + 0.25, priority=9)])
             await store.insert([invocation("later", due_at=START + 60), invocation("not ours", queue="q", due_at=1.0)])
@@ -192,7 +201,7 @@ class StoreConformance(
 
         stage.play(scenario)
 
-    def test_lanes_tells_where_something_is_ready(self, stage: Stage) -> None:
+    def test_lanes_returns_lanes_with_ready_invocations(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             assert list(await store.lanes("shop")) == []
             await store.insert([invocation("a", queue="z"), invocation("b", queue="z", priority=9), invocation("c")])
@@ -289,7 +298,7 @@ class StoreConformance(
     def test_a_named_change_is_applied_once_and_whole(self, stage: Stage, name: str) -> None:
         async def scenario(store: Store) -> None:
             status, build = BY_NAME[name]
-            record = await in_status(store, status)
+            record = await in_status(store, status, **fields_for(name))
             change = build(record)
             assert list(await store.apply([change])) == [APPLIED]
             after = await the(store)
@@ -303,7 +312,7 @@ class StoreConformance(
     def test_a_named_change_is_lost_to_another_epoch_or_status(self, stage: Stage, name: str) -> None:
         async def scenario(store: Store) -> None:
             status, build = BY_NAME[name]
-            record = await in_status(store, status)
+            record = await in_status(store, status, **fields_for(name))
             stale = build(replace(record, epoch=record.epoch - 1))
             assert list(await store.apply([stale])) == [Lost(status, record.owner, record.epoch)]
             assert await the(store) == record

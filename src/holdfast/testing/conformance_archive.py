@@ -8,8 +8,7 @@ import pytest
 
 from holdfast.model import changes
 from holdfast.model.limits import Limit
-from holdfast.model.records import InvocationRecord, Terms
-from holdfast.model.retention import FOREVER, RETENTION_SECONDS, SHORTEST_SECONDS
+from holdfast.model.records import FOREVER, RETENTION_SECONDS, SHORTEST_SECONDS, InvocationRecord, Terms
 from holdfast.model.status import FINAL, Status
 from holdfast.store.contract import Filter, Order, Store
 from holdfast.testing.conformance_payloads import digest_of, large, put

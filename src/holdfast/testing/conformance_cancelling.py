@@ -41,7 +41,7 @@ def waiting(id: str, start_by: float = START + 5) -> InvocationRecord:
 
 class CancellingConformance:
     @pytest.mark.parametrize("status", _QUEUED)
-    def test_what_nobody_owns_is_cancelled_at_once(self, stage: Stage, status: Status) -> None:
+    def test_an_invocation_without_an_owner_is_cancelled_at_once(self, stage: Stage, status: Status) -> None:
         async def scenario(store: Store) -> None:
             record = await in_status(store, status)
             assert list(await store.apply([cancelled(record)])) == [APPLIED]
@@ -89,7 +89,7 @@ class CancellingConformance:
 
         stage.play(scenario)
 
-    def test_who_is_asked_may_still_have_a_result_but_no_other_attempt(self, stage: Stage) -> None:
+    def test_a_cancelling_invocation_may_have_a_result_but_no_other_attempt(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             for id, name, taken in (("a", "completed", True), ("b", "failed", True), ("c", "retried", False)):
                 record = await owned(store, id)  # as its owner knows it

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import CorruptRecord
 from holdfast.model import changes
-from holdfast.model.records import Entry
-from holdfast.model.retention import FOREVER, RETENTION_SECONDS
+from holdfast.model.records import FOREVER, RETENTION_SECONDS, Entry
 from holdfast.store.contract import Ability, EntryOrder, Filter, Store
 from holdfast.testing.samples import START, Stage, invocation, owned
 
@@ -31,7 +30,7 @@ async def due(store: Store, kind: str, limit: int) -> Sequence[Entry]:
 
 class EntryConformance:
     def test_an_entry_comes_back_as_it_was_put(self, stage: Stage) -> None:
-        made = entry(due_at=START + 0.123456789, keep_until=START + 86_400.123456789)
+        made = entry(subject="run", due_at=START + 0.123456789, keep_until=START + 86_400.123456789)
 
         async def write(store: Store) -> None:
             assert await store.put_entry(made)
@@ -52,6 +51,20 @@ class EntryConformance:
             assert [each.kind for each in await store.entries("shop", "trigger", order=EntryOrder.DUE, limit=5)] == [
                 "trigger"
             ]
+
+        stage.play(scenario)
+
+    def test_entries_are_found_by_what_they_belong_to(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            for name, subject in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None)):
+                assert await store.put_entry(entry(name, subject=subject))
+            assert await store.put_entry(entry("e", kind="trigger", subject="one"))
+            assert [each.name for each in await store.entries("shop", "schedule", subject="one")] == ["a", "c"]
+            assert [each.name for each in await store.entries("shop", "schedule", subject="one", limit=1)] == ["a"]
+            latest = await store.entries("shop", "schedule", order=EntryOrder.LATEST, before="c", subject="one")
+            assert [each.name for each in latest] == ["a"]
+            assert await store.put_entry(entry("a", version=2, subject=None)), "a change may move it"
+            assert [each.name for each in await store.entries("shop", "schedule", subject="one")] == ["c"]
 
         stage.play(scenario)
 
@@ -207,7 +220,7 @@ class EntryConformance:
 
         stage.play(scenario)
 
-    def test_of_many_who_change_one_version_one_wins(self, stage: Stage) -> None:
+    def test_of_many_writers_of_one_version_one_wins(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             first = entry()
             await store.put_entry(first)

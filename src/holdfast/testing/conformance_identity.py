@@ -70,7 +70,7 @@ class IdentityConformance:
 
         stage.play(scenario)
 
-    def test_of_many_who_take_a_key_at_once_one_gets_it(self, stage: Stage) -> None:
+    def test_of_many_submitters_of_one_key_one_gets_it(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             for turn in range(5):
                 wanted = [invocation(f"{turn} {n}", key=f"key {turn}") for n in range(8)]
@@ -96,7 +96,7 @@ class IdentityConformance:
 
         stage.play(scenario)
 
-    def test_who_is_reserved_or_ends_without_a_start_has_no_dedup_key(self, stage: Stage) -> None:
+    def test_a_reserved_or_never_started_invocation_has_no_dedup_key(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([invocation("a", **_DEDUP)])
             (reserved,) = (await store.claim(wish("reserve", ids=("a",), start=False))).records
@@ -112,7 +112,7 @@ class IdentityConformance:
 
         stage.play(scenario)
 
-    def test_who_waits_for_a_slot_still_waits_for_its_start(self, stage: Stage) -> None:
+    def test_an_invocation_waiting_for_a_slot_has_not_started(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             limit = {TASK: Limit(1)}
             await store.insert([invocation("h", limit_key="k"), invocation("a", limit_key="k", **_DEDUP)])
@@ -190,7 +190,7 @@ class IdentityConformance:
 
         stage.play(scenario)
 
-    def test_who_waits_for_a_slot_can_be_amended_too(self, stage: Stage) -> None:
+    def test_an_invocation_waiting_for_a_slot_can_be_amended(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             limit = {TASK: Limit(1)}
             await store.insert([invocation("h", limit_key="k"), invocation("a", limit_key="k", **_DEDUP)])

@@ -109,7 +109,7 @@ class LimitConformance:
 
         stage.play(scenario)
 
-    def test_who_waits_has_left_the_queue_but_keeps_its_place(self, stage: Stage) -> None:
+    def test_a_waiter_leaves_the_queue_but_keeps_its_place(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await holding(store)
             before = limited("b", priority=3, due_at=START - 5)
@@ -159,7 +159,7 @@ class LimitConformance:
 
         stage.play(scenario)
 
-    def test_those_who_hold_slots_beyond_a_lowered_limit_count(self, stage: Stage) -> None:
+    def test_holders_beyond_a_lowered_limit_count(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([limited(id) for id in "abcde"])
             first = await store.claim(bounded("op 1", Limit(3)))
@@ -203,7 +203,7 @@ class LimitConformance:
 
         stage.play(scenario)
 
-    def test_priority_and_age_decide_who_gets_the_slot(self, stage: Stage) -> None:
+    def test_priority_and_age_decide_which_waiter_gets_the_slot(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([limited("young"), limited("old", due_at=START - 9), limited("high", priority=5)])
             assert ids_of((await store.claim(bounded("op", TWO))).records) == ["high", "old"]
@@ -305,7 +305,7 @@ class LimitConformance:
 
     # --- not waiting
 
-    def test_what_is_not_to_wait_ends_and_says_who_was_in_the_way(self, stage: Stage) -> None:
+    def test_a_refused_invocation_ends_and_names_the_holder(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([limited("a"), limited("b"), invocation("c")])
             got = await store.claim(bounded("op", REFUSING, owner="runner/7", limit=2))
@@ -336,7 +336,7 @@ class LimitConformance:
 
     # --- going on
 
-    def test_who_waited_longest_goes_on_first_at_its_old_place(self, stage: Stage) -> None:
+    def test_the_longest_waiter_goes_on_first_at_its_old_place(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             first = await holding(store)
             await store.insert([limited("young"), limited("old", due_at=START - 9), limited("high", priority=5)])
@@ -398,7 +398,7 @@ class LimitConformance:
 
         stage.play(scenario)
 
-    def test_who_comes_back_and_finds_no_slot_waits_again(self, stage: Stage) -> None:
+    def test_a_released_waiter_that_finds_no_slot_waits_again(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await holding(store)
             await store.insert([limited("b", due_at=START - 2), limited("c", due_at=START - 1)])

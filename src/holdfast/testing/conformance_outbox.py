@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from holdfast.errors import InvocationStatusTransitionError
 from holdfast.model import changes
 from holdfast.model.changes import Applied, Lost
-from holdfast.model.records import InvocationRecord, Origin, Source, Terms
-from holdfast.model.retention import FOREVER, RETENTION_SECONDS
+from holdfast.model.records import FOREVER, RETENTION_SECONDS, InvocationRecord, Origin, Source, Terms
 from holdfast.model.status import FINAL, Status
 from holdfast.store.contract import Ability, Filter, Order, Store
 from holdfast.testing.samples import (
@@ -76,7 +75,7 @@ class OutboxConformance:
     # --- the outbox
 
     @pytest.mark.parametrize("version", [None, 3], ids=["whatever its version", "of that version"])
-    def test_every_way_to_end_can_leave_something_to_be_told(self, stage: Stage, version: int | None) -> None:
+    def test_every_end_can_leave_an_outbox(self, stage: Stage, version: int | None) -> None:
         async def scenario(store: Store) -> None:
             for status in sorted(FINAL - {Status.CONCURRENCY_CONTROLLED_FINAL}):
                 await store.insert([invocation(status)])
@@ -114,7 +113,7 @@ class OutboxConformance:
 
         stage.play(write, read, needs=Ability.DURABLE)
 
-    def test_who_lost_leaves_nothing(self, stage: Stage) -> None:
+    def test_a_lost_change_leaves_no_outbox(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             record = await in_status(store, Status.RUNNING)
             change = changes.completed(replace(record, epoch=7), result=b"r", operation="end", at=START)
@@ -125,7 +124,7 @@ class OutboxConformance:
 
         stage.play(scenario)
 
-    def test_only_an_end_can_leave_something_to_be_told_and_then_it_names_somebody(self, stage: Stage) -> None:
+    def test_only_an_end_can_leave_an_outbox_and_it_is_not_empty(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             record = await in_status(store, Status.RUNNING)
             over = changes.completed(record, result=b"r", operation="end", at=START)
@@ -136,7 +135,7 @@ class OutboxConformance:
 
         stage.play(scenario)
 
-    def test_what_is_to_be_told_comes_oldest_end_first(self, stage: Stage) -> None:
+    def test_outboxes_come_oldest_end_first(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await end(store, "c", at=START + 1)
             await end(store, "b", at=START + 2)
@@ -155,7 +154,7 @@ class OutboxConformance:
 
         stage.play(scenario)
 
-    def test_what_was_told_is_told_once(self, stage: Stage) -> None:
+    def test_a_delivered_outbox_is_found_no_more(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             for id in "abc":
                 await end(store, id, ("t", "u"))
@@ -174,7 +173,7 @@ class OutboxConformance:
 
     # --- keeping it until then
 
-    def test_until_it_is_told_an_end_is_not_removed(self, stage: Stage) -> None:
+    def test_an_invocation_with_an_outbox_is_not_removed(self, stage: Stage) -> None:
         async def removed(store: Store) -> list[int]:
             return [
                 await store.remove_expired("shop", _OVER, 10),
@@ -192,7 +191,7 @@ class OutboxConformance:
 
         stage.play(scenario)
 
-    def test_once_it_is_told_an_end_can_be_removed_by_hand(self, stage: Stage) -> None:
+    def test_a_delivered_invocation_can_be_removed_by_hand(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await end(store, "a")
             await store.apply(delivery("a"))
@@ -201,7 +200,7 @@ class OutboxConformance:
 
         stage.play(scenario)
 
-    def test_those_that_are_to_be_told_do_not_stand_in_the_way_of_others(self, stage: Stage) -> None:
+    def test_invocations_with_an_outbox_do_not_block_the_removal_of_others(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             for number in range(4):
                 await end(store, f"{number}", ("t",) if number < 3 else (), at=START + number)
@@ -210,7 +209,7 @@ class OutboxConformance:
 
         stage.play(scenario)
 
-    def test_what_is_kept_for_ever_is_kept_after_it_was_told(self, stage: Stage) -> None:
+    def test_an_invocation_kept_for_ever_stays_after_its_delivery(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await end(store, "a", terms=Terms(retention={"success": None}))
             await store.apply(delivery("a"))

@@ -10,7 +10,18 @@ from holdfast.model.changes import APPLIED, Change, Lost, apply_to
 from holdfast.model.records import runner_of
 from holdfast.model.status import OWNED, SOURCES, Status
 from holdfast.store.contract import Store
-from holdfast.testing.samples import BY_NAME, START, Stage, in_status, invocation, owned, raw_change, the, wish
+from holdfast.testing.samples import (
+    BY_NAME,
+    START,
+    Stage,
+    fields_for,
+    in_status,
+    invocation,
+    owned,
+    raw_change,
+    the,
+    wish,
+)
 
 _BY_OWNERS = [name for name, (status, _) in BY_NAME.items() if status in OWNED and not name.startswith("recovered")]
 _STRANGERS = ["stranger/1", "runner/2", "runner/10", "runner/", "runne", "runner2", "RUNNER/1", "stranger"]
@@ -22,7 +33,7 @@ def _as(actor: str, change: Change) -> Change:
 
 
 class OwnershipConformance:
-    def test_a_stranger_who_knows_the_epoch_cannot_write_as_the_owner(self, stage: Stage) -> None:
+    def test_a_stranger_with_the_epoch_cannot_write_as_the_owner(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             record = await owned(store)
             end = changes.completed(record, result=b"r", operation="end", at=START)
@@ -39,7 +50,7 @@ class OwnershipConformance:
     def test_only_a_change_that_overrides_the_owner_is_open_to_strangers(self, stage: Stage, name: str) -> None:
         async def scenario(store: Store) -> None:
             status, build = BY_NAME[name]
-            record = await in_status(store, status)
+            record = await in_status(store, status, **fields_for(name))
             change = build(record)
             (verdict,) = await store.apply([_as("stranger/1", change)])
             lost = Lost(status, record.owner, record.epoch)
@@ -91,7 +102,7 @@ class OwnershipConformance:
 
         stage.play(scenario)
 
-    def test_a_change_by_the_owner_itself_names_nobody_else(self, stage: Stage) -> None:
+    def test_a_change_by_the_owner_names_no_other_runner(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             record = await owned(store)
             await store.apply([changes.completed(record, result=b"r", operation="end", at=START)])
@@ -99,7 +110,7 @@ class OwnershipConformance:
 
         stage.play(scenario)
 
-    def test_who_owned_it_once_is_a_stranger(self, stage: Stage) -> None:
+    def test_a_former_owner_is_a_stranger(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             first = await owned(store, owner="runner/2")
             await store.apply([changes.killed(first, operation="kill", at=START, why="")])
@@ -109,7 +120,7 @@ class OwnershipConformance:
 
         stage.play(scenario)
 
-    def test_what_nobody_owns_needs_no_owner(self, stage: Stage) -> None:
+    def test_an_unowned_invocation_takes_the_change_of_any_actor(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await store.insert([record := invocation("a")])
             wait = raw_change(record, Status.CONCURRENCY_CONTROLLED, operation="wait", actor="anybody")

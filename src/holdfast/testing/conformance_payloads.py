@@ -78,7 +78,7 @@ class PayloadConformance:
 
         stage.play(scenario)
 
-    def test_keeping_tells_which_payloads_are_there(self, stage: Stage) -> None:
+    def test_keep_returns_the_payloads_that_are_there(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             assert list(await store.keep_payloads("shop", [])) == []
             await put(store, 1, 2)
@@ -91,7 +91,7 @@ class PayloadConformance:
 
         stage.play(scenario)
 
-    def test_what_nobody_has_wanted_for_long_is_collected_with_its_pieces(self, stage: Stage) -> None:
+    def test_an_unused_payload_is_collected_with_its_pieces(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             await put(store, 1, 2, pieces=3)
             await put(store, 3, 4)

@@ -17,7 +17,7 @@ LATEST = 253_402_300_799.999  # the last moment of the year 9999
 class QueueConformance:
     # --- depths
 
-    def test_depths_tell_what_waits_is_scheduled_runs_and_is_blocked(self, stage: Stage) -> None:
+    def test_depths_count_ready_scheduled_running_and_blocked(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             assert list(await store.queue_depths("shop", START)) == []
             due = [

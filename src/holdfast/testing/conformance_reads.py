@@ -104,7 +104,7 @@ class ReadConformance:
 
         stage.play(scenario)
 
-    def test_counts_tells_how_many_are_in_each_status(self, stage: Stage) -> None:
+    def test_counts_returns_the_number_in_each_status(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             assert await store.counts("shop") == {}
             everything = await _mixture(store)
@@ -145,7 +145,7 @@ class ReadConformance:
 
         stage.play(scenario)
 
-    def test_the_runner_that_was_silent_longest_is_told(self, stage: Stage) -> None:
+    def test_the_runner_with_the_oldest_heartbeat_is_returned(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             assert list(await store.silent("shop")) == []
             now = store.now()
@@ -163,7 +163,7 @@ class ReadConformance:
 
         stage.play(scenario)
 
-    def test_runners_whose_heartbeats_lie_ahead_are_told_too(self, stage: Stage) -> None:
+    def test_runners_with_heartbeats_in_the_future_are_returned(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             now = store.now()
             for id, ahead in (("a", -3.0), ("b", 3600.0), ("c", -1.0), ("d", 1800.0)):

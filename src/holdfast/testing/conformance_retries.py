@@ -26,7 +26,7 @@ _POLICY = {"kind": "from the future", "attempts": 3, "nested": {"waits": [1.5, N
 
 
 class RetryConformance:
-    def test_terms_come_back_as_they_were_whoever_wrote_them(self, stage: Stage) -> None:
+    def test_terms_of_any_version_come_back_unchanged(self, stage: Stage) -> None:
         async def write(store: Store) -> None:
             await store.insert([invocation("a", terms=Terms(retries=_POLICY)), invocation("b")])
             assert (await the(store, "a")).terms == Terms(retries=_POLICY)

@@ -6,6 +6,7 @@ differ: user code runs where the test waits (see `holdfast.testing.pump`), and t
 when a caller waits for it.
 """
 
+# ruff: noqa: PT028 - testing_app is no test
 from __future__ import annotations
 
 import asyncio
@@ -13,9 +14,9 @@ import datetime as dt
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from holdfast.app import App, features
 from holdfast.clock import Duration, parse_duration
@@ -23,32 +24,52 @@ from holdfast.codec import references
 from holdfast.errors import ResultTimeout, UsageError
 from holdfast.executors.call import Call
 from holdfast.executors.lifespan import ExitCallbacks
+from holdfast.executors.local import Deliver
 from holdfast.fleet.runner import path_duties
 from holdfast.fleet.services import Duty, Feature
 from holdfast.ids import Ids, InvocationId
+from holdfast.invocation import Chunk, Invocation
 from holdfast.model.records import InvocationRecord, Serves
-from holdfast.model.status import FINAL, Status
+from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.app_runtime import EngineHandle, refuse_on_loop
 from holdfast.runtime.claim import Unlimited
+from holdfast.runtime.definition import ExecutorKind
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.outage import cancel_tasks
 from holdfast.runtime.release import Releaser
-from holdfast.runtime.worker import Worker, WorkerOptions
+from holdfast.runtime.worker import Account, Worker, WorkerOptions
+from holdfast.streams.following import LiveTails
 from holdfast.task import Submittable
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.pump import BOX, CoroutineLoop, Job, PumpingBridge, WaitingExecutor
-from holdfast.testing.report import Ran, Report
-from holdfast.testing.stage import EagerEvents, EagerWatcher, StageStore
+from holdfast.testing.replays import FinishedRuns
+from holdfast.testing.report import Ran, RanStep, Report
+from holdfast.testing.runs import StageRuns, step_of
+from holdfast.testing.stage import EagerEvents, EagerTails, EagerWatcher, StageStore
 from holdfast.testing.submitted import Submitted, complaint, matching
 from holdfast.triggers.evaluation import declarations
 from holdfast.triggers.events import from_entry
 from holdfast.triggers.outbox import Events
+from holdfast.workflows.hooks_resuming import MAX_LISTED, HookRecord
 
 _MOST = 10_000
+_LOOK_SECONDS = 0.005  # whether a run has begun, or only waits
 
 
 class Endless(AssertionError):
     """Raised by a drain that has run too many calls to come to an end."""
+
+
+class Staying(NamedTuple):
+    """A worker whose run waits in memory."""
+
+    worker: Worker
+    runs: StageRuns
+    life: asyncio.Task[Account]
+
+    @property
+    def engine(self) -> Engine:
+        return self.runs.engine
 
 
 class Harness:
@@ -56,18 +77,31 @@ class Harness:
     front.
     """
 
-    def __init__(self, app: App, start: dt.datetime | float | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        start: dt.datetime | float | None = None,
+        *,
+        replays: bool = True,
+        other_process: bool = True,
+    ) -> None:
         self.app = app
         self.clock = FakeClock(_moment(start))
         self._store = StageStore(self.clock)
         self._coroutine_loop = CoroutineLoop()
         self._ran: list[Ran] = []
+        self._ran_steps: list[RanStep] = []
+        self._started = 0  # calls of tasks and steps, and lives of bodies
+        self._unsettled: list[Ran] = []  # attempts that have no outcome yet
+        self._runs: dict[str, Ran] = {}  # of workflows, in the drain that is under way
+        self._finished = FinishedRuns(app, replays=replays, other_process=other_process)
         self._errors: dict[str, BaseException] = {}
         self._depth = 0
         self._swept = self.clock.now()
         self._before: dict[str, Any] = {}
         self._duties_of: object = None
         self._duties: Sequence[Duty] = ()
+        self._made_runs: dict[Worker, StageRuns] = {}
         self._declared: frozenset[str] = frozenset()  # the tasks whose schedules and triggers are stored
 
     # --- taking the place of the app's store
@@ -100,6 +134,8 @@ class Harness:
                 setattr(self.app.runtime, name, value)
             self._before = {}
             self._coroutine_loop.close()
+        if kind is None:
+            self._finished.replay_elsewhere()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -117,6 +153,8 @@ class Harness:
             engine = make()
             engine.watcher = EagerWatcher(engine, self._perform)
             engine.put_part(Events, EagerEvents(engine, self._declare))
+            engine.put_part(LiveTails, EagerTails(engine, self._perform))
+            engine.make_run_executor = self._make_runs
             return engine
 
         return EngineHandle(with_eager_watcher, PumpingBridge(self._coroutine_loop, self._store.take_in))
@@ -147,14 +185,14 @@ class Harness:
 
     async def _drain(self, until: Duration | dt.datetime | None, most: int) -> Report:
         end = self._end(until)
-        first = len(self._ran)
+        first, first_step = len(self._ran), len(self._ran_steps)
         await self._work(end, most, lambda: False)
         if until is not None and not BOX.get().is_interrupted:
             self._move_to(end)
         ran = self._ran[first:]
         records = await self._store.get(self.app.name, [each.id for each in ran])
-        left = [record for record in self._store._of(self.app.name) if record.status not in FINAL]
-        return Report(ran, records, left, self.clock.now())
+        left = self._store.unfinished(self.app.name)
+        return Report(ran, records, left, self.clock.now(), steps=self._ran_steps[first_step:])
 
     def _end(self, until: Duration | dt.datetime | None) -> float:
         now = self.clock.now()
@@ -163,7 +201,7 @@ class Harness:
         if not isinstance(until, dt.datetime):
             return now + parse_duration(until)
         if (moment := _moment(until)) < now:
-            raise UsageError(f"until={until!r} is over: the clock of this test says {_told(now)}")
+            raise UsageError(f"until={until!r} is over: the clock of this test says {_in_words(now)}")
         return moment
 
     async def _perform(self, ids: Sequence[InvocationId], timeout: float | None) -> None:
@@ -171,8 +209,7 @@ class Harness:
         name = self.app.name
 
         def enough() -> bool:
-            found = [self._store._records.get((name, id)) for id in ids]
-            return all(record is None or record.status in FINAL for record in found)
+            return not self._store.unfinished(name, ids)
 
         end = float("inf") if timeout is None else self.clock.now() + timeout
         await self._work(end, _MOST, enough)
@@ -197,49 +234,111 @@ class Harness:
         ends = ExitCallbacks(engine.telemetry)
         if self._depth == 0 and self.app.runtime.hooks:
             await self._here("start hooks", lambda: self.app.runtime.hooks.enter(ends))
+        if self._depth == 0:
+            self._runs.clear()
         self._depth += 1
-        first = len(self._ran)
+        first = self._started
+        idle: list[Staying] = []  # runs that compensate wait in memory
         try:
-            while not enough() and not BOX.get().is_interrupted:
-                if len(self._ran) - first >= most:
+            while (idle or not enough()) and not BOX.get().is_interrupted:
+                if self._started - first >= most:
                     raise Endless(f"{most:,} calls were run, and there is more. {self._usual()} Give most= if not.")
-                if await self._step(engine, releaser) or await self._perform_duties(engine):
+                if await self._step(engine, releaser, idle) or await self._perform_duties(engine):
                     continue
-                due = self._store.next_due(self.app.name, ticks=end < float("inf"))  # who waits needs no tick
-                if due is None or due > end:
-                    return
+                if await self._go_on(idle):
+                    continue
+                due = self._next_due(idle, ticks=end < float("inf"))  # a caller that waits needs no tick
+                if due is None or (due > end and not idle):
+                    break
                 self._move_to(due)
         finally:
+            for staying in idle:
+                staying.worker.stop(hurry=True)
+                await staying.life
             self._depth -= 1
             if self._depth == 0 and self.app.runtime.hooks:
                 await self._here("stop hooks", ends.leave)
+        if self._depth == 0 and not BOX.get().is_interrupted:
+            await self._replay_finished(engine)
+
+    def _next_due(self, idle: Sequence[Staying], *, ticks: bool) -> float | None:
+        times = [self._store.next_due(self.app.name, ticks=ticks), *(each.runs.host.next_due for each in idle)]
+        return min((time for time in times if time is not None), default=None)
+
+    async def _go_on(self, idle: list[Staying]) -> bool:
+        """Let runs that wait in memory look for news. Return True if there was any."""
+        went_on = False
+        for staying in list(idle):
+            await staying.runs.look()
+            if not staying.runs.is_idle:
+                went_on = True
+                idle.remove(staying)
+                await self._until_idle(staying, idle)
+        return went_on
 
     def _usual(self) -> str:
         last = self._ran[-1].call if self._ran else ""
         return f"The last one was {last}: does it submit itself again, or is it retried for ever?"
 
-    async def _step(self, engine: Engine, releaser: Releaser) -> bool:
+    async def _step(self, engine: Engine, releaser: Releaser, idle: list[Staying]) -> bool:
         """Let a worker run one call. Return False if no call is due."""
-        before = len(self._ran)
         worker = self._worker(engine, releaser)
         empty = self._store.nothing[worker.owner] = asyncio.Event()
         life = asyncio.create_task(worker.run())
         nothing = asyncio.create_task(empty.wait())
         try:
-            await asyncio.wait({life, nothing}, return_when=asyncio.FIRST_COMPLETED)
-            if not life.done():
-                worker.stop()
-            account = await life
-            await engine.outbox.finish()
+            while not life.done() and worker not in self._made_runs:
+                await asyncio.wait({life, nothing}, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_SECONDS)
+                if nothing.done():
+                    worker.stop()
+                    break
         finally:
-            await cancel_tasks(life, nothing)
+            await cancel_tasks(nothing)
             del self._store.nothing[worker.owner]
-        for ran in self._ran[before:]:
-            (record,) = await self._store.get(self.app.name, [ran.id])
-            if record is not None and ran.status is None:
-                ran.status = record.status
-                ran.error = self._failure_of(record, self._errors.pop(ran.id, None))
+        if (runs := self._made_runs.pop(worker, None)) is not None:
+            await self._until_idle(Staying(worker, runs, life), idle)
+            return True
+        try:
+            account = await life
+        finally:
+            await cancel_tasks(life)
+        await self._settle(engine)
         return account.started > 0
+
+    async def _until_idle(self, staying: Staying, idle: list[Staying]) -> None:
+        """Wait until a run has left its worker, or only waits there."""
+        worker, runs, life = staying
+        try:
+            while not life.done():
+                await asyncio.wait({life}, timeout=_LOOK_SECONDS)
+                if BOX.get().is_interrupted:
+                    worker.stop(hurry=True)
+                elif not life.done() and runs.is_idle:
+                    idle.append(staying)
+                    return
+            await life
+        except BaseException:
+            await cancel_tasks(life)
+            raise
+        await self._settle(staying.engine)
+
+    async def _settle(self, engine: Engine) -> None:
+        """Note how the calls have ended that have ended."""
+        await engine.outbox.finish()
+        for ran in list(self._unsettled):
+            (record,) = await self._store.get(self.app.name, [ran.id])
+            if record is None or record.status in OWNED:
+                continue
+            self._unsettled.remove(ran)
+            ran.status = record.status
+            ran.error = self._failure_of(record, self._errors.pop(ran.id, None))
+            if record.run is not None:
+                self._finished.note(record)
+
+    async def _replay_finished(self, engine: Engine) -> None:
+        """Replay the runs that have ended, where the caller waits."""
+        if work := await self._finished.to_replay(engine):
+            await self._here("replay", work, is_coroutine=False)
 
     def _failure_of(self, record: InvocationRecord, raised: BaseException | None) -> BaseException | None:
         """Return the error of an attempt. After a time limit it is the stored error, not the one that the code saw."""
@@ -264,6 +363,16 @@ class Harness:
         )
         made = (engine, definitions, options, Unlimited(), releaser)
         return Worker(*made, make_executor=lambda kind, deliver: WaitingExecutor(box, deliver, self._noted))
+
+    def _make_runs(self, engine: Engine, worker: Worker, deliver: Deliver, coroutines: object) -> StageRuns:
+        box = BOX.get()
+
+        def make_step_executor(kind: ExecutorKind, deliver: Deliver) -> WaitingExecutor:
+            return WaitingExecutor(box, deliver, self._noted_step)
+
+        made = StageRuns(engine, worker, deliver, self._noted_run, make_step_executor)
+        self._made_runs[worker] = made
+        return made
 
     async def _dispatch_committed(self, engine: Engine) -> None:
         """Dispatch events of user transactions that have committed."""
@@ -299,12 +408,12 @@ class Harness:
                 pass
         return True
 
-    async def _here(self, name: str, work: Callable[[], Any]) -> None:
+    async def _here(self, name: str, work: Callable[[], Any], *, is_coroutine: bool = True) -> None:
         """Run a function where the caller waits, and raise its error here."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[BaseException | None] = loop.create_future()
 
-        def tell(error: BaseException | None) -> None:
+        def deliver(error: BaseException | None) -> None:
             loop.call_soon_threadsafe(done.set_result, error)
 
         async def caught() -> BaseException | None:
@@ -314,37 +423,89 @@ class Harness:
                 return error
             return None
 
-        BOX.get().put(Job(name, caught, True, tell, is_call=False))
+        def plain() -> BaseException | None:
+            try:
+                work()
+            except BaseException as error:
+                return error
+            return None
+
+        BOX.get().put(Job(name, caught if is_coroutine else plain, is_coroutine, deliver, is_call=False))
         if isinstance(error := await done, BaseException):
             raise error
 
     def _noted(self, call: Call) -> Call:
         """Return the same call, with its error kept: a test wants the error itself."""
-        function = call.function
 
         @contextmanager
         def noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
             self._errors.pop(call.key, None)
-            self._ran.append(Ran(self.app.invocation(call.key), call.task, args, kwargs))
+            self._started += 1
+            ran = Ran(self.app.invocation(call.key), call.task, args, kwargs)
+            self._ran.append(ran)
+            self._unsettled.append(ran)
             try:
                 yield
             except BaseException as error:
                 self._errors[call.key] = error
                 raise
 
-        def plain(*args: Any, **kwargs: Any) -> Any:
-            with noted(args, kwargs):
-                return function(*args, **kwargs)
+        return _wrapped(call, noted)
 
-        async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            with noted(args, kwargs):
-                return await function(*args, **kwargs)
+    def _noted_run(self, call: Call) -> Call:
+        """Return the call of a body that is noted once per drain, however often the body begins anew."""
+        about: Any = call.about
+        id = about.id
 
-        return call._replace(function=coroutine if asyncio.iscoroutinefunction(function) else plain)
+        @contextmanager
+        def noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+            self._errors.pop(id, None)
+            self._started += 1
+            if id not in self._runs:
+                self._ran.append(ran := Ran(self.app.invocation(id), call.task, args, kwargs))
+                self._runs[id] = ran
+            if (ran := self._runs[id]) not in self._unsettled:
+                ran.status = None
+                self._unsettled.append(ran)
+            try:
+                yield
+            except Exception as error:
+                self._errors[id] = error
+                raise
+
+        return _wrapped(call, noted)
+
+    def _noted_step(self, call: Call) -> Call:
+        """Return the call of a step that is noted, with its error."""
+        step, about = step_of(call)
+
+        @contextmanager
+        def noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+            self._started += 1
+            ran = RanStep(self.app.invocation(about.invocation_id), step, about.attempt, args, kwargs)
+            self._ran_steps.append(ran)
+            try:
+                yield
+            except BaseException as error:
+                ran.error = error
+                raise
+
+        return _wrapped(call, noted)
 
     def _move_to(self, moment: float) -> None:
         while (left := moment - self.clock.now()) > 0:
             self.clock.advance(max(left, 1e-6))  # a sum of floats may fall a hair short
+
+    # --- what was written
+
+    def stream(self, invocation: Invocation[Any], name: str = "default", *, attempts: str = "all") -> list[Chunk]:
+        """Return the chunks that are in a stream now. Nothing is run: see `drain`."""
+        return list(invocation.stream(name, attempts=attempts).stored())
+
+    async def astream(
+        self, invocation: Invocation[Any], name: str = "default", *, attempts: str = "all"
+    ) -> list[Chunk]:
+        return [chunk async for chunk in await invocation.stream(name, attempts=attempts).astored()]
 
     # --- what was submitted
 
@@ -379,6 +540,13 @@ class Harness:
             status=(now or record).status,
         )
 
+    def waiting_hooks(self) -> list[HookRecord]:
+        """Return the open hooks, oldest first. Resume them with ``app.resume_hook``, then `drain`."""
+        return _open_hooks(self.app.hooks(limit=MAX_LISTED))
+
+    async def awaiting_hooks(self) -> list[HookRecord]:
+        return _open_hooks(await self.app.ahooks(limit=MAX_LISTED))
+
     def forget_submitted(self) -> None:
         """Forget the calls that were submitted so far."""
         self._store.submitted.clear()
@@ -407,15 +575,45 @@ class Harness:
         return self.app.get_task(task if isinstance(task, str) else task.name)
 
 
-def testing_app(app: App | None = None, *, start: dt.datetime | float | None = None) -> Harness:  # noqa: PT028
+def testing_app(
+    app: App | None = None,
+    *,
+    start: dt.datetime | float | None = None,
+    replays: bool = True,
+    other_process: bool = True,
+) -> Harness:
     """Put the app on its own store in memory until the end of the block: ``with testing_app(app) as t:``.
 
     Without an app a new one is made, `t.app`. The clock begins at `start`, or at the present time.
+
+    With `replays`, each run of a workflow that has ended is replayed at the end of a drain, and `ReplayMismatch` is
+    raised if its body is not deterministic. With `other_process`, also at the end of the block, in another process
+    with another hash seed, if the body can be imported there.
     """
-    return Harness(App("memory://", name="testing") if app is None else app, start)
+    made = App("memory://", name="testing") if app is None else app
+    return Harness(made, start, replays=replays, other_process=other_process)
 
 
 testing_app.__test__ = False  # type: ignore[attr-defined]  # its name begins like that of a test
+
+
+def _wrapped(call: Call, noted: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]) -> Call:
+    """Return the call with its function inside of a context."""
+    function = call.function
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with noted(args, kwargs):
+            return function(*args, **kwargs)
+
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with noted(args, kwargs):
+            return await function(*args, **kwargs)
+
+    return call._replace(function=coroutine if asyncio.iscoroutinefunction(function) else plain)
+
+
+def _open_hooks(hooks: list[HookRecord]) -> list[HookRecord]:
+    return sorted((hook for hook in hooks if hook.is_open), key=lambda hook: (hook.created_at, hook.run, hook.call))
 
 
 def _moment(at: dt.datetime | float | None) -> float:
@@ -428,5 +626,5 @@ def _moment(at: dt.datetime | float | None) -> float:
     return float(at)
 
 
-def _told(moment: float) -> str:
+def _in_words(moment: float) -> str:
     return dt.datetime.fromtimestamp(moment, dt.UTC).isoformat(timespec="seconds")

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.executors.call import INTERRUPTED, Call, Outcome, Raised, run, run_coroutine
+from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, STOPPED, Call, Outcome, Raised, run, run_coroutine
 from holdfast.executors.local import Deliver, Executor
 from holdfast.model.retries import exception_name
 from holdfast.runtime.app_runtime import Bridge, BridgedCall
@@ -30,7 +30,7 @@ class Job(NamedTuple):
     key: str
     work: Callable[[], Any]  # makes a coroutine if it `is_coroutine`
     is_coroutine: bool
-    tell: Callable[[Any], None]
+    deliver: Callable[[Any], None]
     is_call: bool = True  # of a task, and no hook
 
 
@@ -67,9 +67,19 @@ class Box:
         """End these calls where that is possible: coroutines. A function on the thread of a test cannot be ended."""
         for key in keys:
             self._ended.add(key)
+            self._drop(key, NOT_BEGUN if key in self._asked else INTERRUPTED)
             if key in self._running:
                 loop, task = self._running[key]
                 loop.call_soon_threadsafe(task.cancel)
+
+    def _drop(self, key: str, outcome: Outcome) -> None:
+        """Take back a call that has not begun."""
+        with self._news:
+            waiting = [job for job in self._jobs if job.is_call and job.key == key]
+            for job in waiting:
+                self._jobs.remove(job)
+        for job in waiting:
+            job.deliver(outcome)
 
     def cancel(self, keys: Iterable[str]) -> None:
         """Ask these calls to end."""
@@ -82,8 +92,8 @@ class Box:
         while (job := self._next()) is not None:
             value = self._coroutine_loop.run(self._as_task(job)) if job.is_coroutine else job.work()
             if _is_ctrl_c(value) or (value is INTERRUPTED and job.key not in self._ended):  # a loop cancels for Ctrl-C
-                self.is_interrupted, value = True, INTERRUPTED
-            job.tell(value)
+                self.is_interrupted, value = True, STOPPED
+            job.deliver(value)
 
     def _next(self) -> Job | None:
         with self._news:
@@ -124,7 +134,7 @@ class Box:
                 work = self._as_task(job) if job.is_coroutine else asyncio.to_thread(job.work)
                 value = await _its_own(asyncio.create_task(work))
         finally:
-            job.tell(value)
+            job.deliver(value)
 
     async def _as_task(self, job: Job) -> Any:
         task = asyncio.current_task()
@@ -255,9 +265,9 @@ class WaitingExecutor(Executor):
         for call in calls:
             is_coroutine = asyncio.iscoroutinefunction(call.function)
             runs = partial(run_coroutine if is_coroutine else run, self._around(call))
-            self._box.put(Job(call.key, runs, is_coroutine, partial(self._tell, call.key)))
+            self._box.put(Job(call.key, runs, is_coroutine, partial(self._end, call.key)))
 
-    def _tell(self, key: str, outcome: Outcome) -> None:
+    def _end(self, key: str, outcome: Outcome) -> None:
         self._loop.call_soon_threadsafe(self._deliver, [(key, outcome)])
 
     def interrupt(self, keys: Iterable[str]) -> None:

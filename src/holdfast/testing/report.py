@@ -39,8 +39,33 @@ class Ran:
         return f"{self.call} → {'running' if self.status is None else self.status}{error}"
 
 
+class RanStep:
+    """One attempt of a step of a workflow. `id` is its address in the run (``charge#2``)."""
+
+    def __init__(
+        self, run: Invocation[Any], id: str, attempt: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.run = run
+        self.id = id
+        self.attempt = attempt
+        self.args = args
+        self.kwargs = kwargs
+        self.error: BaseException | None = None
+
+    @property
+    def call(self) -> str:
+        return as_call(self.id.partition("#")[0].partition("@")[0], self.args, self.kwargs)
+
+    def __repr__(self) -> str:
+        error = "" if self.error is None else f" ({type(self.error).__name__}: {self.error})"
+        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        return f"{self.id}: {self.call}{attempt}{error}"
+
+
 class Report:
-    """The attempts of a drain in the order of their starts, and the calls that have not ended."""
+    """The attempts of a drain in the order of their starts, the steps of its workflows, and the calls that have not
+    ended. A run of a workflow is one entry, however often it was suspended.
+    """
 
     def __init__(
         self,
@@ -48,8 +73,11 @@ class Report:
         records: Sequence[InvocationRecord | None],
         left: Sequence[InvocationRecord],
         now: float,
+        *,
+        steps: Sequence[RanStep] = (),
     ) -> None:
         self.ran = list(ran)
+        self.steps = list(steps)
         self.left = sorted(left, key=lambda record: record.due_at)
         self._ends = {record.id: record for record in records if record is not None and record.status in FINAL}
         self._now = now
@@ -63,13 +91,18 @@ class Report:
 
     @property
     def failed(self) -> list[Ran]:
-        """Attempts that ended a call without a result."""
+        """Return attempts that ended a call without a result."""
         return [ran for ran in self.ran if ran.status in FINAL and ran.status is not Status.SUCCESS]
 
     @property
     def retried(self) -> list[Ran]:
-        """Attempts that failed and were followed by another, or will be."""
+        """Return attempts that failed and were followed by another, or will be."""
         return [ran for ran in self.ran if ran.status is Status.RETRY]
+
+    @property
+    def waiting(self) -> list[Ran]:
+        """Return runs of workflows that sleep, or wait for a child."""
+        return [ran for ran in self.ran if ran.status is Status.SUSPENDED]
 
     def raise_errors(self) -> None:
         """Raise the error of the failed call itself; of several, an `ExceptionGroup`."""
@@ -92,9 +125,13 @@ class Report:
         return self
 
     def __repr__(self) -> str:
-        lines = [repr(ran) for ran in self.ran] or ["nothing was due"]
+        lines: list[str] = []
+        for ran in self.ran:
+            lines += [repr(ran), *[f"  {step!r}" for step in self.steps if step.run.id == ran.id]]
+        lines = lines or ["nothing was due"]
         for record in self.left:
-            due = dt.timedelta(seconds=round(max(0.0, record.due_at - self._now), 3))
+            at = record.due_at if record.wake_at is None else record.wake_at
+            due = dt.timedelta(seconds=round(max(0.0, at - self._now), 3))
             lines.append(f"left: {record.task} {record.id} is {record.status}" + (f", due in {due}" if due else ""))
         return "\n".join(lines)
 

@@ -15,9 +15,20 @@ from holdfast.codec import ErrorRecord
 from holdfast.ids import InvocationId
 from holdfast.model import cancellation as cancelling
 from holdfast.model import changes, claims
-from holdfast.model.changes import Change, Clearing
+from holdfast.model.changes import Change, FieldReset, Push
 from holdfast.model.claims import Claim
-from holdfast.model.records import Cancellation, InvocationRecord, RunnerRecord, Terms, lane_of, registered
+from holdfast.model.log import Page
+from holdfast.model.records import (
+    Cancellation,
+    InboxEntry,
+    InvocationRecord,
+    ReplyTo,
+    RunnerRecord,
+    RunState,
+    Terms,
+    lane_of,
+    registered,
+)
 from holdfast.model.status import Status
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Observe, Store
@@ -39,6 +50,17 @@ ODD_TEXTS = [
     "x" * 70_000,
 ]
 ODD_NAMES = ["O'Brien", 'say"hi"', "a\\b", "日本:😀", "%", "$where", "a.b", "UPPER", "upper"]
+
+RUN = RunState(generation=1, tail=7, started_at=START)
+ATTRIBUTES = {"stage": "packed", "a.b": "$set", "日本": "😀=1"}
+REPLY_TO = ReplyTo(
+    run=InvocationId("parent"),
+    call="child#1",
+    generation=2,
+    root=InvocationId("root"),
+    ends_with_run=True,
+    effects_key="parent/child#1",
+)
 
 OpenStore = Callable[[Clock, Observe], Store]
 Scenario = Callable[[Store], Awaitable[None]]
@@ -89,9 +111,11 @@ async def the(store: Store, id: str = "a", app: str = "shop") -> InvocationRecor
     return record
 
 
-async def owned(store: Store, id: str = "a", *, start: bool = True, owner: str = "runner/1") -> InvocationRecord:
+async def owned(
+    store: Store, id: str = "a", *, start: bool = True, owner: str = "runner/1", **fields: Any
+) -> InvocationRecord:
     """Insert an invocation and claim it for `owner`."""
-    await store.insert([invocation(id)])
+    await store.insert([invocation(id, **fields)])
     (record,) = (await store.claim(wish(f"claim {id}", ids=(id,), start=start, owner=owner))).records
     return record
 
@@ -116,9 +140,9 @@ CANCELLATION = Cancellation(by="a person", reason="no longer wanted", at=START +
 
 
 def cancelled(record: InvocationRecord) -> Change:
-    """Change an invocation that a user cancels, whatever its status."""
+    """Change an invocation that a user cancels, whatever its status. A run that would get a push gives way."""
     asked = cancelling.cancel(record, CANCELLATION, operation="op")
-    return asked or cancelling.gave_way(record, operation="op", at=START + 1)
+    return asked if isinstance(asked, Change) else cancelling.gave_way(record, operation="op", at=START + 1)
 
 
 def expired(record: InvocationRecord) -> Change:
@@ -189,17 +213,63 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     "expired, reserved": (Status.PENDING, expired),
     "expired, marked as running": (Status.RUNNING, expired),
     "woken": (Status.PARKED, lambda r: changes.woken(r, operation="op", at=START + 60, why="new code")),
+    "suspended, of a run": (Status.RUNNING, lambda r: suspended(r)),
+    "suspended, of a run, until a push": (Status.RUNNING, lambda r: suspended(r, wake_at=None)),
+    "handed_over, of a run": (
+        Status.RUNNING,
+        lambda r: changes.handed_over(r, r.run or RunState(), operation="op", at=START + 1, why="drained"),
+    ),
+    "restarted, of a run": (
+        Status.RUNNING,
+        lambda r: changes.restarted(r, r.run or RunState(), arguments=b"other", operation="op", at=START + 1),
+    ),
+    "awakened, of a run": (
+        Status.SUSPENDED,
+        lambda r: changes.awakened(r, operation="op", at=START + 60, why="its time has come"),
+    ),
+    "cancelling, of a run, by its next owner": (
+        Status.RUNNING,
+        lambda r: cancelling.asked_to_compensate(r, operation="op", at=START + 1),
+    ),
+    "killed, of a run, being cancelled": (
+        Status.CANCELLING,
+        lambda r: changes.killed(r, operation="op", at=START + 1, why="stop"),
+    ),
+    "recovered, of a run, being cancelled": (
+        Status.CANCELLING,
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
+    ),
+    "completed, of a run": (Status.RUNNING, lambda r: changes.completed(r, result=b"r", operation="op", at=START + 1)),
+    "failed, of a run": (Status.RUNNING, lambda r: changes.failed(r, error=ERROR, operation="op", at=START + 1)),
+    "failed, of a child": (Status.RUNNING, lambda r: changes.failed(r, error=ERROR, operation="op", at=START + 1)),
+    "refused, of a child": (Status.REGISTERED, lambda r: claims.refused(r, operation="op", at=START + 1, why="no")),
+    "cancelled, of a child": (Status.REGISTERED, cancelled),
 }
-"""Every named change, with the status to try it from."""
+"""Every named change, with the status to try it from. `fields_for` says what its invocation needs."""
 
 
-async def in_status(store: Store, status: Status, id: str = "a") -> InvocationRecord:
+def fields_for(name: str) -> dict[str, Any]:
+    """Return the fields of an invocation that this named change is tried on."""
+    if ", of a run" in name:
+        return {"run": RUN}
+    return {"reply_to": REPLY_TO} if ", of a child" in name else {}
+
+
+def suspended(record: InvocationRecord, wake_at: float | None = START + 60, *, operation: str = "op") -> Change:
+    """Change a run that waits."""
+    run = record.run or RunState()
+    return changes.suspended(record, run, wake_at=wake_at, operation=operation, at=START + 1, why="sleeps")
+
+
+async def in_status(store: Store, status: Status, id: str = "a", **fields: Any) -> InvocationRecord:
     if status in (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED):
-        await store.insert([record := invocation(id)])
+        await store.insert([record := invocation(id, **fields)])
         if status is not Status.REGISTERED:
             await store.apply([raw_change(record, status, operation=f"to {id}")])
         return await the(store, id)
-    record = await owned(store, id, start=status is not Status.PENDING)
+    record = await owned(store, id, start=status is not Status.PENDING, **fields)
+    if status is Status.SUSPENDED:
+        await store.apply([suspended(record, operation=f"suspend {id}")])
     if status is Status.PARKED:
         await store.apply([changes.parked(record, fingerprint="f0", operation=f"park {id}", at=START, why="stuck")])
     if status in (Status.KILLED, Status.CANCELLING):
@@ -254,11 +324,26 @@ def claim_until_empty(url: str, owner: str) -> list[str]:
     return asyncio.run(work())
 
 
-def delivery(*names: str, app: str = "shop") -> list[Clearing]:
+def pushing(id: str, entry: str = "e1", *, app: str = "shop", kind: str = "wake", **fields: Any) -> Push:
+    """Make the write that adds an entry to the inbox of a run. Other fields are those of the entry."""
+    given: dict[str, Any] = {"at": START + 2, "operation": f"push {entry}"}
+    given |= {name: fields.pop(name) for name in ("operation", "cancellation", "why") if name in fields}
+    added = InboxEntry(id=entry, kind=kind, **{"at": START, **fields})
+    return Push(app=app, id=InvocationId(id), entry=added, **given)
+
+
+def page(first: int, last: int | None = None, *, run: str = "a", app: str = "shop", **fields: Any) -> Page:
+    """Make a page of a log."""
+    given: dict[str, Any] = {"epoch": 1, "at": START + first, "events": b"\x90\x00\xff %d" % first}
+    given |= {"operation": f"append {run} {first}"} | fields
+    return Page(app=app, run=InvocationId(run), first=first, last=first if last is None else last, **given)
+
+
+def delivery(*names: str, app: str = "shop") -> list[FieldReset]:
     """Make the change that empties the outboxes of these."""
-    return [Clearing(name="delivered", app=app, id=InvocationId(name)) for name in names]
+    return [FieldReset(name="delivered", app=app, id=InvocationId(name)) for name in names]
 
 
-def freeing(name: str, key: str, app: str = "shop") -> Clearing:
+def freeing(name: str, key: str, app: str = "shop") -> FieldReset:
     """Make the change that frees a key, if that invocation has it."""
-    return Clearing(name="key_freed", app=app, id=InvocationId(name), key=key)
+    return FieldReset(name="key_freed", app=app, id=InvocationId(name), key=key)

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from holdfast.clock import Clock
 from holdfast.ids import InvocationId
 from holdfast.model.claims import Claim, Claimed
+from holdfast.model.log import Page, stream_log
 from holdfast.model.records import Entry, InvocationRecord
-from holdfast.model.status import AVAILABLE
+from holdfast.model.status import AVAILABLE, Status
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.wait import Watcher
 from holdfast.schedules.records import KIND as SCHEDULE
 from holdfast.store.memory.store import MemoryStore
+from holdfast.streams.following import LiveTail, LiveTails
 from holdfast.testing.transactions import StageTransaction, TransactionEnd, joined
 from holdfast.triggers.events import KIND as EVENT
 from holdfast.triggers.events import EventRecord
@@ -29,7 +31,7 @@ class StageStore(MemoryStore):
         super().__init__(clock)
         self.submitted: list[InvocationRecord] = []
         self.nothing: dict[str, asyncio.Event] = {}  # by owner: a claim of it came back empty
-        self.committed_events: list[Entry] = []  # whose triggers are yet to be told
+        self.committed_events: list[Entry] = []  # its triggers are yet to be called
         self._open: list[tuple[object, StageTransaction]] = []  # and the sessions that they are of
         self._numbers = itertools.count(1)
 
@@ -64,6 +66,8 @@ class StageStore(MemoryStore):
                     self.submitted += [record for record in transaction.records if self._insert(record)]
                     for entry in transaction.entries.values():
                         self._entries[entry.app, entry.kind, entry.name] = entry
+                    for page in transaction.pages:
+                        self._append(page)
                 self.committed_events += [entry for entry in transaction.entries.values() if entry.kind == EVENT]
 
     def holder_of(self, record: InvocationRecord) -> InvocationRecord | None:
@@ -75,10 +79,20 @@ class StageStore(MemoryStore):
             there = self._entries.get((entry.app, entry.kind, entry.name))
             return None if there is None or (there.keep_until or self.now() + 1) <= self.now() else there
 
-    def next_due(self, app: str, *, ticks: bool = True) -> float | None:
-        """Return when the next call falls due, or the next tick of a schedule."""
+    def pages_from(self, page: Page) -> Sequence[Page]:
+        """Return the pages of its log from its first position on, if that is taken."""
         with self._lock:
-            times = [record.due_at for record in self._of(app) if record.status in AVAILABLE]
+            log = self._logs.get((page.app, page.run, page.generation), [])
+            there = [each for each in log if each.first >= page.first]
+            return there if there and there[0].first == page.first else []
+
+    def next_due(self, app: str, *, ticks: bool = True) -> float | None:
+        """Return when the next call falls due, a sleeping run is to be woken, or a schedule has its next tick."""
+        with self._lock:
+            records = self._of(app)
+            times = [record.due_at for record in records if record.status in AVAILABLE]
+            asleep = [record.wake_at for record in records if record.status is Status.SUSPENDED]
+            times += [time for time in asleep if time is not None]
             entries = [entry for entry in self._entries.values() if (entry.app, entry.kind) == (app, SCHEDULE)]
             times += [entry.due_at for entry in entries if ticks and entry.due_at is not None]
             return min((time for time in times if time > self.now()), default=None)
@@ -100,6 +114,28 @@ class EagerWatcher(Watcher):
         await super().ends(ids, 0.0)  # whether they are there at all
         await self._perform(ids, timeout)
         return await super().ends(ids, 0.0)
+
+
+class EagerTails(LiveTails):
+    """Run the calls whose streams a caller reads: a test has no runner that would."""
+
+    def __init__(self, engine: Engine, perform: Perform) -> None:
+        super().__init__(engine)
+        self._perform = perform
+
+    def of(self, id: InvocationId, name: str) -> LiveTail:
+        return EagerTail(self._engine, id, stream_log(id, name), self._perform)
+
+
+class EagerTail(LiveTail):
+    def __init__(self, engine: Engine, id: InvocationId, log: InvocationId, perform: Perform) -> None:
+        super().__init__(engine, id, log, lambda: None)
+        self._perform = perform
+
+    async def after(self, position: int, limit: int) -> Sequence[Page] | None:
+        if not await self._has_ended():
+            await self._perform([self._id], None)
+        return await self._engine.store.read_log(self._engine.app, self._log, after=position, limit=limit) or None
 
 
 class EagerEvents(Events):

@@ -21,26 +21,51 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.errors import LifecycleError
 from holdfast.ids import InvocationId
-from holdfast.model.changes import APPLIED, Applied, Change, kept_until
+from holdfast.model.changes import (
+    APPLIED,
+    CANCEL_ENTRY,
+    MAX_INBOX_BYTES,
+    Applied,
+    AttributeUpdate,
+    Change,
+    Push,
+    RunUpdate,
+    StreamMark,
+    kept_until,
+    without_entries,
+)
 from holdfast.model.claims import Claim
 from holdfast.model.limits import Limit, Release
+from holdfast.model.log import Page
 from holdfast.model.pacing import amended
 from holdfast.model.records import (
     PLAIN,
+    RETENTION_SECONDS,
     Entry,
     FailedAttempt,
+    InboxEntry,
     InvocationRecord,
     Origin,
     RunnerRecord,
+    RunState,
     Terms,
     lane_of,
 )
-from holdfast.model.retention import RETENTION_SECONDS
-from holdfast.model.status import OWNED, TABLE, Status
+from holdfast.model.status import FINAL, OWNED, TABLE, Status
 from holdfast.store.contract import EntryOrder, Filter, Order, Store
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.samples import BY_NAME, CANCELLATION, ERROR, START, delivery, freeing, invocation, runner
+from holdfast.testing.samples import (
+    BY_NAME,
+    CANCELLATION,
+    ERROR,
+    REPLY_TO,
+    START,
+    delivery,
+    freeing,
+    invocation,
+    runner,
+)
 
 T = TypeVar("T")
 
@@ -58,6 +83,19 @@ LIMITS = st.fixed_dictionaries({name: st.builds(Limit, st.integers(1, MOST), st.
 AMENDABLE = (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED, Status.REROUTED)
 ACTORS = st.sampled_from(["r1/w1", "r1/w2", "r1", "r2", "r", "a stranger/w1"])  # workers, supervisors and others
 SHIFTS = st.sampled_from([-5.0, -0.5, 0.0, 0.0, 0.5, 5.0])
+RUNS = st.builds(RunState, tail=st.integers(0, 2))
+ATTRIBUTES = st.sampled_from([{}, {}, {"stage": "a"}, {"stage": "b", "$x.y": "b"}, {"stage": "a", "$x.y": "b"}])
+PAIRS = st.sampled_from([("stage", "a"), ("stage", "b"), ("$x.y", "b"), ("stage", "")])
+SUBJECTS = st.sampled_from([None, "i1", "i2"])
+GENERATIONS = st.sampled_from([0, 0, 1])
+LOGS = IDS | st.sampled_from([InvocationId("none/tokens"), InvocationId("none/t")])  # streams of no invocation
+INBOX = st.builds(
+    InboxEntry,
+    id=st.sampled_from(["e1", "e2", "e3", CANCEL_ENTRY]),
+    kind=st.sampled_from(["wake", "child", CANCEL_ENTRY]),
+    at=st.just(START),
+    body=st.binary(max_size=3),
+)
 
 
 @st.composite
@@ -72,6 +110,8 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
     more |= {"key": draw(st.none() | KEYS), "dedup_key": draw(st.none() | KEYS), "parent_id": draw(st.none() | IDS)}
     more |= {"start_by": draw(st.none() | SHIFTS.map(lambda shift: START + shift))}
     more |= {"origin": draw(st.none() | st.just(Origin(trigger="t", depth=1)))}
+    more |= {"run": draw(st.none() | RUNS), "reply_to": draw(st.none() | st.just(REPLY_TO))}
+    more |= {"attributes": draw(ATTRIBUTES)}
     more |= {"limit_key": draw(st.none() | KEYS), "terms": draw(st.sampled_from([PLAIN, Terms(retries={"kind": "?"})]))}
     return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
 
@@ -92,6 +132,7 @@ def legal_paths(draw: st.DrawFn, source: Status) -> tuple[Status, ...]:
 
 FILTERS = st.builds(
     Filter,
+    attributes=st.frozensets(PAIRS, max_size=2),
     statuses=st.frozensets(st.sampled_from(sorted(Status)), max_size=3),
     tasks=st.frozensets(TASKS, max_size=2),
     queues=st.frozensets(QUEUES, max_size=2),
@@ -135,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert plain(got) == plain(expected)
         return expected
 
-    @rule(records=st.lists(new_invocations(), max_size=5))
+    @rule(records=st.lists(new_invocations(), max_size=5, unique_by=lambda r: (r.app, r.id, r.history[0].operation)))
     def insert(self, records: list[InvocationRecord]) -> None:
         self.both(lambda store: store.insert(records))
         self.seen += records
@@ -218,6 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
                     "fingerprint": st.none() | st.just("f"),
                     "cancellation": st.just(CANCELLATION),
                     "outbox": st.sampled_from([("t",), ("t", "u")]),
+                    "wake_at": st.none() | SHIFTS.map(lambda shift: self.clock.now() + shift),
                 },
             )
         )
@@ -234,6 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
                 actor=data.draw(st.just(record.owner or "r3/w1") | ACTORS),
                 why=data.draw(st.sampled_from(["", "because"])),
                 retain_until=kept_until(record, path[-1], self.clock.now()) if path else UNSET,
+                has_log=record.has_logs and bool(path) and path[-1] in FINAL,
                 **optional,
             )
         except LifecycleError:
@@ -258,6 +301,105 @@ class StoreMachine(RuleBasedStateMachine):
         at = self.clock.now()
         self.seen += self.both(lambda store: store.release_waiters(app, wishes, operation=operation, at=at))
 
+    @rule(
+        app=APPS,
+        id=IDS,
+        entries=st.lists(INBOX, min_size=1, max_size=3),
+        size=st.sampled_from([1, 1, 1, MAX_INBOX_BYTES // 6]),
+        cancels=st.booleans(),
+    )
+    def push(self, app: str, id: InvocationId, entries: list[InboxEntry], size: int, cancels: bool) -> None:
+        asked = CANCELLATION if cancels else None
+        facts: dict[str, Any] = {"app": app, "id": id, "at": self.clock.now(), "cancellation": asked}
+        for number, entry in enumerate(replace(one, body=one.body * size) for one in entries):
+            push = Push(entry=entry, operation=f"push {len(self.seen)} {number}", **facts)
+            self.both(lambda store, push=push: store.apply([push]))  # type: ignore[misc]
+
+    @rule(data=st.data(), epochs=st.sampled_from([0, 0, 0, 1]), missed=st.sampled_from([0, 0, 0, 1]))
+    def update_run(self, data: st.DataObject, epochs: int, missed: int) -> None:
+        """Let the owner, or another, write the state of a run: fewer entries, another tail."""
+        everything = self.loop.run_until_complete(self.memory.find("shop", Filter(), 1000))
+        runs = [record for record in everything if record.run is not None and record.owner is not None]
+        if not runs:
+            return
+        record = data.draw(st.sampled_from(runs))
+        assert record.run is not None
+        gone = data.draw(st.sets(st.sampled_from(["e1", "e2", "e3"])))
+        run = replace(without_entries(record.run, gone), tail=data.draw(st.integers(0, 3)))
+        update = RunUpdate(
+            app=record.app,
+            id=record.id,
+            epoch=record.epoch + epochs,
+            actor=data.draw(st.just(record.owner or "") | ACTORS),
+            run=run,
+            inbox_seen=record.run.pushed - missed,
+        )
+        self.both(lambda store: store.apply([update]))
+
+    @rule(data=st.data(), epochs=st.sampled_from([0, 0, 0, 1]), attributes=ATTRIBUTES)
+    def set_attributes(self, data: st.DataObject, epochs: int, attributes: dict[str, str]) -> None:
+        """Let the owner, or another, replace the attributes of an invocation."""
+        everything = self.loop.run_until_complete(self.memory.find("shop", Filter(), 1000))
+        if records := [record for record in everything if record.owner is not None]:
+            record = data.draw(st.sampled_from(records))
+            actor = data.draw(st.just(record.owner or "") | ACTORS)
+            epoch = record.epoch + epochs
+            update = AttributeUpdate(app="shop", id=record.id, epoch=epoch, actor=actor, attributes=attributes)
+            self.both(lambda store: store.apply([update]))
+
+    @rule(data=st.data(), epochs=st.sampled_from([0, 0, 0, 1]))
+    def mark_streams(self, data: st.DataObject, epochs: int) -> None:
+        """Let the owner, or another, say that an invocation has streams."""
+        everything = self.loop.run_until_complete(self.memory.find("shop", Filter(), 1000))
+        if records := [record for record in everything if record.owner is not None]:
+            record = data.draw(st.sampled_from(records))
+            actor = data.draw(st.just(record.owner or "") | ACTORS)
+            mark = StreamMark(app="shop", id=record.id, epoch=record.epoch + epochs, actor=actor)
+            self.both(lambda store: store.apply([mark]))
+
+    @rule(app=APPS, runs=st.lists(LOGS, min_size=1, max_size=3, unique=True), generation=GENERATIONS, data=st.data())
+    def append(self, app: str, runs: list[InvocationId], generation: int, data: st.DataObject) -> None:
+        """Append behind a page that the log has: the last, or one before it."""
+        pages = []
+        for run in runs:
+            log = self.loop.run_until_complete(self.memory.read_log(app, run, generation=generation, limit=1000))
+            ends = [0, *(page.last for page in log)]
+            first = 1 + data.draw(st.sampled_from(ends) | st.just(ends[-1]))
+            pages.append(
+                Page(
+                    app=app,
+                    run=run,
+                    generation=generation,
+                    first=first,
+                    last=first + data.draw(st.integers(0, 2)),
+                    epoch=data.draw(st.integers(1, 3)),
+                    operation=data.draw(OPERATIONS),
+                    at=self.clock.now(),
+                    events=data.draw(st.binary(max_size=3)),
+                    payloads=data.draw(st.sampled_from([(), ("d" * 64,)])),
+                    writer=data.draw(st.sampled_from(["", "", "w"])),
+                )
+            )
+        self.both(lambda store: store.append(pages))
+        for run in runs:
+            self.both(lambda store, run=run: store.read_log(app, run, generation=generation, limit=1000))  # type: ignore[misc]
+
+    @rule(
+        app=APPS,
+        run=LOGS,
+        generation=GENERATIONS,
+        after=st.integers(0, 6),
+        until=st.none() | st.integers(0, 6),
+        limit=st.integers(0, 3),
+        latest=st.booleans(),
+    )
+    def read_log(self, app: str, run: InvocationId, **asked: Any) -> None:
+        self.both(lambda store: store.read_log(app, run, **asked))
+
+    @rule(app=APPS, run=LOGS, before=st.integers(0, 2))
+    def remove_log(self, app: str, run: InvocationId, before: int) -> None:
+        self.both(lambda store: store.remove_log(app, run, before=before))
+
     @rule(app=APPS, ids=st.lists(IDS, max_size=3))
     def delivered(self, app: str, ids: list[InvocationId]) -> None:
         self.both(lambda store: store.apply(delivery(*ids, app=app)))
@@ -267,6 +409,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.both(lambda store: store.remove_ended(app, ids))
         at = self.clock.now() + seconds
         self.both(lambda store: store.remove_expired(app, at + RETENTION_SECONDS, limit))
+        for id in ids:
+            self.both(lambda store, id=id: store.read_log(app, id, limit=1000))  # type: ignore[misc]
 
     @rule(
         app=APPS,
@@ -274,18 +418,27 @@ class StoreMachine(RuleBasedStateMachine):
         version=st.sampled_from([1, 1, 2, 3]),
         keep_until=st.none() | SHIFTS.map(lambda shift: START + RETENTION_SECONDS + shift),
         bodies=st.tuples(st.sampled_from([b"1", b"2"]), st.sampled_from([None, b"1", b"2"])),
+        subject=SUBJECTS,
     )
     def put_entry(
-        self, app: str, name: str, version: int, keep_until: float | None, bodies: tuple[bytes, bytes | None]
+        self,
+        app: str,
+        name: str,
+        version: int,
+        keep_until: float | None,
+        bodies: tuple[bytes, bytes | None],
+        subject: str | None,
     ) -> None:
         body, before = bodies
-        entry = Entry(app=app, kind="event", name=name, body=body, version=version, keep_until=keep_until)
+        facts: dict[str, Any] = {"app": app, "kind": "event", "name": name}
+        entry = Entry(**facts, body=body, version=version, keep_until=keep_until, subject=subject)
         over = None if before is None else replace(entry, version=version - 1, body=before)
         self.both(lambda store: store.put_entry(entry, over))
 
-    @rule(app=APPS, limit=st.integers(0, 2), before=st.none() | st.sampled_from(["a", "b", "z"]))
-    def latest_entries(self, app: str, limit: int, before: str | None) -> None:
-        self.both(lambda store: store.entries(app, "event", order=EntryOrder.LATEST, limit=limit, before=before))
+    @rule(app=APPS, limit=st.integers(0, 2), before=st.none() | st.sampled_from(["a", "b", "z"]), subject=SUBJECTS)
+    def latest_entries(self, app: str, limit: int, before: str | None, subject: str | None) -> None:
+        wanted: dict[str, Any] = {"limit": limit, "before": before, "subject": subject}
+        self.both(lambda store: store.entries(app, "event", order=EntryOrder.LATEST, **wanted))
 
     @rule(app=APPS, ids=st.lists(IDS, max_size=4))
     def get(self, app: str, ids: list[InvocationId]) -> None:
@@ -328,6 +481,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.both(lambda store, app=app: store.waiting_keys(app))  # type: ignore[misc]
             self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.START_BY))  # type: ignore[misc]
             self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.OUTBOX))  # type: ignore[misc]
+            self.both(lambda store, app=app: store.find(app, Filter(), 3, order=Order.WAKE_AT))  # type: ignore[misc]
             self.both(lambda store, app=app: store.entries(app, "event"))  # type: ignore[misc]
 
     @invariant()

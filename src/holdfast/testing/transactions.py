@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from holdfast.errors import UsageError
 from holdfast.model.identity import find_conflict
+from holdfast.model.log import APPENDED, AppendVerdict, Page, judge
 from holdfast.model.records import Entry, InvocationRecord, StoredPayload
 
 
@@ -35,6 +36,7 @@ class There(Protocol):
 
     def holder_of(self, record: InvocationRecord) -> InvocationRecord | None: ...
     def entry_like(self, entry: Entry) -> Entry | None: ...
+    def pages_from(self, page: Page) -> Sequence[Page]: ...
 
 
 class StageTransaction:
@@ -48,6 +50,7 @@ class StageTransaction:
         self.ended = ended
         self.records: list[InvocationRecord] = []
         self.entries: dict[tuple[str, str], Entry] = {}
+        self.pages: list[Page] = []
         self._there = there
 
     def insert(
@@ -77,6 +80,22 @@ class StageTransaction:
     async def aput_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]:
         return self.put_entries(entries)
 
+    def append(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
+        verdicts: list[AppendVerdict] = []
+        for page in pages:
+            there = self._there.pages_from(page) or [mine for mine in self.pages if _same_place(mine, page)]
+            verdicts.append(judge(page, there) if there else APPENDED)
+            if not there:
+                self.pages.append(page)
+        return verdicts
+
+    async def aappend(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
+        return self.append(pages, stored)
+
+
+def _same_place(one: Page, other: Page) -> bool:
+    return (one.app, one.run, one.generation, one.first) == (other.app, other.run, other.generation, other.first)
+
 
 class StandIn(StageTransaction):
     """Stand in for an object that is no transaction of a database: it has committed at once."""
@@ -85,7 +104,8 @@ class StandIn(StageTransaction):
         super().__init__(there, self._end, is_async=False)
 
     def _end(self) -> TransactionEnd:
-        return TransactionEnd.COMMITTED if self.records or self.entries else TransactionEnd.NOT_YET
+        has_written = self.records or self.entries or self.pages
+        return TransactionEnd.COMMITTED if has_written else TransactionEnd.NOT_YET
 
 
 def joined(session: object, there: There, mark: str) -> StageTransaction:

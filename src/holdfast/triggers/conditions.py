@@ -23,6 +23,7 @@ from holdfast.clock import Duration, parse_duration
 from holdfast.codec.data import is_same
 from holdfast.errors import InvalidTrigger, NotEncodable, UsageError
 from holdfast.executors.declared import why_unreachable
+from holdfast.model.names import unversioned
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.definition import TaskDefinition, import_name
 from holdfast.schedules.timing import Cron, Every, Once, cron
@@ -186,6 +187,8 @@ def names_of(task: AnyTask | str) -> tuple[str, ...]:
     definition = getattr(task, "definition", None)
     if not isinstance(definition, TaskDefinition):
         raise InvalidTrigger(f"{task!r}: expected a task, or the name of one")
+    if definition.is_workflow and (name := unversioned(definition.name)) not in definition.names:
+        return (*definition.names, name)  # runs from before it had a version may still end
     return definition.names
 
 

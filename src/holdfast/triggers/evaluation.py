@@ -20,6 +20,7 @@ from holdfast import errors
 from holdfast.codec import Payload, references
 from holdfast.ids import InvocationId
 from holdfast.model.limits import limit_key
+from holdfast.model.names import unversioned
 from holdfast.model.records import InvocationRecord, Source, registered
 from holdfast.runtime.app_runtime import AppRuntime, DeclaredTask
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
@@ -63,11 +64,34 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 def trigger_records(tasks: Sequence[DeclaredTask], app: str, telemetry: Telemetry) -> list[TriggerRecord]:
     """Return the triggers that these tasks declare."""
     _warn_of_unknown_tasks(tasks, telemetry)
+    versions = _versions(tasks)
     return [
-        replace(_record(task, each, app), beside=_beside(task, tasks))
+        replace(_with_versions(_record(task, each, app), versions), beside=_beside(task, tasks))
         for task in tasks
         for each in task.definition.triggers
     ]
+
+
+def _versions(tasks: Iterable[DeclaredTask]) -> dict[str, list[str]]:
+    """Return the declared versions of workflows by the name that they have without one."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        if task.definition.is_workflow and (name := unversioned(task.name)) != task.name:
+            found.setdefault(name, []).append(task.name)
+    return found
+
+
+def _with_versions(record: TriggerRecord, versions: Mapping[str, list[str]]) -> TriggerRecord:
+    """Return a trigger whose conditions on a workflow without a version hold for each declared version."""
+
+    def extended(condition: Condition) -> Condition:
+        if not isinstance(condition, OnEnd):
+            return condition
+        more = [name for each in condition.tasks for name in versions.get(each, ())]
+        return replace(condition, tasks=tuple(dict.fromkeys((*condition.tasks, *more)))) if more else condition
+
+    clauses = tuple(tuple(tuple(map(extended, member)) for member in clause) for clause in record.clauses)
+    return replace(record, clauses=clauses)
 
 
 def _beside(task: DeclaredTask, tasks: Iterable[DeclaredTask]) -> tuple[str, ...]:
@@ -99,7 +123,7 @@ def refuse_duplicate_names(definition: TaskDefinition, others: Iterable[TaskDefi
 
 def _warn_of_unknown_tasks(tasks: Sequence[DeclaredTask], telemetry: Telemetry) -> None:
     """Report triggers on the end of a task that is not declared here: another program may have it."""
-    known = {name for task in tasks for name in task.definition.names}
+    known = {name for task in tasks for name in task.definition.names} | _versions(tasks).keys()
     for task in tasks:
         for each in task.definition.triggers:
             for condition in (asked.condition for asked in each.asked):
@@ -147,6 +171,7 @@ def _call(task: DeclaredTask) -> StoredCall:
         dedup_key=whole if definition.unique and not definition.unique_by else None,
         expires_seconds=definition.time.expires,
         terms=task.terms,
+        is_run=definition.is_workflow,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ from holdfast.triggers.rules import to_entry as trigger_entry
 from holdfast.triggers.subscriptions import Subscriptions
 
 _LAST_SECONDS = 2.0
+_FULL_SECONDS = 2.0  # after which an end is sent again to a run whose inbox was full
 
 
 class TriggerOutbox(Outbox):
@@ -44,12 +45,13 @@ class TriggerOutbox(Outbox):
         self._subscriptions = engine.part(Subscriptions)
         self._dispatcher = engine.part(TriggerDispatcher)
         self._app = engine.app
+        self._monotonic = engine.clock.monotonic
         self._dispatching: set[asyncio.Task[None]] = set()
 
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
         changes = [change for _, change in wanted]
-        if any(change.path[-1] in FINAL and change.app == self._app for change in changes):
+        if self._monotonic() > self._subscriptions.none_until and self._has_end(changes):
             if self._subscriptions.is_fresh:
                 self._subscriptions.renew()
             else:
@@ -68,27 +70,43 @@ class TriggerOutbox(Outbox):
             task.add_done_callback(self._dispatching.discard)
         return verdicts
 
+    def _has_end(self, changes: Sequence[Change]) -> bool:
+        return any(change.path[-1] in FINAL and change.app == self._app for change in changes)
+
     def _addressed(self, record: InvocationRecord, change: Change) -> Change:
         names = self._subscriptions.of_end(record.task, change.path[-1]) if change.app == self._app else ()
-        return replace(change, outbox=names) if names else change
+        there = change.outbox or ()
+        return replace(change, outbox=(*there, *names)) if names else change
 
     async def _dispatch_ids(self, ids: Sequence[InvocationId]) -> None:
         try:
-            found = await get_readable(self._store, self._app, ids)
-            await self.dispatch([record for record in found if record is not None])
+            while ids:
+                found = await get_readable(self._store, self._app, ids)
+                ids = sorted(await self.dispatch([record for record in found if record is not None]))
+                if ids:
+                    await asyncio.sleep(_FULL_SECONDS)
         except Exception as error:
             duty = f"dispatch triggers of {', '.join(ids[:5])}; the services will"
             self._subscriptions.telemetry.emit(DutyFailed("triggers", duty, error))
 
-    async def dispatch(self, records: Sequence[InvocationRecord]) -> None:
-        """Dispatch the triggers in these records' outboxes, then empty the outboxes."""
+    async def dispatch(self, records: Sequence[InvocationRecord]) -> Collection[InvocationId]:
+        """Dispatch the triggers in these records' outboxes, then empty the outboxes. Return the ids of records whose
+        outbox stays, since a receiver takes no more now.
+        """
+        refused = set[InvocationId]()
         waiting = [record for record in records if record.outbox]
         if waiting:
-            await self._dispatcher.dispatch(
-                [(await self._dispatcher.facts_of(record), record.outbox) for record in waiting]
-            )
-            await self._store.apply([delivered(record) for record in waiting])
+            for name, receive in self.receivers.items():
+                if named := [record for record in waiting if name in record.outbox]:
+                    refused.update(InvocationId(id) for id in await receive(named))
+            triggered = [(record, names) for record in waiting if (names := _triggers_in(record.outbox))]
+            if triggered:
+                await self._dispatcher.dispatch(
+                    [(await self._dispatcher.facts_of(record), names) for record, names in triggered]
+                )
+            await self._store.apply([delivered(record) for record in waiting if record.id not in refused])
             crashpoint("outbox.delivered")
+        return refused
 
     async def get_ready(self) -> None:
         with contextlib.suppress(StoreError):
@@ -99,6 +117,10 @@ class TriggerOutbox(Outbox):
         if self._dispatching:
             await asyncio.wait(set(self._dispatching), timeout=_LAST_SECONDS)
         await cancel_tasks(*self._dispatching)
+
+
+def _triggers_in(outbox: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in outbox if not name.startswith("@"))
 
 
 class Events:

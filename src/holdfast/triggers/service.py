@@ -9,7 +9,7 @@ waits two seconds for their writer to do so; dispatching twice is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from holdfast.triggers.subscriptions import Subscriptions
 _SWEEP_SECONDS = 2.0
 _LOOK_SECONDS = 15.0  # whether there are triggers now
 _IDLE_SECONDS = 120.0
+_RUNS_SECONDS = 5.0  # ends of children that their parents wait for
 _THOROUGH_SECONDS = 60.0
 _PUT_OFF_SECONDS = 60.0
 _REST_SECONDS = 15.0
@@ -43,8 +44,9 @@ _AT_ONCE = 100
 class TriggerRegistry:
     """A feature of a runner: store the triggers that code declares, retire triggers that no code declares."""
 
-    def __init__(self, engine: Engine, declared: Sequence[TriggerRecord]) -> None:
+    def __init__(self, engine: Engine, declared: Sequence[TriggerRecord], *, has_runs: bool = False) -> None:
         self._engine = engine
+        self._has_runs = has_runs
         self._store = engine.store
         self._subscriptions = engine.part(Subscriptions)
         self._emit = engine.telemetry.emit
@@ -57,7 +59,7 @@ class TriggerRegistry:
 
     def duties(self) -> Sequence[Duty]:
         return (
-            Duty(name="triggers", every_seconds=1.0, perform=Sweep(self._engine).sweep),
+            Duty(name="triggers", every_seconds=1.0, perform=Sweep(self._engine, has_runs=self._has_runs).sweep),
             Duty(name="declared triggers", every_seconds=30.0, perform=self.retire),
         )
 
@@ -142,9 +144,12 @@ class TriggerRegistry:
 
 
 class Sweep:
-    """Dispatches outboxes and joins that a crash has left."""
+    """Dispatches outboxes and joins that a crash has left. Without triggers there are none, unless workflows have
+    children: then ends are looked at every few seconds (`has_runs`).
+    """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, has_runs: bool = False) -> None:
+        self._idle_seconds = _RUNS_SECONDS if has_runs else _IDLE_SECONDS
         self._store = engine.store
         self._subscriptions = engine.part(Subscriptions)
         self._emit = engine.telemetry.emit
@@ -154,7 +159,7 @@ class Sweep:
         self._app = engine.app
         self._monotonic = monotonic = engine.clock.monotonic
         self._next = float("-inf")
-        self._idle_until = monotonic() + _IDLE_SECONDS
+        self._idle_until = monotonic() + self._idle_seconds
         self._thorough_at = monotonic() + _THOROUGH_SECONDS
         self._put_off: dict[str, float] = {}
 
@@ -163,10 +168,12 @@ class Sweep:
         if self._monotonic() < self._next:
             return False
         await self._subscriptions.refresh()
-        self._next = self._monotonic() + (_SWEEP_SECONDS if self._subscriptions else _LOOK_SECONDS)
+        self._next = self._monotonic() + (
+            _SWEEP_SECONDS if self._subscriptions else min(_LOOK_SECONDS, self._idle_seconds)
+        )
         if not self._subscriptions and self._monotonic() < self._idle_until:
             return False
-        self._idle_until = self._monotonic() + _IDLE_SECONDS
+        self._idle_until = self._monotonic() + self._idle_seconds
         before = self._store.now() - _SWEEP_SECONDS
         if self._monotonic() >= self._thorough_at:  # some may be stamped by a clock that was ahead
             self._thorough_at, before = self._monotonic() + _THOROUGH_SECONDS, float("inf")
@@ -190,20 +197,24 @@ class Sweep:
     async def _dispatch_ends(self, ended: Sequence[InvocationRecord]) -> None:
         """Dispatch all ends together, or one by one if a batch fails."""
         try:
-            return await self._outbox.dispatch(ended)
+            return self._put_off_full(await self._outbox.dispatch(ended))
         except StoreUnavailable:
             raise
         except Exception:  # which one it is will be seen below
             pass
         for record in ended:
             try:
-                await self._outbox.dispatch([record])
+                self._put_off_full(await self._outbox.dispatch([record]))
             except StoreUnavailable:
                 raise
             except Exception as error:
                 what = f"triggers of the end of {record.task} {record.id}"
                 self._emit(PutOff("triggers", what, str(error), error))
                 self._put_off[record.id] = self._monotonic() + _REST_SECONDS
+
+    def _put_off_full(self, refused: Collection[str]) -> None:
+        """Look later at ends whose receiver takes no more now."""
+        self._put_off |= dict.fromkeys(refused, self._monotonic() + _SWEEP_SECONDS)
 
     async def _dispatch_event(self, entry: Entry) -> None:
         await self._events.dispatch(events.from_entry(entry))

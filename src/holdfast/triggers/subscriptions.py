@@ -37,6 +37,7 @@ class Subscriptions:
         self._app = engine.app
         self._monotonic = engine.clock.monotonic
         self._read_at = float("-inf")
+        self.none_until = float("-inf")  # until then there are no triggers, and nothing is to be read
         self._version = b""
         self._by_name: dict[str, TriggerRecord] = {}
         self._by_end: dict[tuple[str, Status], tuple[str, ...]] = {}
@@ -75,6 +76,7 @@ class Subscriptions:
             self._take(await self._store.entries(self._app, KIND))
             self._version = version
         self._read_at = began
+        self.none_until = float("-inf") if self._by_name else began + FRESH_SECONDS / 2
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -109,7 +111,7 @@ class Subscriptions:
             fresh = Entry(app=self._app, kind=VERSION_KIND, name=_VERSION, body=version, version=number)
             if await self._store.put_entry(fresh):
                 break
-        self._read_at = float("-inf")
+        self._read_at = self.none_until = float("-inf")
 
     def _read(self, entries: Sequence[Entry]) -> list[TriggerRecord]:
         records = []

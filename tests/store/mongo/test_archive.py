@@ -11,8 +11,7 @@ from pymongo import MongoClient
 from tests.store.mongo.tools import opened, play
 from tests.support.mongod import quick_server
 
-from holdfast.model.records import Entry, Terms
-from holdfast.model.retention import FOREVER, RETENTION_SECONDS
+from holdfast.model.records import FOREVER, RETENTION_SECONDS, Entry, Terms
 from holdfast.model.status import Status
 from holdfast.store.contract import Filter, Order
 from holdfast.store.mongo import listing

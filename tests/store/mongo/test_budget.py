@@ -11,6 +11,7 @@ from benchmarks.commands import CommandCounter
 from benchmarks.mongo import idle
 from msgspec.structs import replace
 from tests.store.mongo.tools import database_of, until
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.fleet.services import Duty, Services
@@ -32,10 +33,10 @@ def test_a_lone_task_takes_six_commands_from_submit_to_result(mongo_url: str) ->
     with App(mongo_url) as app:
         echo = app.task(name="echo")(echoed)
         with app.runner():
-            echo.submit(0).result(timeout=10)
+            echo.submit(0).result(timeout=patient(10))
             for number in range(7):
                 with CommandCounter(database_of(mongo_url)) as sent:
-                    assert echo.submit(number).result(timeout=10) == number
+                    assert echo.submit(number).result(timeout=patient(10)) == number
                     until(lambda: all_hints_are_out(app), what="the last hint, which may come after the result")
                 rounds.append(sent.for_tasks)
     cheapest = min(rounds, key=lambda sent: sent.total())
@@ -112,7 +113,7 @@ def test_an_idle_runner_that_performs_the_services_sends_at_most_four_commands_p
     with App(mongo_url, **quick, **crons, atomic_service_max_members=1) as first:
         first.task(name="echo")(echoed)
         with first.runner():
-            first.get_task("echo").submit(1).result(timeout=10)
+            first.get_task("echo").submit(1).result(timeout=patient(10))
             alone = idle_commands(first, mongo_url, quick)
             assert alone <= 4 + ENDS, alone
             with App(mongo_url, **quick, **crons, atomic_service_max_members=1) as second:

@@ -24,6 +24,7 @@ from pymongo.database import Database
 from pymongo.errors import AutoReconnect
 from tests.store.mongo.tools import Events, database_of, make_store, opened, play, with_options
 from tests.support.mongod import Mongod, fresh_database, with_database
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.errors import ConfigurationError, HoldfastError, StoreReadOnly, StoreUnauthorised, StoreUnavailable
@@ -109,7 +110,7 @@ def test_the_client_outlives_the_app_that_used_it_first(
         work = second.task(name="work")(abs)
         with second.runner():
             with first.runner():
-                assert work.submit(-1).result(timeout=20) == 1
+                assert work.submit(-1).result(timeout=patient(20)) == 1
             if how == "close":
                 first.close()
             else:
@@ -120,7 +121,7 @@ def test_the_client_outlives_the_app_that_used_it_first(
             assert not stream._task.done()
             with contextlib.suppress(AutoReconnect):
                 client.admin.command("replSetStepDown", 1, force=True)
-            assert work.submit(-2).result(timeout=25) == 2
+            assert work.submit(-2).result(timeout=patient(25)) == 2
             assert not stream._task.done()
 
 
@@ -189,7 +190,9 @@ _STRICT = ("-W", "error", "-W", "ignore::ResourceWarning")
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_makes_its_own(mongo_url: str) -> None:
-    done = subprocess.run([sys.executable, *_STRICT, "-c", FORKING, mongo_url], capture_output=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, *_STRICT, "-c", FORKING, mongo_url], capture_output=True, timeout=patient(30)
+    )
     assert (done.returncode, done.stderr.decode()) == (0, "")
     with App(mongo_url, name="shop") as app:
         assert len(app.invocations()) == 3
@@ -268,7 +271,7 @@ def test_two_apps_share_a_database_without_seeing_each_other(mongo_url: str) -> 
         mine, theirs = shop.task(name="echo")(echoed), mail.task(name="echo")(echoed)
         theirs.submit(2)
         with shop.runner():
-            assert mine.submit(1).result(timeout=10) == 1
+            assert mine.submit(1).result(timeout=patient(10)) == 1
             assert [record.status for record in mail.invocations()] == [Status.REGISTERED]
             assert mail.runners() == []
         assert len(shop.invocations()) == 1
@@ -531,7 +534,7 @@ def test_nothing_that_is_stored_knows_the_url(mongo_url: str, raw: Database[dict
     with App(marked) as app:
         echo = app.task(name="echo")(repr)
         with app.runner():
-            echo.submit(1).result(timeout=10)
+            echo.submit(1).result(timeout=patient(10))
             stored = [repr(document) for name in raw.list_collection_names() for document in raw[name].find()]
     assert stored
     assert CANARY not in "\n".join(stored)

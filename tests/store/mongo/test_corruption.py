@@ -16,8 +16,9 @@ from tests.store.mongo.tools import Events, database_of, opened, play
 
 from holdfast.errors import CorruptRecord, SchemaMismatch, StoreError
 from holdfast.model import changes
-from holdfast.model.changes import Applied, Missing
+from holdfast.model.changes import APPLIED, MISSING, Applied, Missing
 from holdfast.model.limits import Release
+from holdfast.model.log import APPENDED, Behind, Fenced
 from holdfast.model.records import Entry
 from holdfast.model.status import OWNED, Status
 from holdfast.store.contract import EntryOrder, Filter, Order
@@ -27,7 +28,7 @@ from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_limits import KEY, bounded, limited
 from holdfast.testing.conformance_outbox import end
-from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
+from holdfast.testing.samples import RUN, START, ids_of, invocation, owned, page, pushing, runner, the, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -217,7 +218,7 @@ def test_a_claimer_that_has_company_is_not_stopped_either(mongo_url: str, raw: R
         damage(raw, "i4", "rank is missing")
         got = []
         for turn in range(10):
-            store._claims.crowd.learn(2, 0, START)
+            store._claims.contention.learn(2, 0, START)
             got += ids_of((await store.claim(wish(f"claim {turn}", limit=3))).records)
         assert len(got) == len(set(got)) == 18
 
@@ -508,6 +509,22 @@ def test_a_database_whose_schema_version_cannot_be_one_is_refused(new_url: str, 
         play(new_url, nothing)
 
 
+@pytest.mark.parametrize("seconds", [1.0, 0.0], ids=["in time", "out of time"])
+def test_an_audit_reads_as_many_waiting_records_as_its_time_allows(
+    mongo_url: str, raw: Raw, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("holdfast.store.mongo.queries.MAX_WALKED", 2)
+    monkeypatch.setattr("holdfast.store.mongo.store.WALK_SECONDS", seconds)
+
+    async def scenario(store: MongoStore) -> None:
+        await store.insert([limited(id) for id in "abcdefg"])
+        raw.holdfast_invocations.update_one({"id": "g"}, {"$set": {"lane": "nowhere"}})
+        audits = [await store.quarantine_hidden("shop") for _ in range(4)]
+        assert audits == ([1, 0, 0, 0] if seconds else [0, 0, 0, 1]), "the next audit goes on where this one ended"
+
+    play(mongo_url, scenario)
+
+
 @pytest.mark.parametrize("change", [{"arguments": 7}, {"status": "?"}, {"owner": None}, {"owner": "x"}, {"history": 1}])
 def test_a_damaged_holder_gives_its_slot_back(mongo_url: str, raw: Raw, change: dict[str, Any]) -> None:
     async def scenario(store: MongoStore) -> None:
@@ -591,5 +608,105 @@ def test_in_an_asynchronous_transaction_a_damaged_document_takes_no_key(mongo_ur
                 assert list(await transaction.aput_entries([entry])) == [None]
         assert sorted(one.id for one in await store.quarantined("shop")) == ["b", "n"]
         assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"$set": {"last": 1}},
+        {"$set": {"events": "text"}},
+        {"$set": {"run": "b"}},
+        {"$set": {"first": 3}},
+        {"$unset": {"epoch": ""}},
+        {"$set": {"payloads": 7}},
+    ],
+    ids=str,
+)
+def test_a_damaged_page_stops_its_own_log_and_nothing_else(mongo_url: str, raw: Raw, how: dict[str, Any]) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for first, last in ((1, 1), (2, 3), (4, 4)):
+            await store.append([page(first, last, run=run) for run in "ab"])
+        raw.holdfast_log.update_one({"run": "a", "first": 2}, how)
+        with pytest.raises(CorruptRecord, match=r"the page 'a#2' cannot be read") as raised:
+            await store.read_log("shop", "a", limit=9)
+        assert raised.value.kind == "page"
+        assert len(await store.read_log("shop", "a", limit=1)) == 1
+        assert len(await store.read_log("shop", "b", limit=9)) == 3
+        batch = [page(2, run="a", operation="x"), page(2, run="b", operation="x"), page(1, run="c")]
+        behind, other, fresh = await store.append(batch)
+        assert (behind, fresh) == (Behind(()), APPENDED)
+        assert isinstance(other, Behind)
+        assert len(other.pages) == 2
+        assert await store.quarantined("shop") == [], "its place would be free"
+        assert [finding.subject for finding in await store.check() if not finding.ok] == []
+        (bad,) = [finding for finding in await store.check(deep=True) if not finding.ok]
+        assert "a#2" in bad.detail
+        assert await store.remove_log("shop", "a", before=1) == 3
+
+    play(mongo_url, scenario)
+
+
+def test_damaged_state_of_a_run_is_quarantined_and_its_log_stays(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for id in "abc":
+            await owned(store, id, run=RUN)
+        await store.append([page(1, run="b")])
+        raw.holdfast_invocations.update_one({"id": "b"}, {"$set": {"run.inbox": "?"}})
+        assert list(await store.apply([pushing(id) for id in "abc"])) == [APPLIED, MISSING, APPLIED]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+        assert len(await store.read_log("shop", "b", limit=9)) == 1
+
+    play(mongo_url, scenario)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_page_is_appended_in_a_users_own_transaction(mongo_url: str, raw: Raw, commits: bool) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.append([page(1)])
+        second = page(2, payloads=("d" * 64,))
+        with raw.client.start_session() as session:
+            session.start_transaction()
+            transaction = store.joined(session)
+            assert list(transaction.append([second], [])) == [APPENDED]
+            assert list(transaction.append([second], [])) == [APPENDED], "repeated"
+            assert list(transaction.append([page(2, operation="x")], [])) == [Behind((second,))]
+            assert list(transaction.append([page(1, epoch=0, operation="y")], [])) == [Fenced(1)]
+            assert len(await store.read_log("shop", "a", limit=9)) == 1, "not yet"
+            assert not transaction.is_over
+            session.commit_transaction() if commits else session.abort_transaction()
+        assert list(await store.read_log("shop", "a", limit=9, after=1)) == ([second] if commits else [])
+        if not commits:
+            assert list(await store.append([page(2, operation="another")])) == [APPENDED]
+
+    play(mongo_url, scenario)
+
+
+def test_a_page_is_appended_in_an_asynchronous_transaction(mongo_url: str) -> None:
+    async def scenario(store: MongoStore) -> None:
+        async with AsyncMongoClient[dict[str, Any]](mongo_url) as own, own.start_session() as session:
+            async with await session.start_transaction():
+                assert list(await store.joined(session).aappend([page(1), page(1, run="b")], [])) == [APPENDED] * 2
+        assert [len(await store.read_log("shop", run, limit=9)) for run in "ab"] == [1, 1]
+
+    play(mongo_url, scenario)
+
+
+def test_a_page_that_another_writes_meanwhile_is_a_transient_transaction_error(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        with raw.client.start_session() as session:
+            session.start_transaction()
+            transaction = store.joined(session)
+            assert list(transaction.append([page(1, run="b")], [])) == [APPENDED]
+            await store.append([page(1, operation="of the next owner", epoch=2)])
+            with pytest.raises(errors.OperationFailure) as raised:
+                transaction.append([page(1)], [])
+            assert raised.value.has_error_label("TransientTransactionError")
+            session.abort_transaction()
+        with raw.client.start_session() as session:
+            session.start_transaction()
+            assert list(store.joined(session).append([page(1)], [])) == [Fenced(2)]
+            session.abort_transaction()
 
     play(mongo_url, scenario)

@@ -17,6 +17,7 @@ from pymongo import MongoClient
 from pymongo.database import Database
 from tests.store.mongo.tools import auntil, database_of, opened, play, until
 from tests.support.mongod import fresh_database
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.clock import SystemClock
@@ -161,11 +162,11 @@ def test_a_lone_task_with_all_that_a_runner_does_steps_over_few_removed_entries(
         echo = app.task(name=TASK)(echoed)
         with app.runner():
             for number in range(5):
-                echo.submit(number).result(timeout=10)
+                echo.submit(number).result(timeout=patient(10))
             until(lambda: has_sentinels(client, busy_url))
             before, count = skipped(client), 40
             for number in range(count):
-                assert echo.submit(number).result(timeout=10) == number
+                assert echo.submit(number).result(timeout=patient(10)) == number
             assert (skipped(client) - before) / count <= FEW
 
 
@@ -188,10 +189,10 @@ def test_after_fifty_thousand_tasks_through_a_runner_a_lone_one_steps_over_few_r
             assert done.wait(300)
             assert (skipped(client) - before) / count <= FEW
             for number in range(5):
-                count_down.submit(number).result(timeout=10)
+                count_down.submit(number).result(timeout=patient(10))
             before = skipped(client)
             for number in range(50):
-                count_down.submit(number).result(timeout=10)
+                count_down.submit(number).result(timeout=patient(10))
             assert (skipped(client) - before) / 50 <= FEW
 
 
@@ -304,7 +305,7 @@ def test_a_runner_finds_what_somebody_put_behind_its_marks_while_it_is_busy(mong
     with App(mongo_url, name=APP) as app:
         echo = app.task(name=TASK)(echoed)
         with app.runner():
-            echo.submit(1).result(timeout=10)
+            echo.submit(1).result(timeout=patient(10))
             template = raw.holdfast_invocations.find_one({"app": APP, "task": TASK})
             assert template is not None
             hidden = ids.new()
@@ -312,7 +313,7 @@ def test_a_runner_finds_what_somebody_put_behind_its_marks_while_it_is_busy(mong
             play(mongo_url, lambda store: store.insert([late]))
             began = time.monotonic()
             while app.invocation(hidden).status not in FINAL:
-                echo.submit(2).result(timeout=10)
+                echo.submit(2).result(timeout=patient(10))
                 assert time.monotonic() - began <= MOST_HIDDEN_SECONDS + BUSY_SECONDS
             assert app.invocation(hidden).status is Status.SUCCESS
 

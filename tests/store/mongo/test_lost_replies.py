@@ -21,10 +21,24 @@ from tests.support.proxy import Proxy
 from holdfast.errors import StoreUnavailable
 from holdfast.model import changes
 from holdfast.model.changes import Applied
+from holdfast.model.log import APPENDED, Behind
 from holdfast.model.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo.store import MongoStore
-from holdfast.testing.samples import LANE, START, ids_of, invocation, owned, runner, the, wish
+from holdfast.testing.samples import (
+    LANE,
+    RUN,
+    START,
+    ids_of,
+    in_status,
+    invocation,
+    owned,
+    page,
+    pushing,
+    runner,
+    the,
+    wish,
+)
 
 pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
 
@@ -172,7 +186,7 @@ def test_a_claim_asked_again_waits_for_what_its_first_try_is_still_doing(
 def test_so_do_an_insert_and_an_end(url: str, client: MongoClient[dict[str, Any]], proxy: Proxy) -> None:
     async def scenario(store: MongoStore) -> None:
         record = await owned(store, "held")
-        await store._behind.close()  # what it writes a moment after a claim would be lost instead
+        await store._scanner.close()  # what it writes a moment after a claim would be lost instead
         end = changes.completed(record, result=b"\x01", operation="end", at=START + 1)
         for command, ask in (
             ("insert", lambda: store.insert([invocation("new")])),
@@ -215,3 +229,31 @@ def test_an_unknown_outcome_is_told_as_unavailable_and_found_out_later(url: str,
         assert [(r.id, r.epoch) for r in again.records] == [("a", 1)]
 
     play(url, scenario, max_retries=0)
+
+
+@times
+def test_pages_are_recognised(url: str, raw: Raw, proxy: Proxy, times: int) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await store.append([page(1, run="taken", operation="another's")])
+        proxy.lose_replies("insert", "holdfast_log", times)
+        mine, taken, other = await store.append([page(1), page(1, run="taken"), page(1, run="b")])
+        assert (mine, other) == (APPENDED, APPENDED)
+        assert isinstance(taken, Behind)
+        assert raw.holdfast_log.count_documents({}) == 3
+
+    play(url, scenario)
+    assert proxy.lost == times
+
+
+def test_a_push_is_recognised(url: str, proxy: Proxy) -> None:
+    async def scenario(store: MongoStore) -> None:
+        await in_status(store, Status.SUSPENDED, run=RUN)
+        proxy.lose_replies("update", INVOCATIONS, 2)
+        (verdict,) = await store.apply([pushing("a")])
+        assert isinstance(verdict, Applied)
+        record = await the(store, "a")
+        assert record.run is not None
+        assert (len(record.run.inbox), record.run.pushed, record.version) == (1, 1, 5)
+
+    play(url, scenario)
+    assert proxy.lost == 1, "it looks first, and sends no second"

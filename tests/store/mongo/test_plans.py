@@ -20,15 +20,30 @@ from holdfast.fleet.slots import Execution, ExecutionStatus
 from holdfast.model import changes
 from holdfast.model.limits import Limit, Release
 from holdfast.model.queues import QueuePause
-from holdfast.model.records import Entry, Piece, lane_of
-from holdfast.model.retention import RETENTION_SECONDS
+from holdfast.model.records import RETENTION_SECONDS, Entry, Piece, lane_of
 from holdfast.model.status import Status
 from holdfast.runtime.pauses import pause_queue, pauses_of, resume_queue
 from holdfast.store.contract import EntryOrder, Filter, Order
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.conformance_payloads import digest_of, large, put, stored
-from holdfast.testing.samples import LANE, START, TASK, delivery, freeing, ids_of, invocation, owned, runner, wish
+from holdfast.testing.conformance_runs import updating
+from holdfast.testing.samples import (
+    LANE,
+    RUN,
+    START,
+    TASK,
+    delivery,
+    freeing,
+    ids_of,
+    invocation,
+    owned,
+    page,
+    pushing,
+    runner,
+    suspended,
+    wish,
+)
 
 pytestmark = [pytest.mark.xdist_group("mongo")]
 
@@ -132,6 +147,8 @@ async def stocked(store: MongoStore) -> None:
         await store.insert(limited[:60])
         await store.claim(wish(f"limited {app}", app=app, lanes=(LIMITED,), limit=60, limits=LIMITS))
         await store.insert(limited[60:])
+        having = [{"stage": "packed" if n % 2 else "sent", "color": "red"} for n in range(40)]
+        await store.insert([invocation(f"with{n}", app=app, attributes=some) for n, some in enumerate(having)])
         for n in range(30):
             await pause_queue(store, paused(f"q{n}", app))
             await store.put_entry(Entry(app=app, kind="event", name=f"e{n:02}", body=b"{}", keep_until=START + n))
@@ -143,6 +160,22 @@ async def stocked(store: MongoStore) -> None:
             await store.put_piece(app, digest_of(n), 1, Piece(b"orphan"))
         referring = [invocation(f"large{n}", app=app, arguments=large(n).data) for n in range(20)]
         await store.insert(referring)
+        await stock_runs(store, app)
+
+
+async def stock_runs(store: MongoStore, app: str) -> None:
+    runs = [invocation(f"run{n:02}", app=app, queue="runs", run=RUN) for n in range(40)]
+    await store.insert(runs)
+    taken = await store.claim(wish(f"runs {app}", app=app, lanes=(lane_of("runs", TASK),), limit=40))
+    await store.apply(
+        [suspended(r, wake_at=START + n, operation=f"s {r.id}") for n, r in enumerate(taken.records[:15])]
+    )
+    ends = [changes.completed(r, result=b"", operation=f"e {r.id}", at=START) for r in taken.records[15:30]]
+    await store.apply(ends)
+    for r in taken.records:
+        payloads = (digest_of(39),) if r.id == "run00" else ()
+        await store.append([page(1, run=r.id, app=app, payloads=payloads)])
+        await store.append([page(2, run=r.id, app=app)])
 
 
 FAILED = frozenset({Status.FAILED})
@@ -174,6 +207,12 @@ async def apply_twice(store: MongoStore) -> None:
     await store.apply([change])
 
 
+async def update_run(store: MongoStore) -> None:
+    (record,) = await store.get("shop", ["run36"])
+    assert record is not None
+    assert list(await store.apply([updating(record, replace(RUN, tail=9))])) == [changes.APPLIED]
+
+
 async def put_twice(store: MongoStore) -> None:
     assert await store.put_entry(ENTRY)
     assert await store.put_entry(ENTRY), "found to be there"
@@ -184,6 +223,7 @@ LIMITED = lane_of("limited", TASK)
 LIMITS = {TASK: Limit(2)}
 RELEASES = [Release(limit_key=f"k{n}", count=2, max_running=4, without=frozenset({"a|b"})) for n in range(3)]
 ENTRY = Entry(app="shop", kind="schedule", name="nightly", body=b"{}")
+PACKED = frozenset({("stage", "packed")})
 STEPS: dict[str, Step] = {
     "claim one": lambda store: store.claim(wish("c1", lanes=LANES, limit=1, at=START + 10)),
     "claim many": lambda store: store.claim(wish("c2", lanes=LANES, limit=10, at=START + 10)),
@@ -213,6 +253,7 @@ STEPS: dict[str, Step] = {
     "entries by name": lambda store: store.entries("shop", "schedule", ["nightly", "weekly"]),
     "due_entries": lambda store: store.entries("shop", "schedule", order=EntryOrder.DUE, limit=5),
     "latest_entries": lambda store: store.entries("shop", "schedule", order=EntryOrder.LATEST, limit=5),
+    "entries by subject": lambda store: store.entries("shop", "schedule", subject="i"),
     "latest_entries before": lambda store: store.entries(
         "shop", "schedule", order=EntryOrder.LATEST, limit=5, before="s"
     ),
@@ -228,6 +269,14 @@ STEPS: dict[str, Step] = {
         "shop",
         Filter(statuses=frozenset({Status.REGISTERED}), tasks=frozenset({TASK}), queues=frozenset({"q1"})),
         10,
+    ),
+    "find by attribute": lambda store: store.find("shop", Filter(attributes=PACKED, before_id="z"), 10),
+    "find by attributes": lambda store: store.find(
+        "shop", Filter(attributes=PACKED | {("color", "red")}, statuses=frozenset({Status.SUCCESS})), 10
+    ),
+    "find ends by attribute": lambda store: store.find("shop", Filter(attributes=PACKED), 10, order=Order.LATEST_END),
+    "set attributes": lambda store: store.apply(
+        [changes.AttributeUpdate(app="shop", id=invocation("with0").id, epoch=1, actor="r/w", attributes={"a": "b"})]
     ),
     "find by many tasks": lambda store: store.find("shop", Filter(tasks=frozenset(TASKS)), 10),
     "counts": lambda store: store.counts("shop"),
@@ -254,6 +303,22 @@ STEPS: dict[str, Step] = {
     ),
     "find by rerun": lambda store: store.find("shop", Filter(rerun_of="a", before_id="z"), 5),
     "find by outbox": lambda store: store.find("shop", Filter(until=START + 9), 5, order=Order.OUTBOX),
+    "find by wake_at": lambda store: store.find("shop", Filter(), 5, order=Order.WAKE_AT),
+    "find by wake_at and task": lambda store: store.find(
+        "shop", Filter(tasks=frozenset({TASK})), 5, order=Order.WAKE_AT
+    ),
+    "append to what another has written": lambda store: store.append([page(1, run="run01", operation="x")]),
+    "read_log": lambda store: store.read_log("shop", "run01", limit=10),
+    "read_log from its end": lambda store: store.read_log("shop", "run01", limit=1, after=1, latest=True),
+    "read_log up to a position": lambda store: store.read_log("shop", "run01", limit=1, until=5, latest=True),
+    "mark of streams": lambda store: store.apply(
+        [changes.StreamMark(app="shop", id=f"{TASK}000", epoch=1, actor="r0/w0")]
+    ),
+    "push": lambda store: store.apply([pushing("run01"), pushing("run35")]),
+    "update of a run": update_run,
+    "remove_log": lambda store: store.remove_log("shop", "run01", before=1),
+    "remove_ended of runs": lambda store: store.remove_ended("shop", ["run16", "run17"]),
+    "remove_expired of runs": lambda store: store.remove_expired("shop", START + RETENTION_SECONDS, 100),
     "delivered": lambda store: store.apply(delivery(f"{TASK}000", f"{TASK}001")),
     "remove_ended": lambda store: store.remove_ended("shop", [f"{TASK}000", f"{TASK}001"]),
     "remove_expired": lambda store: store.remove_expired("shop", START + RETENTION_SECONDS, 5),
@@ -348,6 +413,8 @@ def test_every_method_is_explained() -> None:
         "exists",
         "hints",
         "joined",
+        "transaction",
+        "abort_transactions",  # it asks for sessions, which no index has
     }
 
 

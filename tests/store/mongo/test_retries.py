@@ -26,10 +26,10 @@ from holdfast.model.records import READY, Entry, Hint, Piece, StoredPayload
 from holdfast.model.status import Status
 from holdfast.store.contract import Filter
 from holdfast.store.mongo import hints
-from holdfast.store.mongo.behind import Behind
+from holdfast.store.mongo.lane_scanner import LaneScanner
 from holdfast.store.mongo.retry import READS, Retrier, RetryPolicy, is_transient
 from holdfast.store.mongo.store import MongoStore
-from holdfast.testing.samples import START, ids_of, invocation, owned, runner, the, wish
+from holdfast.testing.samples import START, ids_of, invocation, owned, page, runner, the, wish
 
 pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.usefixtures("hasty_driver")]
 
@@ -131,6 +131,10 @@ OPERATIONS: dict[str, Operation] = {
     "remove_entry": lambda store: store.remove_entry(ENTRY),
     "find": lambda store: store.find("shop", Filter(), 10),
     "counts": lambda store: store.counts("shop"),
+    "append": lambda store: store.append([page(1)]),
+    "read_log": lambda store: store.read_log("shop", "a", limit=10),
+    "remove_log": lambda store: store.remove_log("shop", "a", before=1),
+    "abort_transactions": lambda store: store.abort_transactions(["a/0"]),
     "keep_payloads": lambda store: store.keep_payloads("shop", [DIGEST]),
     "put_piece": lambda store: store.put_piece("shop", DIGEST, 1, Piece(b"two")),
     "put_payloads": lambda store: store.put_payloads("shop", [PAYLOAD]),
@@ -259,7 +263,9 @@ async def stocked(store: MongoStore) -> None:
 def test_every_operation_survives_failures(
     url: str, raw: Raw, client: Client, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Behind, "look_soon", lambda *_: None)  # what it asks may fail, too; failures are counted here
+    monkeypatch.setattr(
+        LaneScanner, "look_soon", lambda *_: None
+    )  # what it asks may fail, too; failures are counted here
     events = Events()
 
     async def survives(store: MongoStore, name: str, **how: Any) -> None:
@@ -440,6 +446,7 @@ def test_every_reading_operation_is_known_as_one() -> None:
     writes |= {"keep_payloads", "put_piece", "put_payloads", "collect_payloads"}
     writes |= {"remove_runner", "ask_runner"}
     writes |= {"remove_ended", "remove_expired"}
+    writes |= {"append", "remove_log", "abort_transactions"}
     assert {name.replace("_", " ") for name in set(OPERATIONS) - writes} == READS
 
 

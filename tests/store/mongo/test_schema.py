@@ -20,7 +20,7 @@ from holdfast.errors import SchemaMismatch
 from holdfast.model import changes
 from holdfast.model.changes import Applied
 from holdfast.model.limits import Release
-from holdfast.model.retention import RETENTION_SECONDS
+from holdfast.model.records import RETENTION_SECONDS
 from holdfast.model.status import Status
 from holdfast.store.contract import Filter, Finding, Order
 from holdfast.store.mongo import connection, open_mongo, schema

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.store.mongo.tools import opened, until
 from tests.support.mongod import Mongod, quick_server
+from tests.support.patience import patient
 
 from holdfast import App
 from holdfast.model.records import RunnerRecord
@@ -68,7 +69,7 @@ def test_delayed_work_does_not_start_early_after_a_slow_answer(server: Mongod) -
             started.append(time.time())
 
         with app.runner():
-            note.submit().result(timeout=10)
+            note.submit().result(timeout=patient(10))
             started.clear()
             server.freeze()  # beats wait in the server's socket, and are answered when it wakes up
             time.sleep(FROZEN_SECONDS)

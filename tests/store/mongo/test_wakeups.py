@@ -23,6 +23,7 @@ from pymongo.database import Database
 from tests.store.mongo.parties import LONG, SOON, Party, settle_down, two
 from tests.store.mongo.tools import Events, auntil, database_of, failing, nudge, opened, until, with_options
 from tests.support.mongod import Mongod
+from tests.support.patience import patient
 
 from holdfast.model.records import ENDED, READY, Hint
 from holdfast.model.status import Status
@@ -68,7 +69,7 @@ def test_an_end_elsewhere_wakes_who_waits(mongo_url: str) -> None:
         waited: list[float] = []
 
         def wait() -> None:
-            assert handle.result(timeout=20) == 7
+            assert handle.result(timeout=patient(20)) == 7
             waited.append(time.monotonic())
 
         waiting = threading.Thread(target=wait)
@@ -138,7 +139,7 @@ app.close()
     with runner.app, runner.app.runner():
         process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         settle_down(runner)
-        process.communicate(b"\n", timeout=20)
+        process.communicate(b"\n", timeout=patient(20))
         until(lambda: runner.started, LONG / 3)  # long before it would look by itself
 
 
@@ -582,7 +583,7 @@ def test_without_a_stream_looking_often_does_it(request: pytest.FixtureRequest, 
     with two(url, poll_interval_seconds=1.0, **settings) as (runner, other):
         began = time.monotonic()
         handle = other.task.submit()
-        assert handle.result(timeout=20) == 7
+        assert handle.result(timeout=patient(20)) == 7
         assert time.monotonic() - began < 1.5
         assert runner.hints.trust == other.hints.trust == 0
         if kind == "a standalone":
@@ -594,12 +595,12 @@ def test_without_a_stream_looking_often_does_it(request: pytest.FixtureRequest, 
 def test_on_a_standalone_no_signal_is_written(alone_url: str) -> None:
     """Nobody could hear it."""
     with two(alone_url, poll_interval_seconds=0.1) as (_, other):
-        other.task.submit().result(timeout=20)
+        other.task.submit().result(timeout=patient(20))
     with MongoClient[dict[str, Any]](alone_url) as client:
         assert client[database_of(alone_url)].holdfast_signals.count_documents({}) == 0
 
 
 def test_where_streams_are_not_wanted_no_signal_is_written(mongo_url: str, raw: Raw) -> None:
     with two(mongo_url, poll_interval_seconds=0.1, use_change_streams=False) as (_, other):
-        other.task.submit().result(timeout=20)
+        other.task.submit().result(timeout=patient(20))
     assert raw.holdfast_signals.count_documents({}) == 0

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from pymongo import MongoClient, WriteConcern
+from tests.support.patience import patient
 
 from holdfast.clock import SystemClock
 from holdfast.store.mongo import open_mongo
@@ -75,7 +76,7 @@ def address_of(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].partition(",")[0]
 
 
-def until(holds: Callable[[], object], seconds: float = 10.0, what: str = "") -> float:
+def until(holds: Callable[[], object], seconds: float = patient(10.0), what: str = "") -> float:
     """Wait until it holds; returns for how long. Fails after so many seconds."""
     began = time.monotonic()
     while not holds():
@@ -85,7 +86,7 @@ def until(holds: Callable[[], object], seconds: float = 10.0, what: str = "") ->
     return time.monotonic() - began
 
 
-async def auntil(holds: Callable[[], object], seconds: float = 10.0, what: str = "") -> float:
+async def auntil(holds: Callable[[], object], seconds: float = patient(10.0), what: str = "") -> float:
     """`until`, on a loop."""
     began = time.monotonic()
     while not holds():

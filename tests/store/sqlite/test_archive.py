@@ -8,8 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from holdfast.archive.retention import AT_ONCE, remove_expired
-from holdfast.model.records import Terms
-from holdfast.model.retention import RETENTION_SECONDS
+from holdfast.model.records import RETENTION_SECONDS, Terms
 from holdfast.store import open_store
 from holdfast.store.contract import Filter, Store, ignore
 from holdfast.telemetry.logs import logging_telemetry
@@ -36,6 +35,15 @@ def test_what_an_older_version_has_ended_is_told_how_long_it_is_kept(tmp_path: P
             with closing(sqlite3.connect(path)) as connection:
                 connection.execute("UPDATE holdfast_invocations SET retain_until = NULL")
                 connection.execute("UPDATE holdfast_meta SET value = '4' WHERE key = 'schema_version'")
+                connection.execute("DROP TABLE holdfast_log")  # version 6 makes it, and these
+                connection.execute("DROP INDEX holdfast_wake")
+                connection.execute("DROP INDEX holdfast_entries_subject")
+                connection.execute("ALTER TABLE holdfast_entries DROP COLUMN subject")
+                for trigger in ("new", "gone", "set"):
+                    connection.execute(f"DROP TRIGGER holdfast_attributes_{trigger}")
+                connection.execute("DROP TABLE holdfast_attributes")
+                for column in ("reply_to", "run", "wake_at", "attributes"):
+                    connection.execute(f"ALTER TABLE holdfast_invocations DROP COLUMN {column}")
                 connection.commit()
 
         await store.close()

@@ -16,16 +16,19 @@ from msgspec.structs import replace
 
 from holdfast.clock import SystemClock
 from holdfast.errors import CorruptRecord, SchemaMismatch, StoreError
+from holdfast.ids import InvocationId
 from holdfast.model import changes
-from holdfast.model.changes import MISSING
+from holdfast.model.changes import APPLIED, MISSING
 from holdfast.model.limits import Release
+from holdfast.model.log import APPENDED, Behind, Fenced
 from holdfast.model.records import Entry
 from holdfast.model.status import Status
 from holdfast.store import open_store
 from holdfast.store.contract import EntryOrder, Filter, Order, Store
 from holdfast.testing.conformance_limits import KEY, bounded, limited
 from holdfast.testing.conformance_outbox import end
-from holdfast.testing.samples import START, Stage, delivery, ids_of, invocation, owned, runner, wish
+from holdfast.testing.conformance_payloads import stored as large_value
+from holdfast.testing.samples import RUN, START, Stage, delivery, ids_of, invocation, owned, page, pushing, runner, wish
 
 Meddle = Callable[..., list[Any]]
 
@@ -217,8 +220,8 @@ def left_open(tmp_path: Path) -> Path:
     asyncio.run(write())
     path = tmp_path / "shop.db"
     image = bytearray(path.read_bytes())
-    for page in range(len(image) // 8192, len(image) // 4096):
-        image[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    for number in range(len(image) // 8192, len(image) // 4096):
+        image[number * 4096 : number * 4096 + 64] = b"\xff" * 64
     path.write_bytes(image)
     assert (tmp_path / "shop.db-wal").stat().st_size > 0
     return path
@@ -401,5 +404,79 @@ def test_in_a_users_own_transaction_a_damaged_row_takes_no_key(stage: Stage, med
             own.commit()
         assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
         assert ids_of(await store.find("shop", Filter(), 9)) == ["c"]
+
+    stage.play(scenario)
+
+
+PAGE_DAMAGES = ["last = 0", "last = 1", "last = 2", "epoch = -1", "at = 9e999"]
+
+
+@pytest.mark.parametrize("damage", PAGE_DAMAGES)
+def test_a_damaged_page_stops_its_own_log_and_nothing_else(stage: Stage, meddle: Meddle, damage: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.append([page(1, run=run) for run in "ab"])
+        await store.append([page(2, 3, run=run) for run in "ab"])
+        await store.append([page(4, run=run) for run in "ab"])
+        meddle(f"UPDATE holdfast_log SET {damage} WHERE run = 'a' AND first = 2")
+        with pytest.raises(CorruptRecord, match=r"the page 'a#[24]' cannot be read") as raised:
+            await store.read_log("shop", InvocationId("a"), limit=9)
+        assert raised.value.kind == "page"
+        assert len(await store.read_log("shop", InvocationId("a"), limit=1)) == 1
+        assert len(await store.read_log("shop", InvocationId("b"), limit=9)) == 3
+        batch = [page(2, run="a", operation="x"), page(2, run="b", operation="x"), page(1, run="c")]
+        behind, other, fresh = await store.append(batch)
+        assert isinstance(behind, Behind)
+        assert len(behind.pages) <= 1
+        assert isinstance(other, Behind)
+        assert len(other.pages) == 2
+        assert fresh == APPENDED
+        assert await store.quarantined("shop") == [], "its place would be free"
+        assert [finding.subject for finding in await store.check() if not finding.ok] == []
+        if damage != "last = 2":  # by itself it is a page
+            (bad,) = [finding for finding in await store.check(deep=True) if not finding.ok]
+            assert "1 unreadable" in bad.detail
+            assert "a#2" in bad.detail
+        assert await store.remove_log("shop", InvocationId("a"), before=1) == 3
+
+    stage.play(scenario)
+
+
+def test_damaged_state_of_a_run_is_quarantined_and_its_log_stays(stage: Stage, meddle: Meddle) -> None:
+    async def scenario(store: Store) -> None:
+        for id in "abc":
+            await owned(store, id, run=RUN)
+        await store.append([page(1, run="b")])
+        spoil(meddle, "run = '{'")
+        assert list(await store.apply([pushing(id) for id in "abc"])) == [APPLIED, MISSING, APPLIED]
+        assert [aside.id for aside in await store.quarantined("shop")] == ["b"]
+        assert len(await store.read_log("shop", InvocationId("b"), limit=9)) == 1
+
+    stage.play(scenario)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_page_is_appended_in_a_users_own_transaction(stage: Stage, meddle: Meddle, path: Path, commits: bool) -> None:
+    async def scenario(store: Store) -> None:
+        await store.append([page(1)])
+        stored = large_value(1)
+        with closing(sqlite3.connect(path)) as own:
+            own.execute("CREATE TABLE mine (x)")
+            own.execute("INSERT INTO mine VALUES (1)")
+            second = page(2, payloads=(stored.digest,))
+            transaction = store.joined(own)
+            assert list(transaction.append([second], [stored])) == [APPENDED]
+            assert list(await transaction.aappend([second], [stored])) == [APPENDED], "repeated"
+            assert list(transaction.append([page(2, operation="x")], [])) == [Behind((second,))]
+            assert list(transaction.append([page(1, epoch=0, operation="y")], [])) == [Fenced(1)]
+            assert list(transaction.append([], [])) == []
+            assert len(await store.read_log("shop", InvocationId("a"), limit=9)) == 1, "not yet"
+            own.commit() if commits else own.rollback()
+        there = [second] if commits else []
+        assert list(await store.read_log("shop", InvocationId("a"), limit=9, after=1)) == there
+        stage.clock.advance(10)
+        await store.collect_payloads("shop", store.now(), 10)
+        assert (await store.get_payload("shop", stored.digest) is not None) is commits
+        if not commits:
+            assert list(await store.append([page(2, operation="another")])) == [APPENDED]
 
     stage.play(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import sqlite3
@@ -17,7 +18,7 @@ import pytest
 from holdfast.clock import Clock
 from holdfast.errors import StoreUnavailable
 from holdfast.store.contract import Observe, Store
-from holdfast.store.sqlite import invocations
+from holdfast.store.sqlite import invocations, threads
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.samples import Stage, ids_of, invocation
 
@@ -212,6 +213,79 @@ def test_a_log_that_others_go_on_without_is_not_written_back(stage: Stage, path:
 
     play(stage, scenario)
     assert [event for event, _ in stage.reports if event != "commit"] == ["log_lost"]
+
+
+# --- a database that has changed since its log was deleted: by a checkpoint, or by a restore
+
+CHECKPOINT = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+for mode in sys.argv[2].split():
+    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+    if mode == "RESTART":
+        connection.execute("CREATE TABLE IF NOT EXISTS theirs (n)")
+        connection.execute("INSERT INTO theirs VALUES (?)", [b"y" * 9000])
+"""
+
+
+async def run_python(code: str, *words: str) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *words)
+    assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    "mode", ["PASSIVE", "RESTART", "RESTART PASSIVE", "RESTART RESTART", "RESTART RESTART PASSIVE"]
+)
+def test_a_deleted_log_is_written_back_after_another_process_made_a_checkpoint(
+    stage: Stage, path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The store has not looked since the checkpoint, so it sees a database that has changed."""
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 1e6)
+
+    async def scenario(store: SqliteStore) -> None:
+        await store.insert([invocation("before")])
+        await store.insert([invocation("large", arguments=b"x" * 50_000)])
+        await run_python(CHECKPOINT, str(path), mode)
+        log_of(path).unlink()
+        assert list(await store.insert([invocation("after")])) == [True]
+        assert ids_of(await store.get("shop", ["before", "after"])) == ["before", "after"]
+        theirs = await store._read(lambda c: c.execute("SELECT 1 FROM sqlite_master WHERE name = 'theirs'").fetchall())
+        assert len(theirs) == ("RESTART" in mode)
+        assert not [finding for finding in await store.check(deep=True) if not finding.ok]
+
+    play(stage, scenario)
+    assert [event for event, _ in stage.reports if event != "commit"] == ["log_renewed"]
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("names", [["-wal"], ["-wal", "-shm"]], ids="+".join)
+def test_a_deleted_log_is_not_written_into_a_restored_database(
+    stage: Stage, path: Path, tmp_path: Path, names: list[str], is_checkpointed: bool
+) -> None:
+    """As ``rm shop.db-wal; cp backup.db shop.db`` does under a running process: the file keeps its inode."""
+    backup = tmp_path / "backup.db"
+
+    async def scenario(store: SqliteStore) -> None:
+        await store.insert([invocation("kept")])
+        await store.backup(backup)
+        await store.insert([invocation(f"{number:03}", arguments=b"x" * 5000) for number in range(100)])
+        if is_checkpointed:
+            await store._read(lambda connection: connection.execute("PRAGMA wal_checkpoint").fetchall())
+            await store.insert([invocation("the last")])
+        for name in names:
+            path.with_name(path.name + name).unlink()
+        with path.open("r+b") as restored:
+            restored.write(backup.read_bytes())
+            restored.truncate()
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="was removed or replaced"):
+                await store.insert([invocation("refused")])
+        assert "was replaced" in store.needs_restart()
+
+    play(stage, scenario)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("SELECT id FROM holdfast_invocations").fetchall() == [("kept",)]
 
 
 # --- a folder that cannot be entered for a while: a mount that is away, rights that are changed

@@ -11,7 +11,7 @@ import pytest
 from holdfast.model.claims import Claim
 from holdfast.model.status import Status
 from holdfast.store.contract import EntryOrder, Filter, Order
-from holdfast.store.sqlite import entries, invocations, listing, queries, runners, schema
+from holdfast.store.sqlite import entries, invocations, listing, logs, queries, runners, schema
 from holdfast.store.sqlite.listing import Listing
 from holdfast.store.sqlite.rows import COLUMNS, to_row
 from holdfast.testing.samples import LANE, START, ids_of, invocation, wish
@@ -47,6 +47,7 @@ def statements() -> dict[str, str]:
     fixed |= {
         f"entries.{name}": text for name, text in vars(entries).items() if name.isupper() and " " in str(text).strip()
     }
+    fixed |= {f"logs.{name}": text for name, text in vars(logs).items() if name.isupper() and " " in str(text).strip()}
     named = {name: str(text) for name, text in fixed.items() if str(text).split()[0] in SQL_VERBS}
     made = {f"by_id({n})": queries.by_id(n) for n in (1, queries.MAX_ROWS)}
     made |= {f"step({n})": queries.step(("due_at", "result"), n) for n in (1, queries.MAX_ROWS)}
@@ -102,6 +103,25 @@ def test_every_listing_runs_on_an_index_and_sorts_nothing(connection: sqlite3.Co
             assert f"COVERING INDEX holdfast_{driver.column} (app=? AND {driver.column}=?" in counting
 
 
+PAIR, OTHER = ("stage", "packed"), ("color", "red")
+
+
+@pytest.mark.parametrize("before", [None, "x"])
+@pytest.mark.parametrize("pairs", [(PAIR,), (PAIR, OTHER)])
+def test_attributes_are_found_on_their_index_and_cost_the_page(
+    connection: sqlite3.Connection, pairs: tuple[tuple[str, str], ...], before: str | None
+) -> None:
+    where = Filter(attributes=frozenset(pairs), before_id=before)
+    wanted = Listing("shop", where, Order.NEWEST, 5)
+    for driver in listing.drivers(wanted):
+        plan = plan_of(connection, listing.listing(wanted, driver)[0])
+        assert complaints(plan) == []
+        assert "holdfast_attributes USING PRIMARY KEY (app=? AND name=? AND value=?" in plan[0]
+        assert "holdfast_identity (app=? AND id=?)" in plan[1]
+        (counting,) = plan_of(connection, listing.counting(driver))[-1:]
+        assert "SCAN" in counting or "holdfast_attributes" in counting
+
+
 ENDED = [
     Filter(statuses=frozenset(statuses), since=since, before=before)
     for statuses, since, before in itertools.product([(), (Status.FAILED,)], [None, START], [None, (START, "x")])
@@ -133,6 +153,8 @@ def test_what_repeats_another_is_found_by_it(connection: sqlite3.Connection) -> 
         (Order.OUTBOX, Filter(before_id="z", rerun_of="a", parent="p"), "holdfast_outbox (app=?"),
         (Order.START_BY, Filter(), "holdfast_start_by (app=?"),
         (Order.START_BY, Filter(tasks=frozenset({"t"}), before_id="z"), "holdfast_start_by (app=?"),
+        (Order.WAKE_AT, Filter(), "holdfast_wake (app=?"),
+        (Order.WAKE_AT, Filter(statuses=frozenset({Status.SUSPENDED}), tasks=frozenset({"t"})), "holdfast_wake (app=?"),
         (Order.SLOT, Filter(limit_key="k"), "holdfast_slot (app=? AND slot>? AND slot<?"),
     ],
 )
@@ -148,6 +170,9 @@ def test_every_order_is_that_of_its_index(
     [
         (queries.EXPIRED, "holdfast_retained (app=? AND retain_until<?"),
         (queries.DELIVERED, "holdfast_identity (app=? AND id=?"),
+        (logs.READ, "holdfast_log USING PRIMARY KEY (app=? AND run=? AND generation=? AND first>?"),
+        (logs.READ_LATEST, "holdfast_log USING PRIMARY KEY (app=? AND run=? AND generation=? AND first>?"),
+        (logs.REMOVE, "holdfast_log USING PRIMARY KEY (app=? AND run=? AND generation<?"),
         (entries.EXPIRED, "holdfast_entries_kept (app=? AND keep_until>? AND keep_until<?"),
     ],
 )
@@ -159,18 +184,20 @@ def test_what_is_over_and_what_is_to_be_told_is_found_by_its_index(
 
 
 @pytest.mark.parametrize(
-    ("order", "before", "search"),
+    ("order", "before", "subject", "search"),
     [
-        (EntryOrder.NAME, None, "PRIMARY KEY (app=? AND kind=?"),
-        (EntryOrder.LATEST, None, "PRIMARY KEY (app=? AND kind=?"),
-        (EntryOrder.LATEST, "n", "PRIMARY KEY (app=? AND kind=? AND name<?"),
-        (EntryOrder.DUE, None, "holdfast_entries_due (app=? AND kind=?"),
+        (EntryOrder.NAME, None, None, "PRIMARY KEY (app=? AND kind=?"),
+        (EntryOrder.LATEST, None, None, "PRIMARY KEY (app=? AND kind=?"),
+        (EntryOrder.LATEST, "n", None, "PRIMARY KEY (app=? AND kind=? AND name<?"),
+        (EntryOrder.DUE, None, None, "holdfast_entries_due (app=? AND kind=?"),
+        (EntryOrder.NAME, None, "i", "holdfast_entries_subject (app=? AND kind=? AND subject=?"),
+        (EntryOrder.LATEST, "n", "i", "holdfast_entries_subject (app=? AND kind=? AND subject=? AND name<?"),
     ],
 )
 def test_entries_are_listed_by_an_index(
-    connection: sqlite3.Connection, order: EntryOrder, before: str | None, search: str
+    connection: sqlite3.Connection, order: EntryOrder, before: str | None, subject: str | None, search: str
 ) -> None:
-    (line,) = plan_of(connection, entries.statement("shop", "event", order, 5, before)[0])
+    (line,) = plan_of(connection, entries.statement("shop", "event", order, 5, before, subject)[0])
     assert search in line
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from holdfast.model.records import ENDED, READY, Hint
 from holdfast.store.contract import Store
@@ -82,7 +83,7 @@ def test_four_processes_share_one_file_fairly(path: Path) -> None:
         tell(child, "go")
     shares, waits = zip(*[json.loads(line_of(child)) for child in children], strict=True)
     for child in children:
-        child.communicate(timeout=10)
+        child.communicate(timeout=patient(10))
     assert max(waits) < 1.0, f"somebody waited {max(waits):.2f} s for one write"
     assert min(shares) >= max(shares) / 4, f"the shares are {shares}"
 
@@ -139,7 +140,7 @@ asyncio.run(look())
 @pytest.mark.slow
 def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
     child = process(KILLED_AGAIN_AND_AGAIN, path)
-    answer, _ = child.communicate(timeout=60)
+    answer, _ = child.communicate(timeout=patient(60))
     count, lost, bad = json.loads(answer)
     assert count >= 20
     assert lost == []
@@ -181,7 +182,7 @@ def test_a_hint_reaches_the_other_process_and_a_dead_ones_socket_is_swept(stage:
         assert line_of(child) == "listening"
         channel.send([Hint(ENDED, ("not for it",)), Hint(READY, ("default|shop:send",))])
         assert json.loads(line_of(child)) == ["ready", ["default|shop:send"]]
-        child.communicate(timeout=10)
+        child.communicate(timeout=patient(10))
         assert len(sockets_in(folder)) == 1
         channel.send([Hint(ENDED, ())])
         assert len(sockets_in(folder)) == 1, "nobody has tried it yet"

@@ -25,8 +25,7 @@ from holdfast.errors import (
     UnsupportedFileSystem,
 )
 from holdfast.model import changes
-from holdfast.model.records import Entry
-from holdfast.model.retention import RETENTION_SECONDS
+from holdfast.model.records import RETENTION_SECONDS, Entry
 from holdfast.store.contract import Filter, Order, Store, ignore
 from holdfast.store.sqlite import path_of, paths, schema
 from holdfast.store.sqlite.paths import create_file, file_system_of, refuse_network_file_system, side_folder

@@ -19,25 +19,25 @@ from holdfast.model.status import Status
 from holdfast.store.contract import Store, ignore
 from holdfast.store.sqlite import queries, schema
 from holdfast.store.sqlite.rows import to_row
-from holdfast.store.sqlite.threads import Turn, WriterThread
+from holdfast.store.sqlite.threads import WriterThread, WriteTurn
 from holdfast.testing.samples import Stage, ids_of, invocation, wish
 
 
 @pytest.fixture
-def turn(folder: Path) -> Iterator[Turn]:
-    turn = Turn(folder, 5.0)
+def turn(folder: Path) -> Iterator[WriteTurn]:
+    turn = WriteTurn(folder, 5.0)
     yield turn
     turn.close()
 
 
-def writer_on(path: Path, turn: Turn, commits: list[dict[str, Any]]) -> WriterThread:
+def writer_on(path: Path, turn: WriteTurn, commits: list[dict[str, Any]]) -> WriterThread:
     def connect() -> sqlite3.Connection:
         return schema.connect(path, synchronous="off", busy_timeout_seconds=1.0)
 
     return WriterThread("test", connect, turn, lambda event, facts: commits.append({"event": event, **facts}))
 
 
-def test_what_gathers_during_a_commit_shares_the_next_one(path: Path, turn: Turn) -> None:
+def test_what_gathers_during_a_commit_shares_the_next_one(path: Path, turn: WriteTurn) -> None:
     commits: list[dict[str, Any]] = []
     gate = threading.Event()
 
@@ -55,7 +55,7 @@ def test_what_gathers_during_a_commit_shares_the_next_one(path: Path, turn: Turn
     assert len(commits) <= 3
 
 
-def test_a_failing_job_does_not_spoil_its_neighbours(path: Path, turn: Turn) -> None:
+def test_a_failing_job_does_not_spoil_its_neighbours(path: Path, turn: WriteTurn) -> None:
     gate = threading.Event()
 
     def put(number: int) -> Any:
@@ -87,7 +87,7 @@ def test_a_failing_job_does_not_spoil_its_neighbours(path: Path, turn: Turn) -> 
     assert stored == [1, 2, 4, 5]
 
 
-def test_other_threads_share_commits_and_get_their_own_answers(path: Path, turn: Turn) -> None:
+def test_other_threads_share_commits_and_get_their_own_answers(path: Path, turn: WriteTurn) -> None:
     writer = writer_on(path, turn, [])
     writer.do_blocking(lambda connection: connection.execute("CREATE TABLE t (n UNIQUE)"))
     answers: dict[int, Any] = {}
@@ -114,7 +114,7 @@ def test_other_threads_share_commits_and_get_their_own_answers(path: Path, turn:
     assert found == [(0,), (1,), (2,), (4,), (5,)]
 
 
-def test_a_thread_that_comes_too_late_for_a_closed_store_is_refused(path: Path, turn: Turn) -> None:
+def test_a_thread_that_comes_too_late_for_a_closed_store_is_refused(path: Path, turn: WriteTurn) -> None:
     writer = writer_on(path, turn, [])
     writer.stop()
     with pytest.raises(StoreUnavailable, match="closed meanwhile"):
@@ -148,7 +148,7 @@ def test_closing_finishes_what_was_accepted(stage: Stage) -> None:
 
 
 def test_a_frozen_process_with_the_turn_does_not_stop_the_others(path: Path, folder: Path) -> None:
-    frozen, turn = Turn(folder), Turn(folder, 0.05)
+    frozen, turn = WriteTurn(folder), WriteTurn(folder, 0.05)
 
     async def scenario() -> float:
         writer = writer_on(path, turn, [])
@@ -283,7 +283,7 @@ def test_two_writers_alternate(folder: Path) -> None:
     order: list[int] = []
 
     def write(name: int) -> None:
-        turn = Turn(folder, 5.0)
+        turn = WriteTurn(folder, 5.0)
         for left in reversed(range(30)):
             with turn:
                 order.append(name)
@@ -301,7 +301,7 @@ def test_two_writers_alternate(folder: Path) -> None:
 
 
 def test_a_forked_child_does_not_keep_its_parents_turn(folder: Path) -> None:
-    held = Turn(folder)
+    held = WriteTurn(folder)
     reader, writer = os.pipe()
     with held:
         child = os.fork()
@@ -311,7 +311,7 @@ def test_a_forked_child_does_not_keep_its_parents_turn(folder: Path) -> None:
             os._exit(0)
     os.close(reader)
     held.close()  # as if the parent had died
-    other = Turn(folder, 0.5)
+    other = WriteTurn(folder, 0.5)
     with other:
         assert other._ours
     other.close()
@@ -319,7 +319,7 @@ def test_a_forked_child_does_not_keep_its_parents_turn(folder: Path) -> None:
     os.waitpid(child, 0)
 
 
-def test_a_program_that_holds_the_lock_of_sqlite_is_told_about(path: Path, turn: Turn) -> None:
+def test_a_program_that_holds_the_lock_of_sqlite_is_told_about(path: Path, turn: WriteTurn) -> None:
     async def scenario() -> None:
         def connect() -> sqlite3.Connection:
             return schema.connect(path, synchronous="off", busy_timeout_seconds=0.01)

@@ -5,9 +5,10 @@ epoch, which fault touched it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import cached_property
 from math import inf
+from typing import Any
 
 import msgspec
 from tests.support.checker.evidence import Bounds, Dump, Fault, FaultKind, Faults
@@ -15,6 +16,8 @@ from tests.support.witness import Event, Ledgers, What
 
 from holdfast.model.records import HistoryEntry, InvocationRecord
 from holdfast.model.status import OWNED, TABLE, Status
+
+Body = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Tenure(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +45,11 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 class Case:
     """Everything that is known about a run."""
 
-    def __init__(self, dump: Dump, ledgers: Ledgers, faults: Faults, bounds: Bounds) -> None:
+    def __init__(
+        self, dump: Dump, ledgers: Ledgers, faults: Faults, bounds: Bounds, bodies: Mapping[str, Body] | None = None
+    ) -> None:
         self.dump = dump
+        self.bodies = bodies or {}  # the code of workflows, by task
         self.ledgers = ledgers
         self.faults = faults
         self.bounds = bounds

@@ -20,15 +20,20 @@ from tests.support.witness import Event, Ledgers, What, digest_of, digest_of_err
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec, references
 from holdfast.errors import CodecError, CorruptRecord, PayloadLost
+from holdfast.executors.chunks import CHUNK, CLOSE, RESTART
 from holdfast.fleet.services import SERVICE, Executions
 from holdfast.fleet.slots import Execution
+from holdfast.ids import InvocationId
 from holdfast.model.records import Entry, HistoryEntry, InvocationRecord, Quarantined, RunnerRecord
 from holdfast.model.status import Status
 from holdfast.runtime.payloads import UNWANTED_SECONDS, PayloadStore
 from holdfast.schedules import records as schedules
 from holdfast.store.contract import Filter, Store
+from holdfast.streams import records as streams
 from holdfast.triggers import events, joins
 from holdfast.triggers import rules as triggers
+from holdfast.workflows import events as log_events
+from holdfast.workflows import hooks_records as hook_records
 
 T = TypeVar("T")
 TokenOf = Callable[[InvocationRecord], str | None]
@@ -36,6 +41,42 @@ TokenOf = Callable[[InvocationRecord], str | None]
 _PAGE = 500
 _TRAIL = 1000
 _NEVER_CHUNKED = 1 << 40  # only matters to a payload store that puts
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An event in the log of a run, and the epoch of the owner whose page it came with."""
+
+    position: int
+    epoch: int
+    event: log_events.Event
+    generation: int = 0
+    digest: str | None = None  # of the result that it holds
+
+    @property
+    def step(self) -> str:
+        """The call as witnesses name it."""
+        return f"{self.generation}/{self.event.call}" if self.generation else self.event.call
+
+    def __str__(self) -> str:
+        event = self.event
+        return f"log {self.generation}:{self.position} {event.type} {event.call} epoch {self.epoch} at {event.at:.3f}"
+
+
+class StreamLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream, and whose page it came with. `digest` is that of a chunk's value; else its kind."""
+
+    position: int
+    epoch: int
+    digest: str
+    writer: str = ""
+    call: str = ""
+    attempt: int = 1
+    kind: int = CHUNK
+    payloads: tuple[str, ...] = ()  # that it refers to
+
+    def __str__(self) -> str:
+        by = f"{self.writer} " if self.writer else ""
+        return f"stream {self.position} {by}{self.call} attempt {self.attempt} epoch {self.epoch} {self.digest}"
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +94,9 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     triggers: tuple[triggers.TriggerRecord, ...] = ()
     events: tuple[events.EventRecord, ...] = ()
     joins: tuple[joins.Join, ...] = ()  # what happened of several things that a trigger waits for
+    logs: Mapping[str, tuple[LogLine, ...]] = {}  # of runs, by id; the latest generation last
+    streams: Mapping[str, tuple[StreamLine, ...]] = {}  # by invocation and name, with a slash between them
+    hooks: tuple[hook_records.HookEntry, ...] = ()
     at: float = 0.0  # by the store's time
     offset: float = 0.0  # store time minus elapsed time
 
@@ -94,6 +138,9 @@ async def dump(
         triggers=await _entries(store, app, triggers.KIND, triggers.from_entry),
         events=await _entries(store, app, events.KIND, events.from_entry),
         joins=await _entries(store, app, joins.KIND, joins.from_entry),
+        logs={record.id: await _log(store, record, codec, payload_store) for record in records if record.run},
+        streams=await _streams(store, app, codec, payload_store),
+        hooks=await _entries(store, app, hook_records.HOOK, hook_records.read_hook),
         at=store.now(),
         offset=offset,
     )
@@ -106,6 +153,66 @@ async def _entries(store: Store, app: str, kind: str, read: Callable[[Entry], T]
         with suppress(CorruptRecord):
             found.append(read(entry))
     return tuple(found)
+
+
+async def _log(
+    store: Store, record: InvocationRecord, codec: Codec, payload_store: PayloadStore
+) -> tuple[LogLine, ...]:
+    assert record.run is not None
+    lines: list[LogLine] = []
+    for generation in range(record.run.generation + 1):
+        after = 0
+        while pages := await store.read_log(record.app, record.id, generation=generation, after=after, limit=_PAGE):
+            for page in pages:
+                for position, event in enumerate(log_events.decode(page), page.first):
+                    digest = await _digest_of_event(event, codec, payload_store)
+                    line = LogLine(position=position, epoch=page.epoch, event=event, generation=generation)
+                    lines.append(msgspec.structs.replace(line, digest=digest))
+            after = pages[-1].last
+    return tuple(lines)
+
+
+async def _streams(
+    store: Store, app: str, codec: Codec, payload_store: PayloadStore
+) -> dict[str, tuple[StreamLine, ...]]:
+    found: dict[str, tuple[StreamLine, ...]] = {}
+    for entry in await store.entries(app, streams.KIND):
+        lines, after = list[StreamLine](), 0
+        while pages := await store.read_log(app, InvocationId(entry.name), after=after, limit=_PAGE):
+            for page in pages:
+                for position, event in enumerate(streams.decode(page), page.first):
+                    digest = _KINDS[event.kind]
+                    if event.kind == CHUNK:
+                        payloads = await payload_store.fetch(references(event.data))
+                        digest = digest_of(codec.decode(event.data, payloads), codec)
+                    line = StreamLine(
+                        position=position,
+                        epoch=page.epoch,
+                        digest=digest,
+                        writer=page.writer,
+                        call=event.call,
+                        attempt=event.attempt,
+                        kind=event.kind,
+                        payloads=streams.payloads_of([event]),
+                    )
+                    lines.append(line)
+            after = pages[-1].last
+        found[entry.name] = tuple(lines)
+    return found
+
+
+_KINDS = {CHUNK: "chunk", RESTART: "restart", CLOSE: "closed"}
+
+
+async def _digest_of_event(event: log_events.Event, codec: Codec, payload_store: PayloadStore) -> str | None:
+    if event.error is not None:
+        return digest_of_error(event.error.message)
+    if event.type not in (log_events.STEP_COMPLETED, log_events.HOOK_RECEIVED):
+        return None
+    try:
+        return digest_of(codec.decode(event.data, await payload_store.fetch(references(event.data))), codec)
+    except (CodecError, PayloadLost):
+        return None
 
 
 def token_in_arguments(record: InvocationRecord, codec: Codec) -> str | None:
@@ -207,7 +314,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     tolerance_seconds: float = 0.5  # how much a history's times may be off
 
 
-Evidence = HistoryEntry | Event | Fault
+Evidence = HistoryEntry | Event | Fault | LogLine | StreamLine
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -229,6 +336,8 @@ def shown(evidence: Evidence) -> str:
         line = f"history {evidence.version} {evidence.status} at {evidence.at:.3f} epoch {evidence.epoch}"
         who = f" owner {evidence.owner}" if evidence.owner else ""
         return f"{line}{who} operation {evidence.operation}" + (f" ({evidence.why})" if evidence.why else "")
+    if isinstance(evidence, LogLine | StreamLine):
+        return str(evidence)
     fields = msgspec.structs.asdict(evidence)
     first = str(fields.pop("what", "fault"))
     told = {name: value for name, value in fields.items() if value is not False and value not in (None, "", ())}

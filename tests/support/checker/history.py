@@ -15,6 +15,7 @@ from holdfast.errors import NotDecodable
 from holdfast.model.records import HistoryEntry, InvocationRecord, left_out, neighbours
 from holdfast.model.retries import load_policy, max_retries
 from holdfast.model.status import FINAL, INITIAL, TABLE, Status, acts_for
+from holdfast.workflows.events import WITHOUT_PROGRESS
 
 _ANSWERED = frozenset({Status.RETRY, Status.SUSPENDED, Status.PARKED})
 """An attempt that led here came to an end of its own, so crashes are counted anew."""
@@ -161,11 +162,13 @@ def bounded_attempts(case: Case) -> Iterator[Violation]:
 
 
 def _forgiven(case: Case, record: InvocationRecord) -> Iterator[Violation]:
-    """How often in a row it was run again after a crash."""
+    """How often in a row it was run again after a crash. For a run, they count from its last progress."""
     cap = 0 if record.at_most_once else case.bounds.crash_cap
     crashes: list[HistoryEntry] = []
+    log = case.dump.logs.get(record.id, ())
+    progress = {line.epoch for line in log if line.event.type not in WITHOUT_PROGRESS}
     for before, after in neighbours(record.history):
-        if after.status in _ANSWERED:
+        if after.status in _ANSWERED or before.epoch in progress:
             crashes.clear()
         if before.status is Status.RUNNING_RECOVERY and after.status not in FINAL:
             crashes.append(before)

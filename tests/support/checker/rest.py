@@ -117,9 +117,13 @@ def stock_is_wanted(case: Case) -> Iterator[Violation]:
         return
     there, pieces = {kept.digest: kept for kept in stock.payloads}, {(p.digest, p.number) for p in stock.pieces}
     wanted: set[str] = set()
+    chunks: dict[str, set[str]] = {}
+    for log, lines in case.dump.streams.items():
+        chunks.setdefault(log.partition("/")[0], set()).update(digest for line in lines for digest in line.payloads)
     for record in case.dump.records:
-        wanted.update(digests := digests_in(record.arguments, record.result, record.error))
-        for digest in digests:
+        digests = {*digests_in(record.arguments, record.result, record.error), *chunks.get(record.id, ())}
+        wanted |= digests
+        for digest in sorted(digests):
             needed = {(digest, number) for number in range(1, there[digest].pieces)} if digest in there else set()
             if digest not in there or not needed <= pieces:
                 sentence = f"it refers to the payload {digest}, which is not there, or not whole"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from tests.support.checker import Bounds, Dump, Fault, FaultKind, Faults, Ledgers, Violation, check
-from tests.support.checker.case import Case
+from tests.support.checker.case import Body, Case
 from tests.support.witness import Event, What, digest_of
 
 from holdfast.codec import Codec, SizeLimits
@@ -163,9 +163,10 @@ class Plot(NamedTuple):
     events: Sequence[Event] = ()
     faults: Sequence[Fault] = ()
     bounds: Bounds = Bounds()
+    bodies: Mapping[str, Body] = {}
 
     def judged(self) -> list[Violation]:
-        return check(self.dump, Ledgers(tuple(self.events)), Faults(tuple(self.faults)), self.bounds)
+        return check(self.dump, Ledgers(tuple(self.events)), Faults(tuple(self.faults)), self.bounds, self.bodies)
 
     def case(self) -> Case:
-        return Case(self.dump, Ledgers(tuple(self.events)), Faults(tuple(self.faults)), self.bounds)
+        return Case(self.dump, Ledgers(tuple(self.events)), Faults(tuple(self.faults)), self.bounds, self.bodies)

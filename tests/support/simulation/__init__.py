@@ -25,13 +25,42 @@ from typing import Any, cast
 import msgspec
 from tests.support.checker import Violation
 from tests.support.simulation.judge import judged
-from tests.support.simulation.plan import Emission, Ending, Job, Plan, Strike, Timer, Weather, plan_of, shrunk
+from tests.support.simulation.plan import (
+    Emission,
+    Ending,
+    Job,
+    Plan,
+    Strike,
+    Timer,
+    Weather,
+    hooks_of,
+    plan_of,
+    shrunk,
+    tales_of,
+    trips_of,
+)
 from tests.support.simulation.scheduler import SeededLoop
 from tests.support.simulation.world import Evidence, World, defects
 
 from holdfast.testing.virtual import VirtualClock
+from holdfast.workflows.life import evict_all
 
-__all__ = ["Emission", "Ending", "Job", "Plan", "Run", "Strike", "Timer", "Weather", "plan_of", "shrunk", "simulate"]
+__all__ = [
+    "Emission",
+    "Ending",
+    "Job",
+    "Plan",
+    "Run",
+    "Strike",
+    "Timer",
+    "Weather",
+    "hooks_of",
+    "plan_of",
+    "shrunk",
+    "simulate",
+    "tales_of",
+    "trips_of",
+]
 
 _ROUNDS = 50
 
@@ -79,6 +108,7 @@ def simulate(plan: Plan | int, *, keep_trace: bool = False) -> Run:
 async def _dissolve(world: World) -> None:
     """Let go of everything that still waits, the dead included: their cleanup reaches nobody any more."""
     world.end()
+    evict_all()
     for _ in range(_ROUNDS):
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if not left:

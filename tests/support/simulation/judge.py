@@ -37,7 +37,7 @@ def judged(plan: Plan, evidence: Evidence) -> Iterator[Violation]:
     late = Fault(kind=FaultKind.CUT, at=0.0, ids=tuple(sorted(evidence.came_late)))
     faults = Faults((*evidence.faults.all, *((late,) if late.ids else ())))
     bounds = _bounds() if plan.weather.is_fair else replace(_bounds(), service_seconds={"core": ROUGH_CYCLE_SECONDS})
-    for violation in checker.check(evidence.dump, evidence.ledgers, faults, bounds):
+    for violation in checker.check(evidence.dump, evidence.ledgers, faults, bounds, evidence.bodies):
         if not _was_audited(violation, evidence):
             yield violation
     for violation in checker.check(evidence.core, Ledgers(), Faults(), _bounds()):

@@ -47,6 +47,26 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cancel_after: float | None = None  # seconds after its submit
 
 
+class Leg(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a trip: ``step``, ``flaky`` (a step that fails once), ``sleep``, ``child``, ``gather`` of two steps and
+    a sleep, ``timeout`` around a sleep that is longer, ``remote`` for a step on a queue of its own, or ``hook`` for two
+    payloads of a hook. In tales also ``words`` (a step that writes to a stream), ``stutter`` (it fails once), ``choir``
+    (two at once), ``far words`` (one on another queue), and ``said`` (the body writes).
+    """
+
+    kind: str
+    seconds: float = 0.0
+
+
+class Trip(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a workflow to submit."""
+
+    token: str
+    at: float
+    legs: tuple[Leg, ...]
+    cancel_after: float | None = None  # seconds after its submit
+
+
 class Timer(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule."""
 
@@ -107,6 +127,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chaos_seconds: float = 30.0
     weather: Weather = Weather()
     jobs: tuple[Job, ...] = ()
+    trips: tuple[Trip, ...] = ()
     strikes: tuple[Strike, ...] = ()
     timers: tuple[Timer, ...] = ()
     emissions: tuple[Emission, ...] = ()  # with any, there are triggers too
@@ -137,6 +158,49 @@ def plan_of(seed: int) -> Plan:
     own_clocks = random.Random(f"own clocks {seed}").choice((0.0, 0.0, 8.0, 3600.0))
     emissions = _emissions(random.Random(f"emissions {seed}"), chaos, plan.jobs)
     return replace(plan, emissions=emissions, own_clocks=own_clocks)
+
+
+def trips_of(seed: int) -> Plan:
+    """The plan of a seed with runs of workflows beside a few of its jobs. Cancels come in a third of the plans."""
+    rng, plan = random.Random(f"trips {seed}"), plan_of(seed)
+    cancels = rng.random() < 1 / 3
+    trips = [
+        Trip(
+            token=f"trip{number}",
+            at=rng.uniform(0.0, plan.chaos_seconds * 0.9),
+            legs=tuple(_leg(rng) for _ in range(rng.randint(2, 7))),
+            cancel_after=rng.choice((None, 0.0, 0.3, 1.0, 3.0)) if cancels else None,
+        )
+        for number in range(rng.randint(3, 8))
+    ]
+    return replace(plan, jobs=plan.jobs[:4], timers=(), emissions=(), trips=tuple(trips))
+
+
+def hooks_of(seed: int) -> Plan:
+    """The plan of a seed with runs, in which a third of the legs wait for a hook."""
+    rng, plan = random.Random(f"hooks {seed}"), trips_of(seed)
+    trips = [
+        replace(trip, legs=tuple(replace(leg, kind="hook") if rng.random() < 1 / 3 else leg for leg in trip.legs))
+        for trip in plan.trips
+    ]
+    return replace(plan, trips=tuple(trips))
+
+
+def tales_of(seed: int) -> Plan:
+    """The plan of a seed with runs that write to streams, and their readers."""
+    rng, plan = random.Random(f"tales {seed}"), trips_of(seed)
+
+    def leg() -> Leg:
+        kinds = ("words", "words", "stutter", "choir", "far words", "said", "said", "sleep")
+        return Leg(kind=rng.choice(kinds), seconds=rng.choice((0.0, 0.05, 0.3, 1.2, 3.0)))
+
+    trips = [replace(trip, legs=tuple(leg() for _ in trip.legs)) for trip in plan.trips]
+    return replace(plan, trips=tuple(trips))
+
+
+def _leg(rng: random.Random) -> Leg:
+    kind = rng.choice(("step", "step", "step", "flaky", "sleep", "child", "gather", "timeout", "remote"))
+    return Leg(kind=kind, seconds=rng.choice((0.0, 0.05, 0.3, 1.2, 3.0)))
 
 
 def _weather(rng: random.Random) -> Weather:
@@ -268,7 +332,7 @@ def _jumps(rng: random.Random, nodes: int, chaos: float) -> list[Strike]:
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """As little of a plan as still fails: without each strike, and then each job, that does not matter."""
-    for part in ("strikes", "timers", "emissions", "jobs"):
+    for part in ("strikes", "timers", "emissions", "trips", "jobs"):
         for one in getattr(plan, part):
             smaller = replace(plan, **{part: tuple(each for each in getattr(plan, part) if each is not one)})
             if fails(smaller):

@@ -26,7 +26,7 @@ from tests.support.witness import Event, What
 from holdfast.errors import StoreUnavailable
 from holdfast.fleet.services import GATE, execution_of
 from holdfast.fleet.slots import ExecutionStatus
-from holdfast.model.changes import Change, Clearing, Lost
+from holdfast.model.changes import Change, Lost
 from holdfast.model.claims import Claimed
 from holdfast.model.records import Entry, Hint, RunnerRecord
 from holdfast.store.contract import Ability, Transaction
@@ -36,7 +36,7 @@ from holdfast.testing.virtual import VirtualClock
 GIVES_UP_SECONDS = 2.0
 
 
-_BY_ANYBODY = frozenset({"recovered", "rescued", "woken", "amended", "cancelled", "cancelling", "expired"})
+_BY_ANYBODY = frozenset({"recovered", "rescued", "woken", "awakened", "amended", "cancelled", "cancelling", "expired"})
 
 
 class Ledger:
@@ -102,6 +102,7 @@ class Server:
         self.refuted: list[Violation] = []
         self.declared: list[tuple[float, str]] = []
         self._ends: dict[tuple[str, int, str], str] = {}  # of each epoch: the operations of its owner's writes
+        self._refused: set[str] = set()  # operations
         self._gone: set[str] = set()  # runners that are off the roster
         self._spans: dict[str, tuple[str, int]] = {}  # of runners and services that have begun
 
@@ -165,16 +166,20 @@ class Server:
             facts = {"service": execution.service, "owner": execution.runner_id}
             self.ledger.write(What.SERVICE_START, process.pid, span=self._spans[execution.id][0], **facts)
 
-    def _after_apply(self, process: Process, answer: Sequence[object], changes: Sequence[Change | Clearing]) -> None:
+    def _after_apply(self, process: Process, answer: Sequence[object], changes: Sequence[object]) -> None:
         """A write of an owner that is repeated, because its reply was lost, has to be recognised as the same."""
         for change, verdict in zip(changes, answer, strict=True):
-            if isinstance(change, Clearing) or change.name in _BY_ANYBODY or change.epoch is None:
+            if not isinstance(change, Change) or change.name in _BY_ANYBODY or change.epoch is None:
                 continue
             key = (change.id, change.epoch, change.name)
+            if isinstance(verdict, Lost) and change.operation in self._refused:
+                continue  # a message about the inbox came first; a copy of it that was on its way does no harm
             if isinstance(verdict, Lost) and self._ends.get(key, change.operation) != change.operation:
                 sentence = f"'{change.name}' of epoch {change.epoch} was written, and came again as another write"
                 self.refuted.append(Violation("I6", change.id, sentence))
-            elif not isinstance(verdict, Lost):
+            if isinstance(verdict, Lost):
+                self._refused.add(change.operation)
+            else:
                 self._ends[key] = change.operation
 
 

@@ -18,6 +18,7 @@ from tests.support.simulation import happenings
 from tests.support.simulation.client import Client
 from tests.support.simulation.plan import APP, TASK, Ending, Job, Plan, Strike, Weather, id_of
 from tests.support.simulation.scheduler import PROCESS, Process
+from tests.support.simulation.trips import Trips
 from tests.support.simulation.wire import Hints, Ledger, Line, Server, Trace
 from tests.support.witness import Ledgers, What, digest_of, digest_of_error
 
@@ -31,6 +32,7 @@ from holdfast.model.status import FINAL
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.store.contract import Ability, Store
+from holdfast.streams import records as streams
 from holdfast.telemetry.logs import REPEATS
 from holdfast.testing.virtual import VirtualClock
 from holdfast.triggers import joins
@@ -49,6 +51,7 @@ _SETTINGS: dict[str, Any] = {
     "atomic_service_spread_margin_minutes": 0.25 / 60,
     "atomic_service_check_interval_minutes": 0.5 / 60,
     "max_crash_recoveries": MOST_CRASHES,
+    "workflow_linger_seconds": 0.3,
     "recover_running_invocations_cron": "*/5 * * * * *",
     "recover_pending_invocations_cron": "*/5 * * * * *",
 }
@@ -65,6 +68,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     came_late: frozenset[str]
     declared: tuple[tuple[float, str], ...]  # deaths: when, and of which runner
     healed: bool
+    bodies: dict[str, Any]  # of workflows, by task
     seconds: float  # of virtual time
     trace: str  # the hash of every message
     lines: tuple[str, ...]  # and the messages, if they were kept
@@ -80,6 +84,7 @@ class World:
         self.weather = plan.weather
         self.codec = Codec()
         self.jobs = {job.token: job for job in plan.jobs}
+        self.trips = Trips(self)
         self.faults: list[Fault] = []
         self.refuted: list[Violation] = []
         self.hints: list[Hints] = []
@@ -197,11 +202,16 @@ class World:
 
     def starts(self, process: Process, calls: list[Call]) -> None:
         """A worker is about to begin these: it may, if the store has heard its runner lately."""
-        silence = self.clock.monotonic() - self.lines[process.pid].heard_at
         for call in calls:
-            if call.task == TASK and silence > DEAD_AFTER_SECONDS * 2 / 3:
-                sentence = f"{process.name} began it {silence:.2f} s after its last heartbeat"
-                self.refuted.append(Violation("permit", call.key, sentence))
+            if call.task == TASK and (why := self.why_no_permit(process)):
+                self.refuted.append(Violation("permit", call.key, why))
+
+    def why_no_permit(self, process: Process) -> str:
+        """Return why a process may begin no work now; empty if it may."""
+        silence = self.clock.monotonic() - self.lines[process.pid].heard_at
+        if silence <= DEAD_AFTER_SECONDS * 2 / 3:
+            return ""
+        return f"{process.name} began it {silence:.2f} s after its last heartbeat"
 
     # --- faults
 
@@ -268,7 +278,11 @@ class World:
     def _is_at_rest(self) -> bool:
         """All work has ended, everybody was told of it, and no tick is to come."""
         store = self.server.store
-        waits = [entry for entry in store._entries.values() if entry.app == APP and entry.due_at is not None]
+        waits = [
+            entry
+            for entry in store._entries.values()
+            if entry.app == APP and entry.due_at is not None and entry.kind != streams.KIND
+        ]
         told = not any(entry.kind != joins.KIND or joins.from_entry(entry).firings for entry in waits)
         return told and all(record.status in FINAL and not record.outbox for record in store._of(APP))
 
@@ -299,6 +313,7 @@ class World:
             came_late=frozenset(self.came_late),
             declared=tuple(self.server.declared),
             healed=healed,
+            bodies=self.trips.bodies,
             seconds=self.clock.monotonic(),
             trace=self.server.trace.digest,
             lines=tuple(lines or ()),
@@ -336,7 +351,7 @@ class Node:
 
     async def _live(self, process: Process, engine: Engine) -> None:
         world = self._world
-        tasks = [world.task(), *happenings.tasks(world.plan)]
+        tasks = [world.task(), *happenings.tasks(world.plan), *world.trips.definitions]
 
         def places(place: ExecutorKind, deliver: Deliver) -> InlineExecutor:
             return _Watched(world, process, deliver)

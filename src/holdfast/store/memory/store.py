@@ -12,10 +12,11 @@ import heapq
 import inspect
 import itertools
 import threading
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -28,15 +29,18 @@ from holdfast.model.changes import (
     APPLIED_AGAIN,
     MISSING,
     Change,
-    Clearing,
+    FieldReset,
     Lost,
     Verdict,
+    Write,
     applies,
     apply_to,
     was_applied,
+    written,
 )
 from holdfast.model.claims import Claim, Claimed, claimed, released, turned_away
 from holdfast.model.limits import Held, Holder, Release, allot
+from holdfast.model.log import APPENDED, MAX_BEHIND, AppendVerdict, Page, checked, judge, stream_logs
 from holdfast.model.queues import QueueDepth, gathered
 from holdfast.model.records import (
     Collected,
@@ -50,9 +54,20 @@ from holdfast.model.records import (
     runner_of,
 )
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
-from holdfast.store.contract import Ability, EntryOrder, Filter, Finding, Observe, Order, Transaction, ignore
+from holdfast.store.contract import (
+    Ability,
+    EntryOrder,
+    Filter,
+    Finding,
+    Observe,
+    Order,
+    StepTransaction,
+    Transaction,
+    ignore,
+)
 
 _Place = tuple[int, float, str]
+_first = attrgetter("first")  # of pages
 S = TypeVar("S", bound=type)
 T = TypeVar("T")
 
@@ -93,6 +108,7 @@ class MemoryStore:
         self._named: dict[tuple[str, str, str], InvocationId] = {}  # by app, kind of name and name: what has it
         self._ready: dict[tuple[str, str], list[_Place]] = {}  # by app and lane
         self._waiting: dict[tuple[str, str], list[_Place]] = {}  # by app and limit key
+        self._logs: dict[tuple[str, str, int], list[Page]] = {}  # by app, run and generation
         self._slots: dict[tuple[str, str], dict[str, InvocationId]] = {}  # by app and limit key: slot, holder
 
     def now(self) -> float:
@@ -165,15 +181,29 @@ class MemoryStore:
     async def lanes(self, app: str) -> Sequence[str]:
         return sorted(lane for (owner, lane), queue in self._ready.items() if owner == app and queue)
 
-    async def apply(self, changes: Sequence[Change | Clearing]) -> Sequence[Verdict]:
-        return [self._clear(change) if isinstance(change, Clearing) else self._apply(change) for change in changes]
+    async def apply(self, changes: Sequence[Write]) -> Sequence[Verdict]:
+        return [self._write(change) for change in changes]
 
-    def _clear(self, clearing: Clearing) -> Verdict:
-        record = self._records.get((clearing.app, clearing.id))
+    def _write(self, change: Write) -> Verdict:
+        if isinstance(change, Change):
+            return self._apply(change)
+        if isinstance(change, FieldReset):
+            return self._clear(change)
+        record = self._records.get((change.app, change.id))
         if record is None:
             return MISSING
-        after = replace(record, outbox=()) if clearing.key is None else record
-        if clearing.key is not None and record.key == clearing.key:
+        after = written(change, record)
+        if not isinstance(after, InvocationRecord):
+            return after
+        self._put(after)
+        return APPLIED
+
+    def _clear(self, reset: FieldReset) -> Verdict:
+        record = self._records.get((reset.app, reset.id))
+        if record is None:
+            return MISSING
+        after = replace(record, outbox=()) if reset.key is None else record
+        if reset.key is not None and record.key == reset.key:
             after = replace(record, key=None)
         if after == record:
             return APPLIED_AGAIN
@@ -206,13 +236,17 @@ class MemoryStore:
         return Counter(record.status for record in self._of(app))
 
     async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
-        return gathered(_depth(record, at) for record in self._of(app) if record.status not in FINAL)
+        return gathered(_depth(record, at) for record in self._of(app) if record.status in _QUEUED)
 
     async def owners(self, app: str) -> Sequence[str]:
         return sorted({record.owner for record in self._of(app) if record.owner is not None})
 
     def _remove(self, gone: Sequence[InvocationRecord]) -> int:
         for record in gone:
+            first, behind = stream_logs(record.id)
+            for log in [log for log in self._logs if log[0] == record.app]:
+                if log[1] == record.id or first < log[1] < behind:
+                    del self._logs[log]
             del self._records[record.app, record.id]
             for name in _names_of(record):
                 del self._named[name]
@@ -227,6 +261,41 @@ class MemoryStore:
         gone = sorted(each for each in over if each[0] <= at)[:limit]
         removed = self._remove([self._records[app, id] for _, id in gone])
         return removed + self._remove_expired_entries(app, at, limit - removed)
+
+    # --- logs
+
+    async def append(self, pages: Sequence[Page]) -> Sequence[AppendVerdict]:
+        return [self._append(page) for page in pages]
+
+    def _append(self, page: Page) -> AppendVerdict:
+        log = self._logs.setdefault((page.app, page.run, page.generation), [])
+        place = bisect_right(log, page.first - 1, key=_first)
+        if place < len(log) and log[place].first == page.first:
+            return judge(page, log[place : place + MAX_BEHIND])
+        log.insert(place, page)
+        return APPENDED
+
+    async def read_log(
+        self,
+        app: str,
+        run: InvocationId,
+        *,
+        generation: int = 0,
+        after: int = 0,
+        until: int | None = None,
+        limit: int,
+        latest: bool = False,
+    ) -> Sequence[Page]:
+        there = self._logs.get((app, run, generation), [])
+        first = bisect_right(there, after, key=_first)
+        log = there[first : None if until is None else bisect_right(there, until, key=_first)]
+        found = log[-limit:] if latest and limit else log[:limit]
+        checked(found, from_start=after == 0 and not latest)
+        return found[::-1] if latest else found
+
+    async def remove_log(self, app: str, run: InvocationId, *, before: int) -> int:
+        gone = [log for log in self._logs if log[:2] == (app, run) and log[2] < before]
+        return sum(len(self._logs.pop(log)) for log in gone)
 
     # --- entries
 
@@ -247,10 +316,13 @@ class MemoryStore:
         order: EntryOrder = EntryOrder.NAME,
         limit: int | None = None,
         before: str | None = None,
+        subject: str | None = None,
     ) -> Sequence[Entry]:
         found = [entry for entry in self._entries.values() if (entry.app, entry.kind) == (app, kind)]
         if names is not None:
             return sorted((entry for entry in found if entry.name in names), key=lambda entry: entry.name)
+        if subject is not None:
+            found = [entry for entry in found if entry.subject == subject]
         if order is EntryOrder.DUE:
             dated = [(entry.due_at, entry.name, entry) for entry in found if entry.due_at is not None]
             return [entry for _, _, entry in sorted(dated, key=lambda each: each[:2])][:limit]
@@ -295,6 +367,7 @@ class MemoryStore:
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         wanted = {digest for record in self._of(app) for digest in record.payloads}
+        wanted |= {digest for log in self._logs.values() for page in log if page.app == app for digest in page.payloads}
         old = sorted((at, key) for key, (at, _) in self._payloads.items() if key[0] == app and at < before)
         gone = [key for _, key in old[:limit] if key[1] not in wanted]
         for _, key in old[:limit]:
@@ -378,6 +451,12 @@ class MemoryStore:
     def joined(self, session: object) -> Transaction:
         raise UsageError("a store in memory has no transactions; session= needs SQLite or MongoDB")
 
+    def transaction(self, *, is_async: bool, owner: str = "") -> StepTransaction:
+        raise UsageError("a store in memory has no transactions; a transactional step needs SQLite or MongoDB")
+
+    async def abort_transactions(self, owners: Collection[str]) -> int:
+        return 0
+
     def hints(self) -> None:
         return None
 
@@ -387,6 +466,11 @@ class MemoryStore:
 
     def _of(self, app: str) -> list[InvocationRecord]:
         return [record for record in self._records.values() if record.app == app]
+
+    def unfinished(self, app: str, ids: Sequence[InvocationId] | None = None) -> list[InvocationRecord]:
+        """Return the invocations that have not ended, of these ids or all. Not of the contract: for tests."""
+        found = self._of(app) if ids is None else [self._records.get((app, id)) for id in ids]
+        return [record for record in found if record is not None and record.status not in FINAL]
 
     def _put(self, record: InvocationRecord) -> InvocationRecord:
         before = self._records.get((record.app, record.id))
@@ -432,6 +516,9 @@ def _queue_order(record: InvocationRecord) -> _Place:
     return (-record.priority, record.due_at, record.id)
 
 
+_QUEUED = AVAILABLE | OWNED | {Status.CONCURRENCY_CONTROLLED}
+
+
 def _depth(record: InvocationRecord, at: float) -> QueueDepth:
     ready = record.status in AVAILABLE
     waits = ready and record.due_at <= at
@@ -458,6 +545,7 @@ def _matches(where: Filter, record: InvocationRecord) -> bool:
         and (where.since is None or record.changed_at >= where.since)
         and (where.until is None or record.changed_at < where.until)
         and (where.before is None or (record.changed_at, record.id) < where.before)
+        and (not where.attributes or where.attributes <= record.attributes.items())
     )
 
 
@@ -468,6 +556,12 @@ _ORDERS: Mapping[Order, tuple[Callable[[InvocationRecord], Any], bool]] = {
     Order.OUTBOX: (lambda record: (record.changed_at, record.id) if record.outbox else None, False),
     Order.START_BY: (lambda record: None if record.start_by is None else (record.start_by, record.id), False),
     Order.SLOT: (lambda record: record.slot, False),
+    Order.WAKE_AT: (
+        lambda record: (
+            None if record.wake_at is None or record.status is not Status.SUSPENDED else (record.wake_at, record.id)
+        ),
+        False,
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 A lone candidate is taken by one findOneAndUpdate. Many are read, then taken by one update that holds while their
 versions are the same; only if another claimer was faster is read back which of them were taken. Order is exact while
-claimers do not collide; when they do, each takes from a share of its own: see `Crowd`.
+claimers do not collide; when they do, each takes from a share of its own: see `Contention`.
 
 Where tasks have limits, those that need a slot get an update of their own, since an update of many would stop at the
 first slot that another claimer took. The unique index decides, and a duplicate means: look again, take another.
@@ -27,10 +27,10 @@ from holdfast.model.limits import Allotment, Held, Holder, Release, allot, limit
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import AVAILABLE
 from holdfast.store.mongo import queries, schema
-from holdfast.store.mongo.behind import Behind, seen_in
-from holdfast.store.mongo.crowd import Crowd
+from holdfast.store.mongo.contention import Contention
 from holdfast.store.mongo.documents import Document, key_of, pipeline, updates_of
 from holdfast.store.mongo.invocations import Invocations, anything, held_slots
+from holdfast.store.mongo.lane_scanner import LaneScanner, seen_in
 from holdfast.store.mongo.marks import FRESH_SECONDS, Look, Seen
 from holdfast.store.mongo.quarantine import Collections
 from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_the_document, is_transient
@@ -43,14 +43,16 @@ _MAX_WINDOWS = 8
 
 
 class Claims:
-    def __init__(self, collection: Collections, invocations: Invocations, rng: random.Random, behind: Behind) -> None:
+    def __init__(
+        self, collection: Collections, invocations: Invocations, rng: random.Random, scanner: LaneScanner
+    ) -> None:
         self._collection = collection
         self._invocations = invocations
         self._quarantine = invocations.quarantine
-        self._behind = behind
-        self._marks = behind.marks
+        self._scanner = scanner
+        self._marks = scanner.marks
         self._there: dict[str, tuple[float, frozenset[str]]] = {}  # by app: lanes that had something, and when
-        self.crowd = Crowd(rng)
+        self.contention = Contention(rng)
 
     async def claim(self, claim: Claim, again: bool) -> Claimed:
         claim, began = await self._narrowed(claim), self._marks.now()
@@ -58,17 +60,17 @@ class Claims:
         if claim.lanes and len(got.records) < claim.limit:
             got = await self._take(claim, got)
         if not _is_short(claim, got):
-            self._behind.look_soon(claim.app, claim.lanes, began)
+            self._scanner.look_soon(claim.app, claim.lanes, began)
             return got
         due = await self._next_due(claim)
         if due is not None and due <= claim.at:
-            # It is due and was not taken. Most likely it is new, or of a rank that nobody here has met; but if nobody
-            # can ever take it, set it aside.
+            # It is due and was not taken. Most likely it is new, or of a rank that is unknown here; but if no
+            # claimer can ever take it, set it aside.
             self._marks.forget(claim.app, claim.lanes)
             if (await self._candidates(claim, claim.limit))[0]:
                 got = await self._take(claim, got)
             due = await self._next_due(claim) if _is_short(claim, got) else None
-        self._behind.look_soon(claim.app, claim.lanes, began)
+        self._scanner.look_soon(claim.app, claim.lanes, began)
         return replace(got, next_due_at=due)
 
     async def _narrowed(self, claim: Claim) -> Claim:
@@ -111,7 +113,7 @@ class Claims:
         limited = any(queries.task_in(lane) in claim.limits for lane in claim.lanes) if claim.limits else False
         few = self._marks.ranges(claim.app, claim.lanes) <= queries.MAX_RANGES
         try:
-            if wanted == 1 and few and not limited and not claim.ids and not self.crowd.looks_first:
+            if wanted == 1 and few and not limited and not claim.ids and not self.contention.looks_first:
                 return _with(got, Claimed(tuple(await self._take_one(claim))))
             return _with(got, await self._take_some(claim, wanted, limited))
         except OperationFailure as error:
@@ -127,7 +129,7 @@ class Claims:
         found = await self._take_head(claim, self._marks.begin(claim.app, claim.lanes))
         if found is None and self._is_worth_a_whole_look(claim):
             found = await self._take_head(claim, self._marks.begin(claim.app, claim.lanes, whole=True))
-        self.crowd.took_head(found is not None)
+        self.contention.took_head(found is not None)
         return [] if found is None else await self._quarantine.readable([found])
 
     async def _take_head(self, claim: Claim, look: Look) -> Document | None:
@@ -160,7 +162,7 @@ class Claims:
                 if not is_transient(error):  # a bad document; it does not need the slot for which others now wait
                     await self._look_once_more(claim, allotment.blocked)
                 raise
-            self.crowd.learn(len(allotment.taken), len(records), claim.at)
+            self.contention.learn(len(allotment.taken), len(records), claim.at)
             no = tuple(record.id for record in allotment.refused)
             lanes = await self._look_once_more(claim, allotment.blocked)
             got = _with(got, Claimed(tuple(records), refused=no, released=lanes, cut=allotment.cut))
@@ -171,7 +173,7 @@ class Claims:
 
     async def _share(self, claim: Claim, limit: int) -> tuple[list[InvocationRecord], bool]:
         """Return the candidates of this claimer's share; if it has none, those of all, like a look at whole lanes."""
-        share = None if claim.ids else self.crowd.share(claim.at)
+        share = None if claim.ids else self.contention.share(claim.at)
         if share is not None and not self._marks.is_stale(claim.app, claim.lanes):
             candidates, _ = await self._candidates(claim, limit, share)
             if candidates:

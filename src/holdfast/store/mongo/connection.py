@@ -12,17 +12,18 @@ of one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import os
 import re
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
-from urllib.parse import unquote_plus
+from typing import Any, TypeVar
+from urllib.parse import quote_plus, unquote_plus
 
 from bson.codec_options import CodecOptions, DatetimeConversion
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.common import URI_OPTIONS_VALIDATOR_MAP
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.errors import InvalidURI, PyMongoError
@@ -31,8 +32,11 @@ from pymongo.uri_parser_shared import URI_OPTIONS
 
 from holdfast.errors import ConfigurationError
 
+T = TypeVar("T")
+
 DEFAULT_DATABASE = "holdfast"
 _ASK_MILLISECONDS = 500
+_RELEASE_SECONDS = 5.0
 
 # What a URL may override. Write concern, read concern and read preference are the store's, and it may not.
 _DEFAULTS: Mapping[str, Any] = {
@@ -77,6 +81,11 @@ def acquire(url: str) -> AsyncMongoClient[dict[str, Any]]:
     return shared.client
 
 
+def acquired(url: str) -> AsyncMongoClient[dict[str, Any]]:
+    """Return the client of this loop that the caller has acquired before."""
+    return _clients[_key(url)].client
+
+
 async def release(url: str) -> None:
     key = _key(url)
     shared = _clients.get(key)
@@ -86,6 +95,19 @@ async def release(url: str) -> None:
     if shared.users <= 0:
         del _clients[key]
         await shared.client.close()
+
+
+async def release_elsewhere(url: str, loop: asyncio.AbstractEventLoop) -> None:
+    """Release the client of another loop. A loop that is closed has let go of it."""
+    shared = _clients.get((url, id(loop), os.getpid()))
+    if shared is None or loop is asyncio.get_running_loop():
+        return await release(url)
+    if loop.is_running():
+        with contextlib.suppress(TimeoutError, RuntimeError):  # it has just ended
+            releasing = asyncio.run_coroutine_threadsafe(release(url), loop)
+            await asyncio.wait_for(asyncio.wrap_future(releasing), _RELEASE_SECONDS)
+            return
+    _clients.pop((url, id(loop), os.getpid()), None)
 
 
 @asynccontextmanager
@@ -98,12 +120,28 @@ async def borrowed(url: str) -> AsyncIterator[AsyncMongoClient[dict[str, Any]]]:
         await release(url)
 
 
+def named(url: str, application: str) -> str:
+    """Return the URL with this name of the application."""
+    head = url.partition("?")[0]
+    options = [f"{name}={value}" for name, value in _pairs(url) if name.lower() != "appname"]
+    return f"{head}{'' if '/' in _rest(head) else '/'}?" + "&".join([*options, f"appName={quote_plus(application)}"])
+
+
+def make_blocking(url: str) -> MongoClient[dict[str, Any]]:
+    """Return a client for threads. The caller closes it."""
+    return _made(MongoClient, url)
+
+
 def _make(url: str) -> AsyncMongoClient[dict[str, Any]]:
+    return _made(AsyncMongoClient, url)
+
+
+def _made(kind: Callable[..., T], url: str) -> T:
     _refuse_oddhosts_of(url)
     given = _checked_options(url)
     defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
     try:
-        return AsyncMongoClient(url, tz_aware=True, **defaults)
+        return kind(url, tz_aware=True, **defaults)
     except (InvalidURI, DriverConfigurationError, ValueError, OSError) as error:
         raise _unusable(_quotable(str(error), url)) from None
 
@@ -243,10 +281,10 @@ def _refusal(option: str, value: str) -> str:
         if option.lower() != "compressors":
             validate_options({option: value})
             return ""
-        with warnings.catch_warnings(record=True) as told:  # the only one of which it warns in any case
+        with warnings.catch_warnings(record=True) as warned:  # the only one of which it warns in any case
             warnings.simplefilter("always")
             validate_options({option: value})
-        return f"{told[0].message} There are zlib, zstd and snappy" if told else ""
+        return f"{warned[0].message} There are zlib, zstd and snappy" if warned else ""
     except OSError as error:
         return f"{error.strerror}: {value}"
     except (ValueError, TypeError, KeyError, DriverConfigurationError) as error:

@@ -20,20 +20,32 @@ from bson import Binary
 from msgspec import UNSET
 from pymongo import UpdateMany, UpdateOne
 
-from holdfast.model.changes import OPTIONAL, Change, Clearing, entries
+from holdfast.model.changes import (
+    MAX_INBOX_BYTES,
+    MAX_INBOX_ENTRIES,
+    OPTIONAL,
+    AttributeUpdate,
+    Change,
+    FieldReset,
+    RunUpdate,
+    StreamMark,
+    entries,
+)
 from holdfast.model.decoding import INVOCATION, RUNNER, check_plain, corrupt, shown
 from holdfast.model.records import (
     CUT_EVERY,
     CUT_WITHIN,
+    FOREVER,
     KEPT_LINES,
     LONGEST,
     PLAIN,
+    InboxEntry,
     InvocationRecord,
     RunnerRecord,
+    digests_in,
     is_cut_at,
     is_whole,
 )
-from holdfast.model.retention import FOREVER
 from holdfast.model.status import AVAILABLE, OWNED, TABLE, Status
 
 Document = dict[str, Any]
@@ -81,11 +93,25 @@ def to_document(record: InvocationRecord) -> Document:
             document[field] = _stored(value)
     if record.terms is not PLAIN:
         document["terms"] = _stored(record.terms)
-    if record.retain_until is not None and not record.outbox:
+    if record.retain_until is not None and not record.outbox and not record.has_logs:
         document |= expiry(record.retain_until)
     if payloads := record.payloads:
         document["payloads"] = list(payloads)
+    if record.attributes:
+        document["attributes"] = listed(record.attributes.items())
     return document
+
+
+def listed(attributes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return names and values as an index can hold them. No name has a '='."""
+    return [f"{name}={value}" for name, value in sorted(attributes)]
+
+
+def _attributes_of(found: object) -> dict[str, str]:
+    if not isinstance(found, list) or not all(isinstance(each, str) and "=" in each for each in found):
+        raise TypeError(f"Expected texts with a '=', got {shown(found)} - at `$.attributes`")
+    pairs = [each.partition("=") for each in found]
+    return {name: value for name, _, value in pairs}
 
 
 def from_document(document: Mapping[str, Any]) -> InvocationRecord:
@@ -100,7 +126,7 @@ def from_document(document: Mapping[str, Any]) -> InvocationRecord:
 
 
 def _decode(document: Mapping[str, Any]) -> InvocationRecord:
-    """Types and bounds of all fields are checked while the record is made of them, and before."""
+    """Return the record of a document. Types and bounds of its fields are checked before and meanwhile."""
     for name in _REQUIRED:
         if name not in document:
             raise KeyError(name)
@@ -108,7 +134,9 @@ def _decode(document: Mapping[str, Any]) -> InvocationRecord:
         if isinstance(document[name], str):
             raise TypeError(f"Expected `bytes`, got `str` - at `$.{name}`")
     rank, version = _whole(document["rank"], "rank"), _whole(document["version"], "version")
-    numbers = {name: _whole(document[name], name) for name in ("epoch", "attempt")}
+    numbers: Document = {name: _whole(document[name], name) for name in ("epoch", "attempt")}
+    if "attributes" in document:
+        numbers["attributes"] = _attributes_of(document["attributes"])
     record = msgspec.convert({**document, **numbers, "priority": -rank}, InvocationRecord)
     history, status = record.history, record.status
     if not history or history[-1].version != version or history[-1].status is not status:
@@ -152,7 +180,7 @@ _SELDOM = {"dedup_key": "twin"} | {
     name: name
     for name in (
         *("at_most_once", "limit_key", "slot", "key", "retain_until", "rerun_of", "start_by", "cancellation"),
-        *("errors", "origin", "outbox"),
+        *("errors", "origin", "outbox", "reply_to", "run", "wake_at", "has_streams"),
     )
 }
 
@@ -179,6 +207,8 @@ def guard(change: Change) -> Document:
     }
     if change.epoch is not None:
         wanted["epoch"] = change.epoch
+    if change.inbox_seen is not None:
+        wanted["run.pushed"] = change.inbox_seen
     return wanted | _owned_by(change.actor or "") if change.needs_owner else wanted
 
 
@@ -204,10 +234,15 @@ def pipeline(change: Change) -> list[Document]:
         "history": _history(lines),
     }
     if change.arguments is not UNSET:
-        fields["payloads"] = list(change.payloads) or "$$REMOVE"  # until its first start it has no others
+        # Until its first start it has no others, except in the inbox of a run.
+        fields["payloads"] = {"$cond": [_HAS_NO_LOG, list(change.payloads) or "$$REMOVE", _with(change.payloads)]}
     elif payloads := change.payloads:
-        fields["payloads"] = {"$setUnion": [{"$ifNull": ["$payloads", []]}, list(payloads)]}
+        fields["payloads"] = _with(payloads)
     return [{"$set": fields}]
+
+
+def _with(payloads: Sequence[str]) -> Document:
+    return {"$setUnion": [{"$ifNull": ["$payloads", []]}, list(payloads)]}
 
 
 def _facts(change: Change) -> Document:
@@ -221,8 +256,8 @@ def _facts(change: Change) -> Document:
         facts["slot"] = change.slot
     for name in (*OPTIONAL, "arguments"):
         if (value := getattr(change, name)) is not UNSET:
-            facts[name] = _stored(value)
-    if change.retain_until is not UNSET and change.outbox is UNSET:
+            facts[name] = listed(value.items()) if name == "attributes" else _stored(value)
+    if change.retain_until is not UNSET and change.outbox is UNSET and not change.has_log:
         facts |= expiry(change.retain_until)
     return facts
 
@@ -264,7 +299,15 @@ class Plain(NamedTuple):
         """Return what changes have in common that one update can make together; None: this one goes by itself."""
         change = self.change
         large = isinstance(change.result, bytes) and len(change.result) > _LARGE
-        if large or change.slot or change.error is not UNSET or change.errors is not UNSET or change.payloads:
+        if (
+            large
+            or change.run is not UNSET
+            or change.attributes is not UNSET
+            or change.slot
+            or change.error is not UNSET
+            or change.errors is not UNSET
+            or change.payloads
+        ):
             return None
         actor = change.actor if change.needs_owner else None
         return change.path, change.sources, change.epoch, change.version, change.attempts, actor, tuple(self.facts)
@@ -289,7 +332,7 @@ def plain(change: Change) -> Plain | None:
     return Plain(change, wanted, facts, _stored(lines))
 
 
-def updates_of(changes: Iterable[Change | Clearing], *, together: bool) -> list[UpdateOne | UpdateMany]:
+def updates_of(changes: Iterable[Change | FieldReset], *, together: bool) -> list[UpdateOne | UpdateMany]:
     """Return the updates that make these changes. Those of a kind go `together`: a statement for each would cost the
     server more than the change itself.
     """
@@ -366,14 +409,15 @@ def _lines(change: Change) -> tuple[list[Document], Any, int]:
 
 def expiry(retain_until: float) -> Document:
     """Return the fields that say how long an invocation is kept. `expires_at` is a date, since a TTL index reads
-    nothing else. An invocation with an outbox gets the date once that was `delivered`.
+    nothing else. An invocation with an outbox gets the date once that was `delivered`; one with logs, of a run or of
+    streams, has none, since these have to be removed before it.
     """
     if retain_until >= FOREVER:
         return {"retain_until": retain_until}
     return {"retain_until": retain_until, "expires_at": dt.datetime.fromtimestamp(retain_until, dt.UTC)}
 
 
-def update_of(change: Change | Clearing) -> tuple[Document, Document | list[Document]]:
+def update_of(change: Change | FieldReset) -> tuple[Document, Document | list[Document]]:
     """Return filter and update of a change."""
     if isinstance(change, Change):
         found = plain(change)
@@ -387,11 +431,77 @@ def update_of(change: Change | Clearing) -> tuple[Document, Document | list[Docu
     return {"_id": key, "outbox": {"$exists": True}}, [{"$set": gone}]
 
 
-def is_cleared(change: Clearing, record: InvocationRecord) -> bool:
+def is_cleared(change: FieldReset, record: InvocationRecord) -> bool:
     return not record.outbox if change.key is None else record.key != change.key
 
 
-_ENDS: Document = {"$and": [{"$isNumber": "$retain_until"}, {"$lt": ["$retain_until", FOREVER]}]}
+_HAS_NO_LOG: Document = {"$eq": [{"$type": "$run"}, "missing"]}
+_HAS_NO_STREAMS: Document = {"$eq": [{"$type": "$has_streams"}, "missing"]}
+_ENDS: Document = {
+    "$and": [{"$isNumber": "$retain_until"}, {"$lt": ["$retain_until", FOREVER]}, _HAS_NO_LOG, _HAS_NO_STREAMS]
+}
+
+
+def update_of_note(write: AttributeUpdate | StreamMark) -> tuple[Document, Document]:
+    """Return filter and update of a write that replaces the attributes of a run, or marks an invocation."""
+    owned = {"_id": key_of(write.app, write.id), "epoch": write.epoch, "owner": write.actor}
+    if isinstance(write, StreamMark):
+        return owned, {"$set": {"has_streams": True}}
+    some = {"$set": {"attributes": listed(write.attributes.items())}}
+    return owned, some if write.attributes else {"$unset": {"attributes": ""}}
+
+
+def update_of_inbox(
+    entries: Sequence[InboxEntry], before: InvocationRecord, after: InvocationRecord
+) -> tuple[Document, Document]:
+    """Return filter and update of a write that adds entries to the inbox of a run. The filter holds as long as no
+    change was made since `before` was read.
+    """
+    wanted = {"_id": key_of(before.app, before.id), "version": before.version, **_has_room(entries, before)}
+    update: Document = {
+        "$inc": {"run.pushed": len(entries)},
+        "$push": {"run.inbox": {"$each": [_stored(entry) for entry in entries]}},
+    }
+    sets: Document = {}
+    if after.cancellation is not before.cancellation:
+        sets["cancellation"] = _stored(after.cancellation)
+    if after.version > before.version:  # back to the queue
+        fields = ("owner", "due_at", "changed_at", "reason", "version", "wake_at")
+        sets |= {name: getattr(after, name) for name in fields} | {"status": after.status.value, "ready": True}
+        if is_cut_at(after.version):
+            sets["history"] = _stored(after.history)
+        else:
+            update["$push"]["history"] = {"$each": _stored(after.history[before.version - after.version :])}
+    if sets:
+        update["$set"] = sets
+    if digests := digests_in(*[entry.body for entry in entries]):
+        update["$addToSet"] = {"payloads": {"$each": list(digests)}}
+    return wanted, update
+
+
+def update_of_state(update: RunUpdate, before: InvocationRecord, after: InvocationRecord) -> tuple[Document, Document]:
+    assert before.run is not None
+    wanted = {"_id": key_of(update.app, update.id), "version": before.version, "run.pushed": before.run.pushed}
+    state, payloads = {"run": _stored(after.run)}, list(after.payloads)
+    whole = {"$set": state | {"payloads": payloads}} if payloads else {"$set": state, "$unset": {"payloads": ""}}
+    return wanted | {"epoch": update.epoch, "owner": update.actor}, whole
+
+
+_PUSHED_MEANWHILE = 200
+
+
+def _has_room(entries: Sequence[InboxEntry], before: InvocationRecord) -> Document:
+    """Return a filter for an inbox without these entries that still has room. Others may push at the same time:
+    where there is much room, each of them is written at its first try.
+    """
+    assert before.run is not None
+    seen, inbox = before.run.pushed, before.run.inbox
+    absent: Document = {"run.inbox.id": {"$nin": [entry.id for entry in entries]}}
+    size = sum(entry.size for entry in (*inbox, *entries))
+    if size > MAX_INBOX_BYTES // 2 or len(inbox) + len(entries) + _PUSHED_MEANWHILE >= MAX_INBOX_ENTRIES:
+        return absent | {"run.pushed": seen}
+    small = {"$lte": [{"$bsonSize": "$run"}, 4 * MAX_INBOX_BYTES]}  # a document has 16 MB
+    return absent | {"run.pushed": {"$gte": seen, "$lte": seen + _PUSHED_MEANWHILE}, "$expr": small}
 
 
 # --- runners

@@ -11,8 +11,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError
 
 from holdfast.model.decoding import check_body, corrupt
-from holdfast.model.records import Entry
-from holdfast.model.retention import FOREVER
+from holdfast.model.records import FOREVER, Entry
 from holdfast.store.contract import EntryOrder
 from holdfast.store.mongo.documents import Document, check_key, key_of, name_of
 from holdfast.store.mongo.listing import Query
@@ -53,9 +52,11 @@ async def get(entries: Entries, entry: Entry) -> Document | None:
     return await entries.find_one({"_id": _key(entry)})
 
 
-def look(app: str, kind: str, names: Sequence[str] | None, order: EntryOrder, before: str | None) -> Query:
-    """Return the query of a listing. Index: _id, named or due. An entry without a proper due time comes first, so that
-    it is read and quarantined.
+def look(
+    app: str, kind: str, names: Sequence[str] | None, order: EntryOrder, before: str | None, subject: str | None = None
+) -> Query:
+    """Return the query of a listing. Index: _id, named, subject or due. An entry without a proper due time comes first,
+    so that it is read and quarantined.
     """
     if names is not None:
         return Query({"_id": {"$in": [key_of(app, f"{kind}|{name}") for name in names]}}, None, [("_id", ASCENDING)])
@@ -64,7 +65,10 @@ def look(app: str, kind: str, names: Sequence[str] | None, order: EntryOrder, be
         return Query(wanted | {"due_at": {"$exists": True}}, "due", [("due_at", ASCENDING), ("name", ASCENDING)])
     if before is not None:
         wanted["name"] = {"$lt": before}
-    return Query(wanted, "named", [("name", DESCENDING if order is EntryOrder.LATEST else ASCENDING)])
+    if subject is not None:
+        wanted["subject"] = subject
+    index = "named" if subject is None else "subject"
+    return Query(wanted, index, [("name", DESCENDING if order is EntryOrder.LATEST else ASCENDING)])
 
 
 async def listing(entries: Entries, look: Query, limit: int | None) -> list[Document]:
@@ -98,6 +102,8 @@ def _facts(entry: Entry) -> Document:
     facts: Document = {"body": entry.body, "version": entry.version}
     if entry.due_at is not None:
         facts["due_at"] = entry.due_at
+    if entry.subject is not None:
+        facts["subject"] = entry.subject
     if entry.keep_until is not None:
         facts["keep_until"] = entry.keep_until
         if entry.keep_until < FOREVER:

@@ -7,11 +7,11 @@ the first is sent at once, and the following ones gather while it is written and
 effort, and the one write that `Retrier` does not retry: a write that takes longer than a few seconds is given up,
 counted and reported.
 
-All stores of a process that use one database share one `Stream`. Its cursor is ours and not the driver's, which resumes
-without a word: while that looks for a server, hints would be missing unnoticed. Each answer is waited for a little
-longer than the server may take, so that a dead connection is found within ten seconds. From then on `trust` is 0, and
-waiting processes poll more often. The stream is resumed after its last event, or opened anew where that fails. Where
-there is none (a standalone, a role that may not), it is asked for again every few minutes.
+All stores of a process that use one database share one `ChangeStream`. Its cursor is ours and not the driver's, which
+resumes without a word: while that looks for a server, hints would be missing unnoticed. Each answer is waited for a
+little longer than the server may take, so that a dead connection is found within ten seconds. From then on `trust` is
+0, and waiting processes poll more often. The stream is resumed after its last event, or opened anew where that fails.
+Where there is none (a standalone, a role that may not), it is asked for again every few minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NO_CHANGE_STREAMS = frozenset(
 )  # standalone, unknown stage, unauthorised, not offered
 
 
-class Stream:
+class ChangeStream:
     """The change stream on one collection, open while it has listeners."""
 
     def __init__(self, signals: AsyncCollection[dict[str, Any]], ask_again_seconds: float) -> None:
@@ -140,20 +140,20 @@ class Stream:
                 await within(LAST_WORDS_SECONDS, stream.close())
 
     def _await_seconds(self) -> float:
-        """Well below the time after which the driver takes a connection for dead."""
+        """Return a wait well below the time after which the driver takes a connection for dead."""
         options = self._signals.database.client.options
         given = [seconds for seconds in (options.pool_options.socket_timeout, options.timeout) if seconds]
         return min([_AWAIT_SECONDS, *(seconds / 2 for seconds in given)])
 
 
-_streams: dict[tuple[int, str], Stream] = {}  # by client and database
+_streams: dict[tuple[int, str], ChangeStream] = {}  # by client and database
 
 
-def stream_of(signals: AsyncCollection[dict[str, Any]], ask_again_seconds: float) -> Stream:
+def stream_of(signals: AsyncCollection[dict[str, Any]], ask_again_seconds: float) -> ChangeStream:
     """Return the stream of this process on a collection."""
     key = (id(signals.database.client), signals.full_name)
     if key not in _streams:
-        _streams[key] = Stream(signals, ask_again_seconds)
+        _streams[key] = ChangeStream(signals, ask_again_seconds)
     return _streams[key]
 
 
@@ -172,13 +172,13 @@ async def within(seconds: float, asking: Coroutine[Any, Any, T]) -> T:
     raise NetworkTimeout(f"no answer within {seconds:g} s")
 
 
-_left: set[asyncio.Future[Any]] = set()  # those that are to end, so that they are not collected before
+_left: set[asyncio.Future[Any]] = set()  # that are to end, so that they are not collected before
 
 
 def _forget(task: asyncio.Future[Any]) -> None:
     _left.discard(task)
     if not task.cancelled():
-        task.exception()  # nobody asks for it any more
+        task.exception()  # no caller asks for it any more
 
 
 # --- sending and receiving
@@ -207,14 +207,14 @@ class StreamHints:
         self._use = use_change_streams
         self.observe = observe
         self._can_be_heard = can_be_heard
-        self._on_hint = on_hint  # called with every hint, those of this process too, before anybody acts on it
+        self._on_hint = on_hint  # called with every hint, those of this process too, before any listener acts on it
         self._ask_again = ask_again_seconds
         self._receivers: dict[str, Callable[[Hint], None]] = {}
         self._waiting: dict[str, Hint] = {}
         self._sent = 0
         self.given_up = 0  # writes of hints that were not carried out
         self._sender: asyncio.Task[None] | None = None
-        self._stream: Stream | None = None
+        self._stream: ChangeStream | None = None
 
     # --- sending
 
@@ -277,9 +277,9 @@ class StreamHints:
                 continue
             if hint.kind in self._receivers and all(isinstance(name, str) for name in hint.subjects):
                 self._on_hint(hint)
-                self.tell(hint)
+                self.deliver(hint)
 
-    def tell(self, hint: Hint) -> None:
+    def deliver(self, hint: Hint) -> None:
         """Deliver a hint to its receiver in this process."""
         if receive := self._receivers.get(hint.kind):
             receive(hint)

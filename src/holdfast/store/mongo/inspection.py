@@ -23,6 +23,7 @@ from holdfast.store.contract import Finding
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, runner_of
 from holdfast.store.mongo.entries import entry_of
+from holdfast.store.mongo.logs import page_of
 from holdfast.store.mongo.payloads import payload_of, piece_of
 from holdfast.store.mongo.quarantine import PART
 from holdfast.store.mongo.retry import is_forbidden
@@ -197,6 +198,7 @@ def _entry(document: Document) -> None:
 _DECODERS: Sequence[tuple[str, Callable[[Document], object]]] = (
     (schema.INVOCATIONS, from_document),
     (schema.RUNNERS, runner_of),
+    (schema.LOG, page_of),
     (schema.ENTRIES, _entry),
     (schema.PAYLOADS, payload_of),
     (schema.PIECES, piece_of),

@@ -17,27 +17,42 @@ from pymongo import ASCENDING, ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from holdfast.errors import CorruptRecord
+from holdfast.errors import CorruptRecord, StoreUnavailable
 from holdfast.ids import InvocationId
 from holdfast.model.changes import (
     APPLIED,
     APPLIED_AGAIN,
     MISSING,
+    AttributeUpdate,
     Change,
-    Clearing,
+    FieldReset,
     Lost,
+    Push,
+    RunUpdate,
+    StateWrite,
+    StreamMark,
     Verdict,
     applies,
+    pushed_all,
     was_applied,
+    written,
 )
 from holdfast.model.claims import released
 from holdfast.model.limits import Holder, Release
 from holdfast.model.queues import QueueDepth, gathered, in_lane
-from holdfast.model.records import InvocationRecord
-from holdfast.model.retention import OUTCOMES
+from holdfast.model.records import OUTCOMES, InvocationRecord
 from holdfast.model.status import Status
-from holdfast.store.mongo import queries, schema
-from holdfast.store.mongo.documents import Document, is_cleared, key_of, pipeline, updates_of
+from holdfast.store.mongo import logs, queries, schema
+from holdfast.store.mongo.documents import (
+    Document,
+    is_cleared,
+    key_of,
+    pipeline,
+    update_of_inbox,
+    update_of_note,
+    update_of_state,
+    updates_of,
+)
 from holdfast.store.mongo.quarantine import Collections, Quarantine
 from holdfast.store.mongo.queries import is_moment
 from holdfast.store.mongo.retry import DUPLICATE, is_about_everything, is_about_the_document, is_transient
@@ -47,6 +62,7 @@ There = AsyncCollection[Document]
 
 _OVER: Document = {"status": {"$in": list(OUTCOMES)}, "outbox": {"$exists": False}}
 _MAX_LEFT = 100
+_MAX_TRIES = 50
 
 
 class Invocations:
@@ -73,7 +89,45 @@ class Invocations:
             for index, record in enumerate(records)
         ]
 
-    async def apply(self, items: list[tuple[int, Change | Clearing]], *, together: bool = True) -> dict[int, Verdict]:
+    async def push(self, pushes: Sequence[Push]) -> tuple[list[Verdict], InvocationRecord | None]:
+        """Add to the inbox of one run. Return the verdicts, and the record after the pushes."""
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        for _ in range(_MAX_TRIES):
+            before = await self._run(invocations, pushes[0])
+            if before is None:
+                return [MISSING] * len(pushes), None
+            after, verdicts = pushed_all(pushes, before)
+            if after is before:
+                return verdicts, None
+            added = [push.entry for push, verdict in zip(pushes, verdicts, strict=True) if verdict is APPLIED]
+            if (await invocations.update_one(*update_of_inbox(added, before, after))).matched_count:
+                return verdicts, after
+        raise StoreUnavailable(f"{pushes[0].id} is changed again and again; try again")
+
+    async def update_run(self, update: RunUpdate | AttributeUpdate | StreamMark) -> Verdict:
+        """Replace the state or the attributes of a run, or mark an invocation."""
+        invocations = self._collection(schema.INVOCATIONS, majority=True)
+        for _ in range(_MAX_TRIES):
+            before = await self._run(invocations, update)
+            if before is None:
+                return MISSING
+            after = written(update, before)
+            if not isinstance(after, InvocationRecord):
+                return after
+            if isinstance(update, RunUpdate):
+                where, change = update_of_state(update, before, after)
+            else:
+                where, change = update_of_note(update)
+            if (await invocations.update_one(where, change)).matched_count:
+                return APPLIED
+        raise StoreUnavailable(f"{update.id} is changed again and again; try again")
+
+    async def _run(self, invocations: Any, write: StateWrite) -> InvocationRecord | None:
+        found = await queries.by_key(invocations, [key_of(write.app, write.id)])
+        records = await self.quarantine.readable(found)
+        return records[0] if records else None
+
+    async def apply(self, items: list[tuple[int, Change | FieldReset]], *, together: bool = True) -> dict[int, Verdict]:
         """Send one unordered bulk of guarded updates. If fewer matched than were sent, one read decides each."""
         updates = updates_of([change for _, change in items], together=together)
         failure: BulkWriteError | None = None
@@ -91,19 +145,19 @@ class Invocations:
         return await self._decide(items, matched, failure)
 
     async def _decide(
-        self, items: list[tuple[int, Change | Clearing]], matched: int, failure: BulkWriteError | None
+        self, items: list[tuple[int, Change | FieldReset]], matched: int, failure: BulkWriteError | None
     ) -> dict[int, Verdict]:
         ids = [key_of(change.app, change.id) for _, change in items]
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         found = {document["_id"]: document for document in await queries.by_key(invocations, ids)}
         verdicts: dict[int, Verdict] = {}
-        moved_on: list[tuple[int, Change | Clearing]] = []
+        moved_on: list[tuple[int, Change | FieldReset]] = []
         for index, change in items:
             document = found.get(key_of(change.app, change.id))
             records = [] if document is None else await self.quarantine.readable([document])
             if not records:
                 verdicts[index] = MISSING
-            elif isinstance(change, Clearing):
+            elif isinstance(change, FieldReset):
                 if failure is not None and not is_cleared(change, records[0]):
                     raise failure
                 verdicts[index] = APPLIED if matched else APPLIED_AGAIN
@@ -112,7 +166,7 @@ class Invocations:
             elif change.version is not None and applies(change, records[0]):
                 moved_on.append((index, replace(change, version=None)))
             elif failure is not None and applies(change, records[0]):
-                raise failure  # nobody else was faster: the server refuses this very write
+                raise failure  # no other claimer was faster: the server refuses this very write
             else:
                 verdicts[index] = Lost(records[0].status, records[0].owner, records[0].epoch)
         return verdicts | (await self.apply(moved_on) if moved_on else {})
@@ -179,17 +233,54 @@ def anything(app: str) -> InvocationRecord:
 # --- removal
 
 
-async def remove(invocations: There, keys: Sequence[str]) -> int:
-    return (await invocations.delete_many({"_id": {"$in": list(keys)}} | _OVER)).deleted_count
+async def remove(collections: Collections, keys: Sequence[str]) -> int:
+    """Remove invocations that are over, those with a log after their log."""
+    invocations, wanted = collections(schema.INVOCATIONS), {"_id": {"$in": list(keys)}} | _OVER
+    for having in (_RUN, _STREAMS):
+        await _remove_logs(collections, await invocations.find(wanted | having, _LOG_OF).to_list())
+    return (await invocations.delete_many(wanted)).deleted_count
 
 
-async def remove_expired(invocations: There, app: str, at: float, limit: int) -> int:
-    """Remove ended invocations whose time is over. Index: expires."""
+async def remove_expired(collections: Collections, app: str, at: float, limit: int) -> int:
+    """Remove ended invocations whose time is over. Index: expires; over and streamed for those with logs, which have no
+    `expires_at`.
+    """
     if limit <= 0:
         return 0
-    wanted = {"expires_at": {"$lte": dt.datetime.fromtimestamp(at, dt.UTC)}, "app": app}
-    cursor = invocations.find(wanted, {"_id": True}, hint="expires").sort([("expires_at", ASCENDING)]).limit(limit)
-    return await remove(invocations, [found["_id"] for found in await cursor.to_list()])
+    invocations = collections(schema.INVOCATIONS)
+    looks = (
+        ({"expires_at": {"$lte": dt.datetime.fromtimestamp(at, dt.UTC)}, "app": app}, "expires", "expires_at"),
+        ({"app": app, "retain_until": {"$lte": at}} | _RUN | _OVER, "over", "retain_until"),
+        ({"app": app, "retain_until": {"$lte": at}} | _STREAMS | _OVER, "streamed", "retain_until"),
+    )
+    found: list[Document] = []
+    for wanted, index, field in looks:
+        cursor = invocations.find(wanted, _LOG_OF, hint=index).sort([(field, ASCENDING)])
+        found += await cursor.limit(limit).to_list()
+    gone = sorted({document["_id"]: document for document in found}.values(), key=_over_since)[:limit]
+    await _remove_logs(collections, gone)
+    keys = [document["_id"] for document in gone]
+    return (await invocations.delete_many({"_id": {"$in": keys}} | _OVER)).deleted_count if keys else 0
+
+
+_RUN: Document = {"run": {"$exists": True}}
+_STREAMS: Document = {"has_streams": True}
+_LOG_OF = dict.fromkeys(("app", "id", "retain_until", "run.generation", "has_streams"), True)
+
+
+def _over_since(document: Document) -> tuple[float, str]:
+    at = document.get("retain_until")
+    return at if is_moment(at) else 0.0, str(document["_id"])
+
+
+async def _remove_logs(collections: Collections, runs: Sequence[Document]) -> None:
+    """Remove the logs of those that have some. A crash after that leaves invocations that have ended, and are removed
+    later.
+    """
+    for run in runs:
+        if "run" in run or "has_streams" in run:
+            app, _, id = str(run["_id"]).partition("|")
+            await logs.remove_all(collections(schema.LOG), app, id)
 
 
 # --- slots

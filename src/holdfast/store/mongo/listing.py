@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from pymongo import ASCENDING, DESCENDING
 
 from holdfast.model.decoding import LATEST
-from holdfast.model.retention import OUTCOMES
-from holdfast.model.status import OWNED
+from holdfast.model.records import OUTCOMES
+from holdfast.model.status import OWNED, Status
 from holdfast.store.contract import Filter, Order
-from holdfast.store.mongo.documents import Document
+from holdfast.store.mongo.documents import Document, listed
 from holdfast.store.mongo.queries import MAX_RANGES, Invocations, by_key, is_moment, portions
 
 
@@ -78,6 +78,12 @@ def looks(app: str, where: Filter, order: Order) -> Iterator[Query]:
     elif order is Order.START_BY:
         by_start = [("start_by", ASCENDING), ("id", ASCENDING)]
         yield Query(wanted | _changed(where) | {"start_by": {"$gte": float("-inf")}}, "start_by", by_start)
+    elif order is Order.WAKE_AT:
+        if where.statuses and Status.SUSPENDED not in where.statuses:
+            return
+        by_time = [("wake_at", ASCENDING), ("id", ASCENDING)]
+        sleeping = {"status": Status.SUSPENDED.value, "wake_at": {"$gte": float("-inf")}}
+        yield Query(wanted | _changed(where) | sleeping, "wake", by_time)
     else:
         by_slot = [("limit_key", ASCENDING), ("slot", ASCENDING)]
         yield Query(wanted | _changed(where) | {"slot": {"$gte": ""}}, "slot", by_slot)
@@ -94,10 +100,11 @@ def _parts(where: Filter) -> list[Filter]:
 
 def _newest(app: str, where: Filter) -> Iterator[Query]:
     """Yield the queries by id. Failures are few, and so are the calls of a rare task; which of them is not known here.
-    Index: parent, rerun, status, task or queue; else _id.
+    Index: parent, rerun, attributes, status, task or queue; else _id.
     """
     wanted: Document = {"app": app} | _conditions(where) | _changed(where)
-    if where.parent is None and where.rerun_of is None and (where.statuses or where.runner is not None):
+    is_by_other = where.parent is not None or where.rerun_of is not None or bool(where.attributes)
+    if not is_by_other and (where.statuses or where.runner is not None):
         if owned := where.statuses & OWNED or (frozenset() if where.statuses else OWNED):
             before = {} if where.before_id is None else {"id": {"$lt": where.before_id}}
             yield Query(wanted | before | {"status": {"$in": sorted(map(str, owned))}}, "status", [])
@@ -107,6 +114,8 @@ def _newest(app: str, where: Filter) -> Iterator[Query]:
     indexes = ["parent"] * (where.parent is not None)  # one has few children
     for name, values in (("status", where.statuses), ("task", where.tasks), ("queue", where.queues)):
         indexes += [name] * (0 < len(values) <= MAX_RANGES and where.parent is None)
+    if where.attributes:
+        indexes = ["attributes"]
     if where.rerun_of is not None:
         indexes = ["rerun"]
     if indexes:
@@ -144,6 +153,8 @@ def _conditions(where: Filter) -> Document:
             wanted[name] = {"$in": sorted(str(value) for value in values)}
     exact = {"parent_id": where.parent, "rerun_of": where.rerun_of, "limit_key": where.limit_key}
     wanted |= {name: value for name, value in exact.items() if value is not None}
+    if where.attributes:
+        wanted["attributes"] = {"$all": listed(where.attributes)}
     if where.runner is not None:
         wanted["owner"] = {"$gte": f"{where.runner}/", "$lt": f"{where.runner}0"}  # 0 is the character after /
     return wanted

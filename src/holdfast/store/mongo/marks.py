@@ -93,7 +93,7 @@ class _Result:
             mark = before  # the look did not get there
         return min(mark, self._at - SLACK_SECONDS, self._look.lowered.get(key, self._at))
 
-    def tell(self, lane: str, other: Look) -> None:
+    def pass_on(self, lane: str, other: Look) -> None:
         """Keep the marks of a look under way below what this one saw."""
         for (where, rank), due_at in self._first.items():
             if where == lane and other.app == self._look.app:
@@ -160,8 +160,8 @@ class Marks:
                 known.marks, known.whole_at = result.of_lane(lane, known.marks, known.ranks), look.began
                 known.ranks = set()
                 known.has_all_ranks = not result.is_cut
-                for other in self._looks:  # one that began at a higher mark has not seen these
-                    result.tell(lane, other)
+                for other in self._looks:  # a claim that began at a higher mark has not seen these
+                    result.pass_on(lane, other)
             elif rank in known.marks:
                 known.marks[rank] = result.mark(lane, rank, since)
             if len(known.marks) > _MAX_RANKS:
@@ -212,7 +212,7 @@ class Marks:
                 look.lower(lane, rank, due_at)
         known = self._lanes.get((app, lane)) or self._lanes.setdefault((app, lane), _Lane())
         if known.marks:
-            # Of a rank that no look got to, nobody knows what is there already.
+            # Of a rank that no look got to, it is unknown what is there already.
             unknown = due_at if known.has_all_ranks else _FIRST
             known.marks[rank] = min(due_at, known.marks.get(rank, unknown))
         elif len(known.ranks) < _MAX_RANKS:

@@ -79,8 +79,8 @@ def piece_of(found: Document, kind: str = PIECE) -> Piece:
     """Return the piece of a document. Raises `CorruptRecord`."""
     data, packed = found.get("data"), found.get("packed")
     if not isinstance(data, bytes) or not isinstance(packed, bool):
-        told = f"its document has {type(data).__name__} for its bytes, and {shown(packed)} for packed"
-        raise corrupt(kind, name_of(found), TypeError(told))
+        reason = f"its document has {type(data).__name__} for its bytes, and {shown(packed)} for packed"
+        raise corrupt(kind, name_of(found), TypeError(reason))
     return Piece(bytes(data), packed)
 
 
@@ -89,7 +89,7 @@ async def collect(collections: Collections, app: str, before: float, limit: int,
     payloads, pieces = collections(schema.PAYLOADS), collections(schema.PIECES)
     found, removed = await _unwanted(payloads, app, before, limit), 0
     for digest in found:
-        if await is_referred_to(collections(schema.INVOCATIONS), collections(schema.QUARANTINE), app, digest):
+        if await is_referred_to(collections, app, digest):
             await keep(payloads, app, [digest], now)
         else:
             removed += await remove(payloads, pieces, app, digest, before)
@@ -104,13 +104,15 @@ async def _unwanted(payloads: Collection, app: str, before: float, limit: int) -
     return [found["_id"].rpartition("|")[2] for found in await cursor.to_list()]
 
 
-async def is_referred_to(invocations: Collection, quarantine: Collection, app: str, digest: str) -> bool:
-    """Return whether an invocation or a quarantined one refers to a payload. Index: payloads, of both collections."""
-    wanted = {"app": app, "payloads": digest}
-    if await invocations.find_one(wanted, {"_id": True}, hint="payloads") is not None:
-        return True
-    aside = {"app": app, "document.payloads": digest}
-    return await quarantine.find_one(aside, {"_id": True}, hint="payloads") is not None
+async def is_referred_to(collections: Collections, app: str, digest: str) -> bool:
+    """Return whether an invocation, a log or a quarantined record refers to a payload. Index: payloads, of each."""
+    for name, field in ((schema.INVOCATIONS, "payloads"), (schema.LOG, "payloads"), (schema.QUARANTINE, _ASIDE)):
+        if await collections(name).find_one({"app": app, field: digest}, {"_id": True}, hint="payloads") is not None:
+            return True
+    return False
+
+
+_ASIDE = "document.payloads"
 
 
 async def remove(payloads: Collection, pieces: Collection, app: str, digest: str, before: float) -> bool:

@@ -19,7 +19,7 @@ from holdfast.store.mongo.retry import is_forbidden, is_transient, text_of
 
 T = TypeVar("T")
 
-_MAX_TOLD = 1000
+_MAX_REPORTED = 1000
 _MAX_ENTRY_BYTES = 16 * 2**20 - 4096
 _PART_BYTES = 8 * 2**20
 PART = "part"
@@ -39,7 +39,7 @@ class Quarantine:
         self._collection = collection
         self._now = now
         self._observe = observe
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     async def readable(self, documents: Sequence[Document]) -> list[InvocationRecord]:
         """Return the records of documents, in queue order. Corrupt ones are quarantined."""
@@ -61,8 +61,8 @@ class Quarantine:
 
     def leave(self, key: str, error: OperationFailure) -> None:
         """Report once that the server refuses to change a document which is not known to be at fault. It stays."""
-        if key not in self._told and len(self._told) < _MAX_TOLD:
-            self._told.add(key)
+        if key not in self._reported and len(self._reported) < _MAX_REPORTED:
+            self._reported.add(key)
             self._observe("refused", {"id": str(key).rpartition("|")[2], "why": text_of(error)})
 
     async def set_aside(self, document: Document, error: CorruptRecord, name: str = schema.INVOCATIONS) -> bool:
@@ -114,8 +114,8 @@ def copies(document: Document, facts: Document, name: str, at: float) -> list[Do
     if len(whole) < _MAX_ENTRY_BYTES:
         return [entry]
     pieces = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
-    told = f"its BSON is in {len(pieces)} documents, of: {aside}"
-    entry["document"] = {"too large for one": told} | _payloads(document)
+    reason = f"its BSON is in {len(pieces)} documents, of: {aside}"
+    entry["document"] = {"too large for one": reason} | _payloads(document)
     parts: list[Document] = [
         {"_id": f"{aside}|part {number}", "kind": PART, "of": aside, "number": number, "part": piece}
         for number, piece in enumerate(pieces)

@@ -26,6 +26,7 @@ from pymongo.errors import (
     PyMongoError,
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
+    WriteConcernError,
 )
 
 from holdfast.clock import Clock
@@ -67,7 +68,7 @@ READS = frozenset(
     {
         *("lanes", "get", "find", "counts", "get payload", "get piece", "roster", "silent", "owners"),
         *("quarantined", "check", "exists", "waiting keys", "find conflicts"),
-        *("queue depths", "entries"),
+        *("queue depths", "entries", "read log"),
     }
 )
 """The operations that write nothing."""
@@ -89,8 +90,8 @@ def is_transient(error: PyMongoError) -> bool:
     if isinstance(error, BulkWriteError):
         # One of many is enough: asked again, the others are found as they are now.
         return bool((error.details or {}).get("writeConcernErrors")) or bool(_codes(error) & TRANSIENT_CODES)
-    if isinstance(error, ConnectionFailure | CursorNotFound | WaitQueueTimeoutError):
-        return True
+    if isinstance(error, ConnectionFailure | CursorNotFound | WaitQueueTimeoutError | WriteConcernError):
+        return True  # after a WriteConcernError the write may be there: asked again, its operation id decides
     if isinstance(error, OperationFailure):
         known = error.code in TRANSIENT_CODES or error.has_error_label("RetryableWriteError")
         return known or is_missing_index(error)
@@ -173,7 +174,7 @@ class Retrier:
                 answer = await attempt(tries > 0)
                 if tries:
                     elapsed = self._clock.monotonic() - began
-                    self._tell("recovered", what=what, tries=tries, seconds=elapsed)
+                    self._report("recovered", what=what, tries=tries, seconds=elapsed)
                 return answer
             except (BSONError, OverflowError, UnicodeEncodeError) as error:  # too large, or no value for a document
                 raise StoreError(f"MongoDB cannot store this ({what}): {error}") from error
@@ -186,9 +187,9 @@ class Retrier:
                 if not policy.retry_indefinitely and (
                     tries > policy.max_retries or elapsed + wait > policy.retry_max_time
                 ):
-                    self._tell("gave_up", what=what, tries=tries, seconds=elapsed, why=text_of(error))
+                    self._report("gave_up", what=what, tries=tries, seconds=elapsed, why=text_of(error))
                     raise await self._unavailable(what, tries, elapsed, error) from error
-                self._tell("retry", **{"what": what, "try": tries, "delay": wait, "why": text_of(error)})
+                self._report("retry", **{"what": what, "try": tries, "delay": wait, "why": text_of(error)})
             await asyncio.sleep(wait)
             delay = min(delay * 2, policy.retry_max_delay)
 
@@ -202,7 +203,7 @@ class Retrier:
             f"The last error: {text_of(error)}.{advice}"
         )
 
-    def _tell(self, event: str, **facts: object) -> None:
+    def _report(self, event: str, **facts: object) -> None:
         self._observe(event, {"where": f"MongoDB at {self._where}", **facts})
 
     def _translated(self, what: str, error: PyMongoError) -> StoreError:

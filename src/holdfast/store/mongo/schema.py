@@ -19,7 +19,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from holdfast.errors import SchemaMismatch
 from holdfast.model.decoding import shown
-from holdfast.model.retention import OUTCOMES
+from holdfast.model.records import OUTCOMES
 from holdfast.model.status import Status
 from holdfast.store.migration import entries_of_executions, entry_of_pause, kept_until
 from holdfast.store.mongo.documents import Document, expiry
@@ -28,9 +28,10 @@ from holdfast.store.mongo.retry import DUPLICATE, is_forbidden
 
 Collection = AsyncCollection[Document]
 
-SCHEMA_VERSION = 5
-MIN_READER = 5  # what it keeps as entries, older versions look for elsewhere
+SCHEMA_VERSION = 6
+MIN_READER = 6  # older versions would end a run without its compensation, and leave its log behind
 _HIGHEST = 1_000_000
+_ENTRIES_SINCE = 5  # what was moved to entries then, and got a time to be kept; version 6 adds only indexes
 
 INVOCATIONS = "holdfast_invocations"
 RUNNERS = "holdfast_runners"
@@ -39,8 +40,9 @@ QUARANTINE = "holdfast_quarantine"
 PAYLOADS = "holdfast_payloads"
 PIECES = "holdfast_payload_pieces"
 ENTRIES = "holdfast_entries"
+LOG = "holdfast_log"
 META = "holdfast_meta"
-COLLECTIONS = (INVOCATIONS, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, ENTRIES, META)
+COLLECTIONS = (INVOCATIONS, LOG, RUNNERS, SIGNALS, QUARANTINE, PAYLOADS, PIECES, ENTRIES, META)
 
 SIGNAL_SECONDS = 3600  # the default of `signal_retention_seconds`
 
@@ -71,6 +73,8 @@ def _index(collection: str, name: str, keys: str, serves: str, where: dict[str, 
     return Index(collection, name, tuple((key, ASCENDING) for key in keys.split()), serves, options)
 
 
+_ENDED_RUN = {"run": {"$exists": True}, "retain_until": {"$exists": True}}
+_ENDED_STREAMED = {"has_streams": True, "retain_until": {"$exists": True}}
 INDEXES = (
     _index(INVOCATIONS, "ready", "app lane rank due_at id", "claim: as small as the backlog", {"ready": True}),
     # With `ready` among the keys, a distinct scan jumps from lane to lane, without a document.
@@ -83,7 +87,12 @@ INDEXES = (
     _index(INVOCATIONS, "expires", "expires_at", "removes expired invocations", "expires_at", expireAfterSeconds=0),
     _index(INVOCATIONS, "ended", "app status changed_at id", "the archive, latest end first", "retain_until"),
     _index(INVOCATIONS, "rerun", "app rerun_of id", "reruns of an ended invocation", "rerun_of"),
-    _index(INVOCATIONS, "outbox", "app changed_at id", "ends that triggers are yet to be told of", "outbox"),
+    _index(INVOCATIONS, "outbox", "app changed_at id", "ends whose triggers are yet to be called", "outbox"),
+    _index(INVOCATIONS, "wake", "app wake_at id", "runs that go on by themselves", {"status": Status.SUSPENDED.value}),
+    _index(INVOCATIONS, "over", "app retain_until", "removes expired runs, after their logs", _ENDED_RUN),
+    _index(INVOCATIONS, "streamed", "app retain_until", "removes expired tasks, after their streams", _ENDED_STREAMED),
+    _index(INVOCATIONS, "attributes", "app attributes id", "find by attribute", "attributes"),
+    _index(LOG, "payloads", "app payloads", "whether a log refers to a payload", "payloads"),
     _index(PAYLOADS, "wanted", "app wanted_at", "payloads that were not wanted for long"),
     _index(PIECES, "put", "app put_at", "pieces without a payload"),
     _index(QUARANTINE, "payloads", "app document.payloads", "payloads of quarantined records", "document.payloads"),
@@ -100,6 +109,7 @@ INDEXES = (
         {"status": Status.CONCURRENCY_CONTROLLED.value},
     ),
     _index(ENTRIES, "named", "app kind name", "entries by kind and name"),
+    _index(ENTRIES, "subject", "app kind subject name", "entries that belong to a run", "subject"),
     _index(ENTRIES, "due", "app kind due_at name", "entries of each kind that are due next", "due_at"),
     _index(ENTRIES, "expires", "expires_at", "removes expired entries", "expires_at", expireAfterSeconds=0),
     _index(RUNNERS, "heartbeats", "app heartbeat_at", "the runner that was silent longest"),
@@ -152,14 +162,14 @@ async def prepare(database: AsyncDatabase[Document], signal_seconds: int = SIGNA
     if version > SCHEMA_VERSION:
         return found and found.get("mark")
     try:
-        if 0 < version < SCHEMA_VERSION:
+        if 0 < version < _ENTRIES_SINCE:
             await _drop_old_indexes(database[INVOCATIONS])
         await put_right(database, signal_seconds)
     except OperationFailure as error:
         if not is_forbidden(error) or version < SCHEMA_VERSION:
             raise
     if version < SCHEMA_VERSION:
-        if version:
+        if 0 < version < _ENTRIES_SINCE:
             await _migrate(database[INVOCATIONS], database[ENTRIES], [database[name] for name in OLD_COLLECTIONS])
         now = {"schema_version": SCHEMA_VERSION, "min_reader": MIN_READER}
         with contextlib.suppress(DuplicateKeyError):  # another process was faster, with the same
@@ -241,7 +251,7 @@ async def _migrate(invocations: Collection, entries: Collection, old: Sequence[C
         try:
             await collection.drop()
         except OperationFailure as error:
-            if not is_forbidden(error):  # then they stay, and nobody looks at them
+            if not is_forbidden(error):  # then they stay unused
                 raise
 
 

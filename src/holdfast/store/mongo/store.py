@@ -13,8 +13,9 @@ of the write decides.
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -27,13 +28,14 @@ from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable
+from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable, UsageError
 from holdfast.ids import InvocationId
-from holdfast.model.changes import Change, Clearing, Verdict, rounds
+from holdfast.model.changes import Change, FieldReset, Push, StateWrite, Verdict, Write, pushes_by_run, rounds
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
 from holdfast.model.identity import find_conflict
 from holdfast.model.limits import Release
+from holdfast.model.log import APPENDED, MAX_BEHIND, AppendVerdict, Page, checked, judge, until_damaged
 from holdfast.model.queues import QueueDepth
 from holdfast.model.records import (
     Collected,
@@ -48,13 +50,24 @@ from holdfast.model.records import (
 )
 from holdfast.model.status import AVAILABLE, Status
 from holdfast.store.contract import Ability, EntryOrder, Filter, Finding, Observe, Order
-from holdfast.store.mongo import connection, entries, invocations, listing, payloads, queries, runners, schema
-from holdfast.store.mongo.behind import Behind
+from holdfast.store.mongo import (
+    connection,
+    entries,
+    invocations,
+    listing,
+    logs,
+    payloads,
+    queries,
+    runners,
+    schema,
+    sessions,
+)
 from holdfast.store.mongo.claims import Claims
 from holdfast.store.mongo.documents import Document, from_document, key_of, runner_document, runner_of, to_document
 from holdfast.store.mongo.hints import StreamHints
 from holdfast.store.mongo.inspection import inspect
 from holdfast.store.mongo.invocations import Invocations
+from holdfast.store.mongo.lane_scanner import LaneScanner
 from holdfast.store.mongo.quarantine import Quarantine
 from holdfast.store.mongo.retry import (
     BAD_VALUE,
@@ -66,6 +79,7 @@ from holdfast.store.mongo.retry import (
     is_transient,
     text_of,
 )
+from holdfast.store.mongo.sessions import MongoStepTransaction, SessionClients
 from holdfast.store.mongo.time import ServerTime
 from holdfast.store.mongo.transaction import MongoTransaction, joined
 
@@ -75,6 +89,7 @@ P = ParamSpec("P")
 _MAJORITY = WriteConcern(w="majority", j=True)
 _CERTAIN_SECONDS = 5.0  # how long one try of a certain read waits for the majority
 _MAX_PASSES = 100
+WALK_SECONDS = 1.0  # for pages of waiting invocations, in an audit
 _MAX_BYTES = 14 * 2**20
 _KNOWN = frozenset(status.value for status in Status)
 
@@ -113,8 +128,8 @@ class MongoStore:
         self._time = ServerTime(clock)
         self._quarantine = Quarantine(self._collection, self.now, observe)
         self._invocations = Invocations(self._collection, self._quarantine)
-        self._behind = Behind(self._collection, clock.monotonic, self.now, self._hear)
-        self._claims = Claims(self._collection, self._invocations, rng, self._behind)
+        self._scanner = LaneScanner(self._collection, clock.monotonic, self.now, self._hear)
+        self._claims = Claims(self._collection, self._invocations, rng, self._scanner)
         self._database: AsyncDatabase[Document] | None = None
         self._mark: object = None  # tells this database from others of the same name
         self._reported_index = False
@@ -122,6 +137,7 @@ class MongoStore:
         self._may_write = True  # until a write is refused
         self._alone = False  # a standalone: no majority, and no other process that would get a hint
         self._hints: StreamHints | None = None
+        self._sessions = SessionClients(url)
 
     def now(self) -> float:
         return self._time.now()
@@ -150,7 +166,7 @@ class MongoStore:
             use_change_streams=self._options.use_change_streams,
             observe=self._observe,
             can_be_heard=lambda: not self._alone,
-            on_hint=self._behind.marks.hear,
+            on_hint=self._scanner.marks.hear,
         )
 
     def _database_of(self, client: AsyncMongoClient[Document]) -> AsyncDatabase[Document]:
@@ -172,23 +188,36 @@ class MongoStore:
         hello = await database.command("hello")
         self._time.learn(hello["localTime"].timestamp(), asked)
         self._alone = "setName" not in hello and hello.get("msg") != "isdbgrid"
+        if self._alone:
+            self.abilities &= ~Ability.TRANSACTIONS
 
     def _hear(self, hint: Hint) -> None:
         """Deliver a hint of this process to itself."""
         if self._hints is not None:
-            self._hints.tell(hint)
+            self._hints.deliver(hint)
 
     async def close(self) -> None:
-        await self._behind.close()
+        await self._scanner.close()
         if self._hints is not None:
             await self._hints.close()
             self._hints = None
+        await self._sessions.close()
         if self._database is not None:
             self._database = None
             await connection.release(self._url)
 
     def joined(self, session: object) -> MongoTransaction:
         return joined(session, connection.database_name(self._url), self._mark, self.now, self._observe)
+
+    def transaction(self, *, is_async: bool, owner: str = "") -> MongoStepTransaction:
+        if self._alone:
+            raise UsageError("a standalone MongoDB has no transactions; a transactional step needs a replica set")
+        return MongoStepTransaction(functools.partial(self._sessions.client, owner), is_async=is_async)
+
+    async def abort_transactions(self, owners: Collection[str]) -> int:
+        if self._alone or not owners:
+            return 0
+        return await self._do("abort transactions", sessions.abort, self._collection(schema.META), owners)
 
     def hints(self) -> StreamHints | None:
         return self._hints
@@ -260,11 +289,11 @@ class MongoStore:
             if is_transient(error):
                 raise
             which = f"the index {names}" if names else "an index of Holdfast"
-            told = f"{which} is missing; run: holdfast store prepare. To make it again failed: {text_of(error)}"
+            reason = f"{which} is missing; run: holdfast store prepare. To make it again failed: {text_of(error)}"
             if not self._reported_index:
                 self._reported_index = True
-                self._observe("index_missing", {"why": told})
-            raise OperationFailure(f"{told} ({NO_SUCH_INDEX})", BAD_VALUE) from error
+                self._observe("index_missing", {"why": reason})
+            raise OperationFailure(f"{reason} ({NO_SUCH_INDEX})", BAD_VALUE) from error
         self._reported_index = False
         self._observe("index_made", {"why": f"{names or 'an index of Holdfast'} had been dropped"})
 
@@ -301,7 +330,7 @@ class MongoStore:
         try:
             return await self._do("insert", self._invocations.insert, records, [to_document(one) for one in records])
         finally:
-            self._behind.marks.lower_for(records)  # whatever the answer was: they may be there
+            self._scanner.marks.lower_for(records)  # whatever the answer was: they may be there
 
     async def find_conflicts(self, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
         if not records:
@@ -328,7 +357,7 @@ class MongoStore:
         self, app: str, wishes: Sequence[Release], *, operation: str, at: float
     ) -> Sequence[InvocationRecord]:
         records = await self._do("release waiters", self._invocations.release_waiters, app, wishes, operation, at)
-        self._behind.marks.lower_for(records)
+        self._scanner.marks.lower_for(records)
         return records
 
     async def waiting_keys(self, app: str) -> Mapping[str, int]:
@@ -337,14 +366,35 @@ class MongoStore:
     async def owners(self, app: str) -> Sequence[str]:
         return await self._do("owners", queries.owners, self._collection(schema.INVOCATIONS), app)
 
-    async def apply(self, changes: Sequence[Change | Clearing]) -> Sequence[Verdict]:
+    async def apply(self, changes: Sequence[Write]) -> Sequence[Verdict]:
         verdicts: dict[int, Verdict] = {}
         try:
+            if (runs := pushes_by_run(changes)) is not None:
+                for indexes in runs:
+                    together = [push for index in indexes if isinstance(push := changes[index], Push)]
+                    verdicts.update(zip(indexes, await self._push(together), strict=True))
+                return [verdicts[index] for index in range(len(changes))]
             for this_round in rounds(changes):
-                verdicts.update(await self._do("apply", self._invocations.apply, this_round))
+                steps = [(index, change) for index, change in this_round if isinstance(change, Change | FieldReset)]
+                if steps:
+                    verdicts.update(await self._do("apply", self._invocations.apply, steps))
+                for index, write in this_round:
+                    if isinstance(write, StateWrite):
+                        verdicts[index] = await self._write_run(write)
         finally:
-            self._behind.heed(change for change in changes if isinstance(change, Change))
+            self._scanner.heed(change for change in changes if isinstance(change, Change))
         return [verdicts[index] for index in range(len(changes))]
+
+    async def _write_run(self, write: StateWrite) -> Verdict:
+        if isinstance(write, Push):
+            return (await self._push([write]))[0]
+        return await self._do("update run", self._invocations.update_run, write)
+
+    async def _push(self, pushes: Sequence[Push]) -> list[Verdict]:
+        verdicts, after = await self._do("push", self._invocations.push, pushes)
+        if after is not None and after.status in AVAILABLE:
+            self._scanner.marks.lower_for([after])
+        return verdicts
 
     async def get(self, app: str, ids: Sequence[InvocationId]) -> Sequence[InvocationRecord | None]:
         keys = [key_of(app, id) for id in ids]
@@ -393,14 +443,50 @@ class MongoStore:
 
     async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         keys = [key_of(app, id) for id in ids]
-        return await self._do("remove ended", invocations.remove, self._collection(schema.INVOCATIONS), keys)
+        return await self._do("remove ended", invocations.remove, self._collection, keys)
 
     async def remove_expired(self, app: str, at: float, limit: int) -> int:
         return await self._do("remove expired", self._remove_expired, app, at, limit)
 
     async def _remove_expired(self, app: str, at: float, limit: int) -> int:
-        removed = await invocations.remove_expired(self._collection(schema.INVOCATIONS), app, at, limit)
+        removed = await invocations.remove_expired(self._collection, app, at, limit)
         return removed + await entries.remove_expired(self._collection(schema.ENTRIES), app, at, limit - removed)
+
+    # --- logs
+
+    async def append(self, pages: Sequence[Page]) -> Sequence[AppendVerdict]:
+        taken = await self._do("append", logs.append, self._collection(schema.LOG), pages) if pages else []
+        verdicts: dict[int, AppendVerdict] = {}
+        for index in taken:
+            page = pages[index]
+            where = (page.app, page.run, page.generation, page.first - 1, MAX_BEHIND)
+            there = await self._do("read log", self._read_certainly, *where)
+            verdicts[index] = judge(page, until_damaged(there, logs.page_of))
+        return [verdicts.get(index, APPENDED) for index in range(len(pages))]
+
+    async def _read_certainly(self, app: str, run: str, generation: int, after: int, limit: int) -> list[Document]:
+        return await self._certainly(schema.LOG, lambda log: logs.read(log, app, run, generation, after, limit))
+
+    async def read_log(
+        self,
+        app: str,
+        run: InvocationId,
+        *,
+        generation: int = 0,
+        after: int = 0,
+        until: int | None = None,
+        limit: int,
+        latest: bool = False,
+    ) -> Sequence[Page]:
+        log = self._collection(schema.LOG, majority=True)
+        where = (app, run, generation, after, limit)
+        found = await self._do("read log", logs.read, log, *where, until=until, latest=latest)
+        pages = [logs.page_of(document) for document in found]
+        checked(pages[::-1] if latest else pages, from_start=after == 0 and not latest)
+        return pages
+
+    async def remove_log(self, app: str, run: InvocationId, *, before: int) -> int:
+        return await self._do("remove log", logs.remove, self._collection(schema.LOG), app, run, before)
 
     # --- entries
 
@@ -425,8 +511,10 @@ class MongoStore:
         order: EntryOrder = EntryOrder.NAME,
         limit: int | None = None,
         before: str | None = None,
+        subject: str | None = None,
     ) -> Sequence[Entry]:
-        there, look = self._collection(schema.ENTRIES, majority=True), entries.look(app, kind, names, order, before)
+        there = self._collection(schema.ENTRIES, majority=True)
+        look = entries.look(app, kind, names, order, before, subject)
         found = await self._readable(
             "entries", schema.ENTRIES, lambda: entries.listing(there, look, limit), entries.entry_of
         )
@@ -541,8 +629,11 @@ class MongoStore:
         count = 0
         for look, decode in _AUDITS:
             count += await self._do("quarantine hidden", self._audit, look, app, decode)
+        until = self._clock.monotonic() + WALK_SECONDS
         for status in sorted(AVAILABLE):
             count += await self._do("quarantine hidden", self._walk, app, status)
+            while self._walked[app, status] and self._clock.monotonic() < until:
+                count += await self._do("quarantine hidden", self._walk, app, status)
         return count
 
     async def _audit(self, look: Look, app: str, decode: Callable[[Document], object]) -> int:
@@ -564,8 +655,8 @@ class MongoStore:
 
 
 def _without_owner(document: Document) -> None:
-    told = f"its owner is {shown(document.get('owner'))}, so no runner could recover it"
-    raise corrupt(INVOCATION, str(document["_id"]).rpartition("|")[2], ValueError(told))
+    reason = f"its owner is {shown(document.get('owner'))}, so no runner could recover it"
+    raise corrupt(INVOCATION, str(document["_id"]).rpartition("|")[2], ValueError(reason))
 
 
 _AUDITS: Sequence[tuple[Look, Callable[[Document], object]]] = (

@@ -23,9 +23,10 @@ from pymongo.synchronous.client_session import ClientSession
 
 from holdfast.errors import CorruptRecord, UsageError
 from holdfast.model.identity import find_conflict, key_is_over
+from holdfast.model.log import APPENDED, MAX_BEHIND, AppendVerdict, Page, judge, until_damaged
 from holdfast.model.records import Entry, InvocationRecord, StoredPayload
 from holdfast.store.contract import Observe
-from holdfast.store.mongo import schema
+from holdfast.store.mongo import logs, schema
 from holdfast.store.mongo.connection import LENIENT
 from holdfast.store.mongo.documents import Document, from_document, key_of, to_document
 from holdfast.store.mongo.entries import conflict_of, document_of
@@ -101,6 +102,12 @@ class MongoTransaction:
     async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
         return await _awaited(self._put_entries(fresh))
 
+    def append(self, pages: Sequence[Page], payloads: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
+        return _blocking(self._append(pages))
+
+    async def aappend(self, pages: Sequence[Page], payloads: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
+        return await _awaited(self._append(pages))
+
     def _insert(self, records: Sequence[InvocationRecord]) -> Steps[list[InvocationRecord | None]]:
         yield from self._check_reached()
         app, invocations, session = records[0].app, self._database[schema.INVOCATIONS], self._session
@@ -143,6 +150,22 @@ class MongoTransaction:
                     yield stored.replace_one({"_id": document["_id"]}, document, session=session)
         self._number = _number(session)
         return there
+
+    def _append(self, pages: Sequence[Page]) -> Steps[list[AppendVerdict]]:
+        yield from self._check_reached()
+        log, session, verdicts = self._database[schema.LOG], self._session, list[AppendVerdict]()
+        with _explained():
+            for page in pages:
+                wanted = logs.between(page.app, page.run, page.generation, page.first - 1)
+                there = log.find(wanted, hint="_id_", session=session).sort("_id").limit(MAX_BEHIND)
+                found = yield there.to_list()
+                if found and found[0]["_id"] == logs.page_key(page.app, page.run, page.generation, page.first):
+                    verdicts.append(judge(page, until_damaged(found, logs.page_of)))
+                else:
+                    yield log.insert_one(logs.document_of(page), session=session)
+                    verdicts.append(APPENDED)
+        self._number = _number(session)
+        return verdicts
 
     def _check_reached(self) -> Steps[None]:
         """Raise `UsageError` unless the session's client reaches the database of the app."""

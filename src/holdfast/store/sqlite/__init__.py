@@ -21,7 +21,9 @@ from holdfast.store.sqlite.store import SqliteStore
 
 
 def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[str, Any]) -> SqliteStore:
-    """The store of a ``sqlite:///`` URL. Options: ``synchronous`` ("full" or "normal"), ``busy_timeout_seconds``."""
+    """Return the store of a ``sqlite:///`` URL. Options: ``synchronous`` ("full" or "normal"),
+    ``busy_timeout_seconds``.
+    """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         oldest = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"Holdfast needs SQLite {oldest} or newer; this Python has {sqlite3.sqlite_version}.")
@@ -35,12 +37,14 @@ def open_sqlite(url: str, *, clock: Clock, observe: Observe, options: Mapping[st
 
 
 def path_of(url: str) -> Path:
-    """The file of a URL, absolute and with its links resolved, so that every process finds the same locks beside it."""
+    """Return the file of a URL, absolute and with its links resolved, so that every process finds the same locks
+    beside it.
+    """
     return resolved(named_by(url))
 
 
 def named_by(url: str) -> Path:
-    """The path in a URL, absolute, as the user wrote it."""
+    """Return the path in a URL, absolute, as the user wrote it."""
     rest = url.removeprefix("sqlite://")
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(

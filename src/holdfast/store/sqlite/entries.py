@@ -12,9 +12,9 @@ from holdfast.store.sqlite.rows import ENTRY_COLUMNS, entry_of
 
 _COLUMNS = ", ".join(ENTRY_COLUMNS)
 
-INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 UPDATE = """
-UPDATE holdfast_entries SET body = ?, version = ?, due_at = ?, keep_until = ?
+UPDATE holdfast_entries SET body = ?, version = ?, due_at = ?, keep_until = ?, subject = ?
 WHERE app = ? AND kind = ? AND name = ? AND version = ? AND body = coalesce(?, body)
 """
 GET = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
@@ -45,10 +45,11 @@ def put_entry(connection: StoreConnection, entry: Entry, over: Entry | None = No
 
 def _put(connection: StoreConnection, entry: Entry, over: Entry | None) -> bool:
     e, name = entry, (entry.app, entry.kind, entry.name)
+    facts = (e.body, e.version, e.due_at, e.keep_until, e.subject)
     if e.version == 1:
-        return connection.execute(INSERT, (*name, e.body, e.version, e.due_at, e.keep_until)).rowcount > 0
+        return connection.execute(INSERT, (*name, *facts)).rowcount > 0
     before = (e.version - 1, over.body if over else None)
-    return connection.execute(UPDATE, (e.body, e.version, e.due_at, e.keep_until, *name, *before)).rowcount > 0
+    return connection.execute(UPDATE, (*facts, *name, *before)).rowcount > 0
 
 
 def put_new(connection: StoreConnection, entry: Entry) -> Entry | None:
@@ -71,23 +72,29 @@ def entries(
     order: EntryOrder = EntryOrder.NAME,
     limit: int | None = None,
     before: str | None = None,
+    subject: str | None = None,
 ) -> list[Entry]:
     if names is None:
-        return readable(connection, ENTRIES, *statement(app, kind, order, limit, before), entry_of)
+        return readable(connection, ENTRIES, *statement(app, kind, order, limit, before, subject), entry_of)
     each = [readable(connection, ENTRIES, GET, (app, kind, name), entry_of) for name in sorted(set(names))]
     return [entry for found in each for entry in found]
 
 
 def statement(
-    app: str, kind: str, order: EntryOrder, limit: int | None, before: str | None
+    app: str, kind: str, order: EntryOrder, limit: int | None, before: str | None, subject: str | None = None
 ) -> tuple[str, list[object]]:
     """Return the query of a listing, on the primary key or the index of its order, and its values."""
     only, by = _LISTS[order]
     values: list[object] = [app, kind]
+    table = "holdfast_entries"
+    if subject is not None:  # else SQLite reads all entries of the kind, which are in order
+        table += " INDEXED BY holdfast_entries_subject"
+        only += " AND subject = ?"
+        values.append(subject)
     if before is not None:
         only += " AND name < ?"
         values.append(before)
-    query = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ?{only} ORDER BY {by} LIMIT ?"
+    query = f"SELECT {_COLUMNS} FROM {table} WHERE app = ? AND kind = ?{only} ORDER BY {by} LIMIT ?"
     return query, [*values, -1 if limit is None else limit]
 
 

@@ -11,7 +11,7 @@ Two parts keep the rule:
 after the commit. If the log is gone, `renew` closes every connection that this process's stores have to the database
 and lets them connect anew. A transaction in which nothing was written is then repeated; after a commit the caller gets
 `StoreUnavailable`, which says nothing about the write, and repeats it by its operation id. If the database itself is
-gone, every call is refused until the store is closed.
+gone, or a backup was copied over it after the log was deleted, every call is refused until the store is closed.
 
 The **hold** keeps others from deleting the log at all. SQLite deletes it when the last connection closes, and
 knows that by POSIX locks; but a process loses *all* its POSIX locks on a file when it closes *any* descriptor of it,
@@ -44,6 +44,7 @@ from typing import Protocol
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store.contract import Observe, ignore
+from holdfast.store.sqlite.checkpoints import was_checkpointed
 
 Identity = tuple[int, int]  # device and inode
 
@@ -71,6 +72,7 @@ class Log(Enum):
     NEWEST = "the path names none; no process has connected since, so it has the newest state"
     STALE = "others go on without it, or that is unknown; the hold keeps SQLite from writing it back"
     ADRIFT = "others go on without it, or that is unknown, and there is no hold"
+    FOREIGN = "the path names none, and the database was overwritten since; the hold keeps SQLite from writing it back"
 
 
 class ConnectionOwner(Protocol):
@@ -95,6 +97,7 @@ class DatabaseFiles:
         self._seen: tuple[int, ...] | None = None  # devices and inodes of the three
         self._changed_at = (0, 0)  # time and size of the database when all was well
         self._is_held_up = False  # when it was last tried to connect
+        self._is_overwritten = False  # when its log was last judged
         self._owners: list[ConnectionOwner] = []
         self._turn: AbstractContextManager[None] | None = None
 
@@ -117,6 +120,12 @@ class DatabaseFiles:
         takes too long, or if a connection of the user in this process is what has the old log or index.
         """
         self.verify()  # ours may be what has them
+        if _unusable and _identity_or_none(self._named) in _unusable:
+            raise StoreUnavailable(
+                f"this process (pid {os.getpid()}) was forked while its parent used {self.path}, and has copies of the "
+                "parent's connections, which SQLite would go on with. Nothing was written. Fork while the app is idle "
+                "or before its first use, or start the child as a program of its own (spawn instead of fork)."
+            )
         if _has_deleted(self._log, self._index) and _identity_or_none(self._named) in _open_files().values():
             raise self._kept_by_others()
         deadline = time.monotonic() + self._patience
@@ -131,7 +140,9 @@ class DatabaseFiles:
             time.sleep(_LOOK_SECONDS)
 
     def _is_headless(self) -> bool:
-        """An index that is in use, and no log. SQLite makes the log before the index, and deletes it after that."""
+        """Return True for an index that is in use without a log. SQLite makes the log before the index, and deletes it
+        after that.
+        """
         looks = (os.path.exists(self._log), os.path.exists(self._index), os.path.exists(self._log))
         if looks != (False, True, False):
             return False
@@ -144,11 +155,22 @@ class DatabaseFiles:
         """Return the pid of the process that has the write lock. None if that is unknown."""
         return writer_of(self._index)
 
+    def other_indexes_written_here(self) -> list[str]:
+        """Return the names of indexes other than ours on which this process has the write lock, and that may be those
+        of an older file of ours. Other stores of this process are none, nor are databases that are no store.
+        """
+        named = _identity_or_none(self._index)
+        with _registering:
+            stores = {files._seen[4:] for files in _watched if files._seen is not None and files is not self}
+        others = [index for index in _written_here() if index != named and index not in stores]
+        names = {identity: name for name, identity in _names_of_open_files() if identity in others}
+        return [names.get(index, f"inode {index[1]}") for index in others if not _is_no_store(names.get(index, ""))]
+
     def needs_restart(self, *, by_children: bool) -> str:
         """See the contract. As of now: the process that has the deleted files may have closed them since."""
         with contextlib.suppress(StoreUnavailable):  # the system does not show it
             there = _identity_or_none(self._named)
-            if None not in (there, self._database) and there != self._database:
+            if self._is_overwritten or (None not in (there, self._database) and there != self._database):
                 return f"{self._named} was replaced while this process (pid {os.getpid()}) has it open"
             if self._is_held_up and (found := self._who_has_deleted(by_children)):
                 return (
@@ -178,10 +200,12 @@ class DatabaseFiles:
         self._database, self._seen = database, seen
         _hold(database, index, self._patience)
         self.verify()
-        self._is_held_up = False
+        self._is_held_up = self._is_overwritten = False
 
     def _kept_by_others(self) -> StoreUnavailable:
-        """SQLite has one index per process and database, so a new connection gets the deleted one of the others."""
+        """Return the error: SQLite has one index per process and database, so a new connection gets the deleted one of
+        the others.
+        """
         self._is_held_up = True
         return StoreUnavailable(
             f"{self._log} or {self._index} was deleted, and other connections of this process (pid {os.getpid()}), or "
@@ -209,7 +233,7 @@ class DatabaseFiles:
         self._changed_at = (database.st_mtime_ns, database.st_size)
 
     def refuse_changed(self) -> None:
-        """As `verify`, for a user with a connection of their own.
+        """Do as `verify`, for a user with a connection of their own.
 
         Before the user closes it and connects anew, the old log has to be written back: the new one would replace it.
         """
@@ -270,9 +294,18 @@ class DatabaseFiles:
             return Log.NAMED  # gone meanwhile
         # A process that connects makes a log, and cannot delete it while we hold the database. Without a hold it could.
         untouched = (there.st_mtime_ns, there.st_size) == self._changed_at
-        if not os.path.exists(self._log) and (is_held or untouched):
-            return Log.NEWEST
-        return Log.STALE if is_held else Log.ADRIFT
+        if os.path.exists(self._log) or not (is_held or untouched):
+            return Log.STALE if is_held else Log.ADRIFT
+        return Log.NEWEST if untouched or self._was_checkpointed() else Log.FOREIGN
+
+    def _was_checkpointed(self) -> bool:
+        """Return whether a checkpoint has changed the database, and not a backup that was copied over it."""
+        found, seen = {identity: descriptor for descriptor, identity in _open_files().items()}, self._seen
+        assert seen is not None
+        try:
+            return was_checkpointed(found[seen[0], seen[1]], found[seen[2], seen[3]], found[seen[4], seen[5]])
+        except (KeyError, OSError):  # closed meanwhile: what it was is unknown
+            return False
 
     # --- what to do about a change
 
@@ -298,6 +331,9 @@ class DatabaseFiles:
             if self._turn is not None:
                 stack.enter_context(self._turn)  # two that close at once would each take the other for a reader
             log = self._state_of_log()
+            if log is Log.FOREIGN:
+                self._is_overwritten = True
+                raise self._gone() from change
             self._report(log)
             _release(self._database, unlock=log in (Log.NAMED, Log.NEWEST))
             for files in stores:
@@ -334,13 +370,16 @@ def _stores_of(database: Identity) -> list[DatabaseFiles]:
 def close_all_connections(patience_seconds: float) -> ExitStack:
     """Close the connections of all stores of this process, in an orderly way; none is made before the stack is closed.
 
-    Connections of a store that is busy for too long stay, and so do those to files that have changed.
+    Connections of a store that is busy for too long stay, and so do those to files that have changed. A child that is
+    forked then cannot use that database.
     """
     deadline, unused = time.monotonic() + patience_seconds, ExitStack()
-    if not _wait_for(_renewing, deadline, unused):
-        return unused
     with _registering:
         databases = {files._database for files in _watched if files._database is not None}
+    _left_open.clear()
+    _left_open.update(databases)
+    if not _wait_for(_renewing, deadline, unused):
+        return unused
     for database in sorted(databases):
         stores = _stores_of(database)
         owners = [owner for files in stores for owner in files._owners]
@@ -359,6 +398,7 @@ def close_all_connections(patience_seconds: float) -> ExitStack:
                 with contextlib.suppress(sqlite3.Error):  # it is gone all the same
                     owner.close_connection(Log.NAMED)
             unused.push(taken.pop_all())
+            _left_open.discard(database)
     return unused
 
 
@@ -400,6 +440,8 @@ def _write_back(connection: sqlite3.Connection, *, wait: bool) -> None:
 # --- the hold
 
 _CAN_HOLD = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
+_left_open: set[Identity] = set()  # databases with connections of ours at the last fork
+_unusable: set[Identity] = set()  # those, in a child
 _inherited: set[int] = set()  # descriptors of a forked child's parent: to unlock them here is to unlock them there
 _held: set[Identity] = set()
 _holding = threading.Lock()
@@ -426,7 +468,9 @@ def _hold(database: Identity, index: Identity, patience_seconds: float) -> None:
 
 
 def _release(database: Identity, *, unlock: bool) -> None:
-    """Without `unlock` the hold ends with the descriptors, so SQLite cannot write the log back when it closes them."""
+    """Give up the hold. Without `unlock` it ends with the descriptors, so SQLite cannot write the log back when it
+    closes them.
+    """
     with _holding:
         _held.discard(database)
         if unlock and _CAN_HOLD:
@@ -454,6 +498,7 @@ def _begin_anew_in_child() -> None:
     _holding, _registering, _renewing = threading.Lock(), threading.Lock(), threading.Lock()
     known = _held | {files._database for files in _watched}  # SQLite keeps some open for later connections
     _inherited.update(descriptor for descriptor, identity in _open_files().items() if identity in known)
+    _unusable.update(_left_open)
     _held.clear()
     _watched.clear()
 
@@ -536,6 +581,36 @@ def writer_of(index: str) -> int | None:
     """Return the process that has the write lock of a database, by the path of its index. None if that is unknown."""
     found = [int(fields[4]) for fields in _locks_of(index) if fields[3] == "WRITE" and fields[6] == _WRITE_BYTE]
     return found[0] if found else None
+
+
+def _written_here() -> set[Identity]:
+    """Return the indexes on which this process has a write lock. Empty where the system does not list them."""
+    try:
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return set()
+    mine = [f for f in locks if f[1:2] == ["POSIX"] and f[3:5] == ["WRITE", str(os.getpid())] and f[6] == _WRITE_BYTE]
+    inodes = {int(fields[5].rpartition(":")[2]) for fields in mine}
+    return {identity for identity in _open_files().values() if identity[1] in inodes}
+
+
+def _names_of_open_files() -> Iterator[tuple[str, Identity]]:
+    for descriptor, identity in _each_open_file():
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"{_DESCRIPTORS}/{descriptor}"), identity
+
+
+def _is_no_store(index: str) -> bool:
+    """Return whether the database of an index is certainly no store of Holdfast, by a connection of its own."""
+    database = Path(index.removesuffix("-shm"))
+    if not index.endswith("-shm") or not database.exists():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'holdfast_meta'").fetchone()
+    except sqlite3.Error:
+        return False
+    return found is None
 
 
 def _locks_of(path: str) -> list[list[str]]:

@@ -18,6 +18,7 @@ from holdfast.model.records import read_body
 from holdfast.store import findings
 from holdfast.store.contract import Finding
 from holdfast.store.sqlite import quarantine, schema
+from holdfast.store.sqlite.logs import page_of
 from holdfast.store.sqlite.paths import mode_of
 from holdfast.store.sqlite.rows import entry_of, from_row, payload_of, piece_of, runner_of
 
@@ -25,7 +26,7 @@ QUICK_BYTES = 64 * 2**20  # takes less than a second to read
 
 
 def connect_to_look(path: Path, busy_timeout_seconds: float) -> sqlite3.Connection:
-    """A connection that cannot change the file. Nor does it write back and remove a log that a crash has left:
+    """Return a connection that cannot change the file. Nor does it write back and remove a log that a crash has left:
 
     from that the next opening sees that it has to look closer.
     """
@@ -132,7 +133,8 @@ def _pages(connection: sqlite3.Connection, *, deep: bool) -> Finding:
     compared = "" if deep else "; indexes were not compared with their tables, which --deep does"
     if intact:
         return _finding("integrity", True, f"every page was read{compared}")
-    return _finding("integrity", False, "; ".join(problems), "keep a copy of the file and restore a backup")
+    found = "; ".join(line for problem in problems for line in problem.splitlines())
+    return _finding("integrity", False, found, "keep a copy of the file and restore a backup")
 
 
 def _records(connection: sqlite3.Connection) -> Finding:
@@ -156,6 +158,7 @@ _DECODERS: Sequence[tuple[quarantine.Table, Callable[[Sequence[Any]], object]]] 
     (quarantine.INVOCATIONS, lambda row: from_row(row[1:])),
     (quarantine.RUNNERS, runner_of),
     (quarantine.ENTRIES, _entry),
+    (quarantine.LOG, page_of),
     (quarantine.PAYLOADS, _payload),
     (quarantine.PIECES, lambda row: piece_of(row[1], row[5], row[4])),
 )

@@ -15,15 +15,29 @@ from holdfast.codec import MARK
 from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.model import changes as model
-from holdfast.model.changes import APPLIED, APPLIED_AGAIN, MISSING, OPTIONAL, Change, Clearing, Lost, Verdict, apply_to
+from holdfast.model.changes import (
+    APPLIED,
+    APPLIED_AGAIN,
+    MISSING,
+    OPTIONAL,
+    Change,
+    FieldReset,
+    Lost,
+    Push,
+    StateWrite,
+    Verdict,
+    Write,
+    apply_to,
+)
 from holdfast.model.claims import Claim, Claimed, Taking, released, turned_away
 from holdfast.model.decoding import EARLIEST, LATEST
 from holdfast.model.limits import MAX_BLOCKED, Held, Holder, Release, allot, slot_range
 from holdfast.model.queues import QueueDepth, gathered, in_lane
-from holdfast.model.records import LONGEST, InvocationRecord, cut, is_cut_at
+from holdfast.model.records import LONGEST, InvocationRecord, cut, digests_in, is_cut_at
 from holdfast.model.status import Status
 from holdfast.store.sqlite import entries, queries
-from holdfast.store.sqlite.payloads import forget, refer
+from holdfast.store.sqlite.logs import remove_logs
+from holdfast.store.sqlite.payloads import forget, forget_streams, refer
 from holdfast.store.sqlite.quarantine import INVOCATIONS, StoreConnection
 from holdfast.store.sqlite.rows import (
     SIMPLE,
@@ -250,16 +264,23 @@ def waiting_keys(connection: StoreConnection, app: str) -> Mapping[str, int]:
 # --- apply
 
 
-def apply(connection: StoreConnection, changes: Sequence[Change | Clearing]) -> list[Verdict]:
+def apply(connection: StoreConnection, changes: Sequence[Write]) -> list[Verdict]:
     """Return verdicts in the order of the changes. Each round has at most one change of an invocation."""
     verdicts: dict[int, Verdict] = {}
+    if (runs := model.pushes_by_run(changes)) is not None:
+        for indexes in runs:
+            together = [push for index in indexes if isinstance(push := changes[index], Push)]
+            verdicts.update(zip(indexes, _push(connection, together), strict=True))
+        return [verdicts[index] for index in range(len(changes))]
     for this_round in model.rounds(changes):
         steps: list[tuple[int, Change]] = []
         for index, change in this_round:
-            if isinstance(change, Clearing):
+            if isinstance(change, Change):
+                steps.append((index, change))
+            elif isinstance(change, FieldReset):
                 verdicts[index] = _clear(connection, change)
             else:
-                steps.append((index, change))
+                verdicts[index] = _write_state(connection, change)
         for part in _parts(steps, queries.MAX_ROWS):
             applied = _apply_unread(connection, part)
             verdicts.update(dict.fromkeys(applied, APPLIED))
@@ -277,6 +298,8 @@ def _apply_unread(connection: StoreConnection, part: Sequence[tuple[int, Change]
     for index, change in part:
         version, path = change.version, change.path
         if version is None or version + len(path) > LONGEST or Status.PENDING in path or change.arguments is not UNSET:
+            continue
+        if change.inbox_seen is not None:
             continue
         optional = tuple([name for name in OPTIONAL if getattr(change, name) is not UNSET])
         alike.setdefault((change.app, path, change.sources, change.attempts, optional), {})[change.id] = (index, change)
@@ -313,9 +336,11 @@ def _apply_read(connection: StoreConnection, part: Sequence[tuple[int, Change]])
         elif not model.applies(change, record):
             yield index, Lost(record.status, record.owner, record.epoch)
         else:
-            steps.append((rowid, record, apply_to(change, record)))
+            after = apply_to(change, record)
+            steps.append((rowid, record, after))
             if change.amends:
                 forget(connection, change.app, [change.id])
+                refer(connection, change.app, change.id, after.payloads)  # an inbox may have some, too
             _refer(connection, change)
             yield index, APPLIED
     _write(connection, steps)
@@ -328,19 +353,50 @@ def _refer(connection: StoreConnection, change: Change) -> None:
         refer(connection, change.app, change.id, change.payloads)
 
 
-def _clear(connection: StoreConnection, clearing: Clearing) -> Verdict:
-    identity = (clearing.app, clearing.id)
-    if clearing.key is None:
+def _clear(connection: StoreConnection, reset: FieldReset) -> Verdict:
+    identity = (reset.app, reset.id)
+    if reset.key is None:
         cleared = connection.execute(queries.DELIVERED, identity).rowcount
     else:
-        cleared = connection.execute(queries.FREE_KEY, (*identity, clearing.key)).rowcount
+        cleared = connection.execute(queries.FREE_KEY, (*identity, reset.key)).rowcount
     if cleared:
         return APPLIED
     return APPLIED_AGAIN if connection.execute(queries.FIRST_HISTORY, identity).fetchone() else MISSING
 
 
+def _push(connection: StoreConnection, pushes: Sequence[Push]) -> list[Verdict]:
+    """Add to the inbox of one run."""
+    app, id = pushes[0].app, pushes[0].id
+    rows = connection.execute(queries.by_id(1), (app, id)).fetchall()
+    rowid, record = _decoded(connection, rows).get(id, (0, None))
+    if record is None:
+        return [MISSING] * len(pushes)
+    after, verdicts = model.pushed_all(pushes, record)
+    if after is not record:
+        _write(connection, [(rowid, record, after)])
+        written = [push.entry.body for push, verdict in zip(pushes, verdicts, strict=True) if verdict is APPLIED]
+        refer(connection, app, id, digests_in(*written))
+    return verdicts
+
+
+def _write_state(connection: StoreConnection, write: StateWrite) -> Verdict:
+    """Add to the inbox of a run, replace its state or its attributes, or mark an invocation."""
+    if isinstance(write, Push):
+        return _push(connection, [write])[0]
+    rows = connection.execute(queries.by_id(1), (write.app, write.id)).fetchall()
+    rowid, record = _decoded(connection, rows).get(write.id, (0, None))
+    if record is None:
+        return MISSING
+    after = model.written(write, record)
+    if not isinstance(after, InvocationRecord):
+        return after
+    _write(connection, [(rowid, record, after)])
+    return APPLIED
+
+
 # Columns that a change may set, beside those that every change sets, and the fields of records.
-_CHANGING = {name: name for name in (*OPTIONAL, "slot", "claim_token", "arguments")} | {"twin": "dedup_key"}
+_CHANGING = {name: name for name in (*OPTIONAL, "slot", "claim_token", "arguments", "has_streams")}
+_CHANGING |= {"twin": "dedup_key"}
 
 
 def _write(connection: StoreConnection, steps: Sequence[tuple[int, InvocationRecord, InvocationRecord]]) -> None:
@@ -348,7 +404,8 @@ def _write(connection: StoreConnection, steps: Sequence[tuple[int, InvocationRec
     alike: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
     for rowid, before, after in steps:
         differs = [name for name, field in _CHANGING.items() if getattr(before, field) != getattr(after, field)]
-        lines = history_text(after.history[before.version - after.version :])
+        walked = after.version - before.version
+        lines = history_text(after.history[-walked:]) if walked else ""
         step = (rowid, TEXTS[after.status], after.owner, after.epoch, after.version, after.attempt, after.changed_at)
         values = [column_value(getattr(after, _CHANGING[name])) for name in differs]
         alike.setdefault(tuple(differs), []).append((*step, after.reason, lines, *values))
@@ -390,7 +447,10 @@ def remove_ended(connection: StoreConnection, app: str, ids: Sequence[Invocation
 
 def _remove(connection: StoreConnection, app: str, gone: Sequence[tuple[int, InvocationId]]) -> int:
     connection.executemany(queries.DELETE, [(rowid,) for rowid, _ in gone])
-    forget(connection, app, [id for _, id in gone if type(id) is str])
+    ids = [id for _, id in gone if type(id) is str]
+    forget(connection, app, ids)
+    forget_streams(connection, app, ids)
+    remove_logs(connection, app, ids)
     return len(gone)
 
 

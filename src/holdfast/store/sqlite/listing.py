@@ -15,16 +15,18 @@ from msgspec.structs import replace
 
 from holdfast.errors import CorruptRecord
 from holdfast.model.limits import slot_range
-from holdfast.model.records import InvocationRecord
-from holdfast.model.retention import OUTCOMES
+from holdfast.model.records import OUTCOMES, InvocationRecord
 from holdfast.store.contract import Filter, Order
 from holdfast.store.sqlite.quarantine import INVOCATIONS, StoreConnection, readable
 from holdfast.store.sqlite.queries import ID, TABLE
 from holdfast.store.sqlite.rows import LIST, from_row
 from holdfast.store.sqlite.schema import ENDED
 
-_MOST_ARMS = 20  # more than there are statuses
-_MOST_COUNTED = 1000
+ATTRIBUTES = "holdfast_attributes"
+_HAVING = "app = ? AND name = ? AND value = ?"
+_ALSO = f"has.app = {TABLE}.app AND has.name = ? AND has.value = ? AND has.id = {TABLE}.id"
+_MAX_ARMS = 20  # more than there are statuses
+_MAX_COUNTED = 1000
 # What an index is limited to.
 _ONLY = {"status": "", "task": "", "queue": " AND queue <> 'default'", "parent_id": " AND parent_id IS NOT NULL"}
 # Which invocations an order lists, and how; each in the words of its index.
@@ -34,6 +36,7 @@ _ORDERS = {
     Order.OUTBOX: (" AND outbox IS NOT NULL", "changed_at, id"),  # holdfast_outbox
     Order.START_BY: (" AND start_by IS NOT NULL", "start_by, id"),  # holdfast_start_by
     Order.SLOT: (" AND slot IS NOT NULL", "slot"),  # holdfast_slot
+    Order.WAKE_AT: (" AND status = 'suspended' AND wake_at IS NOT NULL", "wake_at, id"),  # holdfast_wake
 }
 
 
@@ -47,7 +50,7 @@ class Listing(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """The column of the index to read, and the wanted values."""
+    """The column of the index to read, and the wanted values; of `attributes`, a name and its value."""
 
     column: str
     wanted: Sequence[str]
@@ -94,7 +97,7 @@ def _driver(connection: StoreConnection, wanted: Listing) -> Driver | None:
 
 
 def drivers(wanted: Listing) -> list[Driver]:
-    """The columns that the question could be answered by."""
+    """Return the columns that the question could be answered by."""
     where = wanted.where
     if wanted.order is Order.LATEST_END:
         return [Driver("status", sorted(str(status) for status in where.statuses) or OUTCOMES)]
@@ -103,10 +106,11 @@ def drivers(wanted: Listing) -> list[Driver]:
     if where.parent is not None:  # one has few children
         return [Driver("parent_id", [where.parent])]
     among = {"status": where.statuses, "task": where.tasks, "queue": where.queues}
-    return [
+    having = [Driver("attributes", pair) for pair in sorted(where.attributes)]
+    return having + [
         Driver(column, sorted(str(value) for value in values))
         for column, values in among.items()
-        if 0 < len(values) <= _MOST_ARMS and not (column == "queue" and "default" in values)
+        if 0 < len(values) <= _MAX_ARMS and not (column == "queue" and "default" in values)
     ]
 
 
@@ -116,8 +120,10 @@ def _count(connection: StoreConnection, app: str, driver: Driver) -> int:
 
 def counting(driver: Driver) -> str:
     column = driver.column
+    if column == "attributes":
+        return f"SELECT count(*) FROM (SELECT 1 FROM {ATTRIBUTES} WHERE {_HAVING} LIMIT {_MAX_COUNTED})"
     within = f"app = ? AND {column} IN ({_places(driver.wanted)}){_ONLY[column]}"
-    return f"SELECT count(*) FROM (SELECT 1 FROM {TABLE} WHERE {within} LIMIT {_MOST_COUNTED})"
+    return f"SELECT count(*) FROM (SELECT 1 FROM {TABLE} WHERE {within} LIMIT {_MAX_COUNTED})"
 
 
 def listing(wanted: Listing, driver: Driver | None) -> tuple[str, list[object]]:
@@ -125,6 +131,13 @@ def listing(wanted: Listing, driver: Driver | None) -> tuple[str, list[object]]:
     conditions = list(_conditions(wanted, driver))
     rest = "".join(f" AND {condition}" for condition, _ in conditions)
     values = [value for _, some in conditions for value in some]
+    if driver is not None and driver.column == "attributes":
+        # Walked backwards, and each row is looked up: CROSS JOIN keeps SQLite from doing it the other way round.
+        before = [] if wanted.where.before_id is None else [wanted.where.before_id]
+        having = f"SELECT id AS found FROM {ATTRIBUTES} WHERE {_HAVING}{' AND id < ?' * len(before)}"
+        looked_up = f"({having}) CROSS JOIN {TABLE} ON app = ? AND id = found"
+        given = [wanted.app, *driver.wanted, *before, wanted.app, *values, wanted.limit]
+        return f"SELECT {TABLE}.rowid, {LIST} FROM {looked_up} WHERE 1{rest} ORDER BY found DESC LIMIT ?", given
     driven = f" AND {driver.column} = ?{_ONLY[driver.column]}" if driver else ""
     arm = f"SELECT rowid, {LIST} FROM {TABLE} WHERE app = ?{driven}{only}{rest}"
     arms: list[list[object]] = [[wanted.app, each, *values] for each in (driver.wanted if driver else ())]
@@ -134,8 +147,12 @@ def listing(wanted: Listing, driver: Driver | None) -> tuple[str, list[object]]:
 
 
 def _conditions(wanted: Listing, driver: Driver | None) -> Iterable[tuple[str, Sequence[object]]]:
-    """What the filter says. A + keeps SQLite from choosing another index than that of the driver or the order."""
+    """Yield what the filter says. A + keeps SQLite from choosing another index than that of the driver or the order."""
     where, by_id = wanted.where, "" if wanted.order is Order.NEWEST else "+"
+    is_by_attribute = driver is not None and driver.column == "attributes"
+    for pair in sorted(where.attributes):
+        if driver is None or not is_by_attribute or pair != driver.wanted:
+            yield f"EXISTS (SELECT 1 FROM {ATTRIBUTES} AS has WHERE {_ALSO})", pair
     for column, some in (("task", where.tasks), ("queue", where.queues), ("status", where.statuses)):
         if some and (driver is None or column != driver.column):
             yield f"+{column} IN ({_places(some)})", sorted(str(value) for value in some)
@@ -145,7 +162,7 @@ def _conditions(wanted: Listing, driver: Driver | None) -> Iterable[tuple[str, S
         yield "owner >= ? AND owner < ?", [f"{where.runner}/", f"{where.runner}0"]  # 0 is the character after /
     if where.rerun_of is not None:
         yield f"{by_id}rerun_of = ? AND rerun_of IS NOT NULL", [where.rerun_of]
-    if where.before_id is not None:
+    if where.before_id is not None and not is_by_attribute:
         yield f"{by_id}id < ?", [where.before_id]
     if where.limit_key is not None:
         # The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.

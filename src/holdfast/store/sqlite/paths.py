@@ -19,7 +19,7 @@ from pathlib import Path
 from holdfast.errors import StoreReadOnly, StoreUnavailable, UnsafeStore, UnsupportedFileSystem
 
 _LONGEST_FOLDER = 60  # leaves room for a socket's name within the kernel's limit
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 
 def resolved(named: Path) -> Path:
@@ -134,9 +134,11 @@ def refuse_planted_link(named: Path, path: Path) -> None:
 
 
 def _links_of(path: Path) -> Iterator[Path]:
-    """The symbolic links on the way to a file. Those in the root folder belong to the system (macOS: /tmp, /var)."""
+    """Yield the symbolic links on the way to a file. Those in the root folder belong to the system (macOS: /tmp,
+    /var).
+    """
     whole, found = path.absolute(), 0
-    while found < _MOST_LINKS:
+    while found < _MAX_LINKS:
         link = next((part for part in (*reversed(whole.parents), whole) if part.is_symlink()), None)
         if link is None:
             return
@@ -155,7 +157,7 @@ def _is_open_to_all(folder: Path) -> bool:
 
 
 def side_folder(path: Path) -> Path:
-    """Where the locks and sockets of a store lie:
+    """Return where the locks and sockets of a store lie:
 
     beside the file, or in the temporary folder if that path is too long for a socket.
     """
@@ -201,7 +203,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:
-    """SQLite's locks do not hold on network file systems: two hosts would corrupt the file."""
+    """Refuse them: SQLite's locks do not hold on network file systems: two hosts would corrupt the file."""
     kind = file_system_of(path, _read_mounts() if mounts is None else mounts)
     if kind in NETWORK_FILE_SYSTEMS:
         raise UnsupportedFileSystem(
@@ -211,7 +213,7 @@ def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:
 
 
 def file_system_of(path: Path, mounts: str) -> str:
-    """The type of the file system that holds `path`, from the text of /proc/self/mounts; empty if unknown."""
+    """Return the type of the file system that holds `path`, from the text of /proc/self/mounts; empty if unknown."""
     best, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split()

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
+from holdfast.model.log import stream_logs
 from holdfast.model.records import Collected, Piece, StoredPayload
 from holdfast.store.sqlite.quarantine import PAYLOADS, PIECES, StoreConnection
 from holdfast.store.sqlite.rows import PAYLOAD_COLUMNS, PIECE_COLUMNS, payload_of, piece_of
 
 REFER = "INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id) VALUES (?, ?, ?)"
 FORGET = "DELETE FROM holdfast_payload_references WHERE app = ? AND id = ?"  # referring
+FORGET_STREAMS = "DELETE FROM holdfast_payload_references WHERE app = ? AND id > ? AND id < ?"  # referring
 KEEP = "UPDATE holdfast_payloads SET wanted_at = max(wanted_at, ?) WHERE app = ? AND digest = ?"
 PUT = "INSERT OR REPLACE INTO holdfast_payloads (app, digest, size, pieces, wanted_at) VALUES (?, ?, ?, ?, ?)"
 PUT_PIECE = """
@@ -58,6 +60,11 @@ def forget(connection: StoreConnection, app: str, ids: Sequence[InvocationId]) -
     connection.executemany(FORGET, [(app, id) for id in ids])
 
 
+def forget_streams(connection: StoreConnection, app: str, ids: Sequence[InvocationId]) -> None:
+    """Remove the references of the streams of invocations that are removed."""
+    connection.executemany(FORGET_STREAMS, [(app, *stream_logs(id)) for id in ids])
+
+
 def keep_payloads(connection: StoreConnection, app: str, digests: Sequence[str]) -> list[bool]:
     return [connection.execute(KEEP, (connection.now, app, digest)).rowcount > 0 for digest in digests]
 
@@ -73,13 +80,13 @@ def put_payloads(connection: StoreConnection, app: str, payloads: Sequence[Store
 
 
 def get_payload(connection: StoreConnection, app: str, digest: str) -> StoredPayload | None:
-    """Raises `CorruptRecord`."""
+    """Return a payload, or None. Raises `CorruptRecord`."""
     found = connection.execute(GET, (app, digest)).fetchone()
     return None if found is None else payload_of(digest, *found)
 
 
 def get_piece(connection: StoreConnection, app: str, digest: str, number: int) -> Piece | None:
-    """Raises `CorruptRecord`."""
+    """Return a piece of a payload, or None. Raises `CorruptRecord`."""
     found = connection.execute(GET_PIECE, (app, digest, number)).fetchone()
     return None if found is None else piece_of(digest, *found)
 

@@ -19,6 +19,7 @@ from holdfast.store.sqlite.rows import (
     COLUMNS,
     ENTRY_COLUMNS,
     LIST,
+    PAGE_COLUMNS,
     PAYLOAD_COLUMNS,
     PIECE_COLUMNS,
     RUNNER_COLUMNS,
@@ -31,7 +32,7 @@ from holdfast.store.sqlite.schema import READY, status_list
 T = TypeVar("T")
 Row = Sequence[object]
 
-_MOST_PASSES = 100
+_MAX_PASSES = 100
 _AT_ONCE = 1000
 
 
@@ -46,6 +47,7 @@ class Table(NamedTuple):
 INVOCATIONS = Table("holdfast_invocations", ("rowid", *COLUMNS), ("rowid",))
 RUNNERS = Table("holdfast_runners", RUNNER_COLUMNS, ("app", "id"))
 ENTRIES = Table("holdfast_entries", ENTRY_COLUMNS, ("app", "kind", "name"))
+LOG = Table("holdfast_log", PAGE_COLUMNS, ("app", "run", "generation", "first"))
 PAYLOADS = Table("holdfast_payloads", PAYLOAD_COLUMNS, ("app", "digest"))
 PIECES = Table("holdfast_payload_pieces", PIECE_COLUMNS, ("app", "digest", "number"))
 
@@ -114,7 +116,7 @@ def readable(
 ) -> list[T]:
     """Return what a query of these columns finds. Rows that cannot be read are set aside and make room for others."""
     found: list[T] = []
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         found, bad = [], 0
         for row in connection.execute(query, values).fetchall():
             try:
@@ -168,7 +170,7 @@ def quarantine_hidden(connection: StoreConnection, app: str) -> int:
             count += 1
     strange = [*_of_unknown_status(connection, app), *_without_owner(connection, app), *_never_due(connection, app)]
     once = list({row[0]: row for row in strange}.values())
-    return count + _set_all_aside(connection, once, "nobody could ever claim or recover it")
+    return count + _set_all_aside(connection, once, "no runner could ever claim or recover it")
 
 
 def _of_unknown_status(connection: StoreConnection, app: str) -> Iterator[Row]:
@@ -179,7 +181,7 @@ def _of_unknown_status(connection: StoreConnection, app: str) -> Iterator[Row]:
 
 
 def _without_owner(connection: StoreConnection, app: str) -> Iterator[Row]:
-    """Recovery asks for the work of a runner by its id, which is what comes before the slash."""
+    """Yield owned rows that recovery never finds: it asks by the id of a runner, the part before the slash."""
     for rowid, owner in connection.execute(OWNERS, (app,)).fetchall():
         if type(owner) is not str or "/" not in owner[1:]:
             yield connection.execute(BY_ROWID, (rowid,)).fetchone()
@@ -200,8 +202,8 @@ def _never_due(connection: StoreConnection, app: str) -> Iterator[Row]:
 
 def _of_another_lane(connection: StoreConnection, app: str, lane: str) -> Iterator[Row]:
     """Return rows in a foreign lane. If the first row of a lane is sound, runners serve the lane, and meet them."""
-    for most in (1, _AT_ONCE):
-        rows = connection.execute(f"{_READY} AND lane = ? ORDER BY rank, due_at LIMIT {most}", (app, lane)).fetchall()
+    for limit in (1, _AT_ONCE):
+        rows = connection.execute(f"{_READY} AND lane = ? ORDER BY rank, due_at LIMIT {limit}", (app, lane)).fetchall()
         strange = [row for row in rows if not _is_readable(row)]
         if not strange:
             return

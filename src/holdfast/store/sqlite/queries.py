@@ -140,7 +140,7 @@ def insert(rows: int, *, short: bool) -> str:
 
 @lru_cache(maxsize=512)
 def take(rows: int, *, more: str) -> str:
-    """The update of a claim, for records of one version and epoch: the same values for all, then the rowids."""
+    """Return the update of a claim, for records of one version and epoch: the same values for all, then the rowids."""
     return f"""
     UPDATE {TABLE} SET status = ?, owner = ?, epoch = ?, version = ?, attempt = attempt + ?, changed_at = ?,
         reason = '', claim_token = ?, history = history || ?{more}
@@ -152,7 +152,7 @@ def take(rows: int, *, more: str) -> str:
 def step_of_owner(
     path: tuple[Status, ...], sources: frozenset[Status], attempts: int, optional: tuple[str, ...], rows: int
 ) -> str:
-    """The update of a batch of changes by owners, of invocations that are still as the owners have read them."""
+    """Return the update of a batch of changes by owners, of invocations that are still as the owners have read them."""
     columns = ("id", "version", "epoch", "owner", "changed_at", "reason", "lines", *optional)
     freed = ["owner = NULL", "slot = NULL"] if not RELEASING.isdisjoint(path) else []
     sets = [*freed, *(f"{name} = step.{name}" for name in ("changed_at", "reason", *optional))]

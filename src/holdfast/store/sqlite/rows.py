@@ -38,7 +38,9 @@ from holdfast.model.records import (
     InvocationRecord,
     Origin,
     Piece,
+    ReplyTo,
     RunnerRecord,
+    RunState,
     StoredPayload,
     Terms,
     is_whole,
@@ -52,6 +54,7 @@ SHORT = [  # what every row has, and most rows have nothing else
 _NULLABLE = [
     *("owner", "claim_token", "fingerprint", "parent_id", "result", "error", "limit_key", "slot", "key", "twin"),
     *("terms", "errors", "retain_until", "rerun_of", "start_by", "cancellation", "origin", "outbox"),
+    *("reply_to", "run", "wake_at", "attributes", "has_streams"),
 ]
 COLUMNS = [*SHORT, *_NULLABLE]
 _FIELDS = [{"rank": "priority", "twin": "dedup_key"}.get(name, name) for name in COLUMNS]  # of records
@@ -72,6 +75,9 @@ _DECODERS: dict[str, JsonDecoder[Any]] = {
     "cancellation": JsonDecoder(Cancellation),
     "origin": JsonDecoder(Origin),
     "outbox": JsonDecoder(tuple[str, ...]),
+    "reply_to": JsonDecoder(ReplyTo),
+    "run": JsonDecoder(RunState),
+    "attributes": JsonDecoder(dict[str, str]),
 }
 _runner_decoder = JsonDecoder[RunnerRecord](RunnerRecord)
 
@@ -90,8 +96,8 @@ SIMPLE = frozenset({str, bytes, int, float, type(None)})  # values that a column
 
 
 def column_value(value: Any) -> Any:
-    """Return what a column stores of a field: JSON of structs and tuples, and NULL for an empty tuple."""
-    if isinstance(value, tuple | msgspec.Struct):
+    """Return what a column stores of a field: JSON of structs, tuples and maps, and NULL for an empty one."""
+    if isinstance(value, tuple | dict | msgspec.Struct):
         return _entry_encoder.encode(value).decode() if value else None
     return value
 
@@ -99,6 +105,7 @@ def column_value(value: Any) -> Any:
 def to_row(record: InvocationRecord) -> list[Any]:
     """Return the values of `COLUMNS`."""
     row = [*_short_of(record), *_nullable_of(record)]
+    row[_STREAMS] = record.has_streams or None
     for index in _ENCODED:
         row[index] = column_value(row[index])
     if record.terms is PLAIN:
@@ -128,8 +135,8 @@ def from_row(row: Sequence[Any]) -> InvocationRecord:
         raise corrupt(INVOCATION, row[1], error) from error
 
 
-_NUMBERS = ("rank", "epoch", "version", "attempt", "at_most_once")
-_MOMENTS = ("created_at", "due_at", "changed_at", "retain_until", "start_by")
+_NUMBERS = ("rank", "epoch", "version", "attempt", "at_most_once", "has_streams")
+_MOMENTS = ("created_at", "due_at", "changed_at", "retain_until", "start_by", "wake_at")
 _BYTES = ("arguments", "result")
 _short_of = attrgetter(*_FIELDS[: len(SHORT)])
 _nullable_of = attrgetter(*_FIELDS[len(SHORT) :])
@@ -139,8 +146,8 @@ _ABSENT = _nullable_of(
 _OWNED = frozenset(status.value for status in OWNED)
 STATUSES = {status.value: status for status in Status}
 TEXTS = {status: status.value for status in Status}  # sqlite3 binds a plain text without looking for an adapter
-_MOST_SHAPES = 10_000
-_MOST = 2**53
+_MAX_SHAPES = 10_000
+_MAX = 2**53
 _sound: set[tuple[type, ...]] = set()  # the types of rows that were looked at: there are few, and most are met again
 
 
@@ -162,14 +169,15 @@ def _check_types(row: Sequence[object], shape: tuple[type, ...]) -> None:
         wanted = _type_of(name)
         if type(value) is not wanted and not (value is None and name in _NULLABLE):
             raise TypeError(f"Expected `{wanted.__name__}`, got `{type(value).__name__}` - at `$.{name}`")
-    if len(_sound) < _MOST_SHAPES:
+    if len(_sound) < _MAX_SHAPES:
         _sound.add(shape)
 
 
 _OWNER, _STATUS, _HISTORY, _TAGS = (COLUMNS.index(name) for name in ("owner", "status", "history", "tags"))
 _RANK, _EPOCH, _ATTEMPT, _TERMS = (COLUMNS.index(name) for name in ("rank", "epoch", "attempt", "terms"))
+_STREAMS = COLUMNS.index("has_streams")
 _ENCODED = [COLUMNS.index(name) for name in _DECODERS]
-_CREATED, _DUE, _CHANGED, _RETAIN, _START_BY = (COLUMNS.index(name) for name in _MOMENTS)
+_CREATED, _DUE, _CHANGED, _RETAIN, _START_BY, _WAKE_AT = (COLUMNS.index(name) for name in _MOMENTS)
 
 
 def _check_bounds(row: Sequence[Any]) -> None:
@@ -180,12 +188,13 @@ def _check_bounds(row: Sequence[Any]) -> None:
         and EARLIEST <= row[_CHANGED] <= LATEST
         and (row[_RETAIN] is None or EARLIEST <= row[_RETAIN] <= LATEST)
         and (row[_START_BY] is None or EARLIEST <= row[_START_BY] <= LATEST)
+        and (row[_WAKE_AT] is None or EARLIEST <= row[_WAKE_AT] <= LATEST)
     ):
         raise ValueError("a moment in it is beyond every calendar")
-    if not (-_MOST <= row[_RANK] <= _MOST and 0 <= row[_EPOCH] <= _MOST and 0 <= row[_ATTEMPT] <= _MOST):
+    if not (-_MAX <= row[_RANK] <= _MAX and 0 <= row[_EPOCH] <= _MAX and 0 <= row[_ATTEMPT] <= _MAX):
         raise ValueError("a number in it is out of all proportion")
     if row[_OWNER] is None and row[_STATUS] in _OWNED:
-        raise ValueError(f"it is {row[_STATUS]}, and nobody owns it")
+        raise ValueError(f"it is {row[_STATUS]}, and no worker owns it")
     if len(row[_HISTORY]) > LARGEST_TEXT:
         raise ValueError(f"its history has {len(row[_HISTORY]):,} characters")
 
@@ -209,6 +218,8 @@ def _decode(row: Sequence[Any]) -> InvocationRecord:
     fields["tags"] = tuple(fields["tags"].split(",")) if fields["tags"] else ()
     fields["priority"] = -fields["priority"]
     fields["at_most_once"] = fields["at_most_once"] == 1
+    if "has_streams" in fields:
+        fields["has_streams"] = fields["has_streams"] == 1
     record = InvocationRecord(**(fields | {"status": STATUSES[status], "history": entries}))
     if record.lane != lane:
         raise ValueError(f"its lane {lane!r} is not that of its task, queue and tags")
@@ -224,6 +235,9 @@ def _plain(value: object) -> object:
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
 
 
+PAGE_COLUMNS = (
+    *("app", "run", "generation", "first", "last", "epoch", "operation", "at", "events", "payloads", "writer"),
+)
 PAYLOAD_COLUMNS = ("app", "digest", "size", "pieces", "wanted_at")
 PIECE_COLUMNS = ("app", "digest", "number", "put_at", "packed", "data")
 RUNNER_COLUMNS = ["app", "id", "started_at", "heartbeat_at", "body"]
@@ -250,7 +264,7 @@ def runner_of(row: Sequence[Any]) -> RunnerRecord:
         raise corrupt(RUNNER, id, error) from error
 
 
-ENTRY_COLUMNS = ("app", "kind", "name", "body", "version", "due_at", "keep_until")
+ENTRY_COLUMNS = ("app", "kind", "name", "body", "version", "due_at", "keep_until", "subject")
 
 
 def entry_of(row: Sequence[Any]) -> Entry:

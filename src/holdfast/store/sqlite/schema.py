@@ -24,8 +24,8 @@ from holdfast.model.records import Entry
 from holdfast.model.status import AVAILABLE, FINAL, Status
 from holdfast.store.migration import entries_of_executions, entry_of_pause, kept_until
 
-SCHEMA_VERSION = 5
-MIN_READER = 5  # what it keeps as entries, older versions look for elsewhere
+SCHEMA_VERSION = 6
+MIN_READER = 6  # older versions would end a run without its compensation, and leave its log behind
 _HIGHEST = 1_000_000
 # STRICT tables: a value of the wrong type is refused when it is written, not when it is read
 OLDEST_SQLITE = (3, 37, 0)
@@ -35,7 +35,7 @@ CHECKPOINT_PAGES = (
 
 
 def status_list(statuses: frozenset[Status]) -> str:
-    """Statuses as an SQL list.
+    """Return statuses as an SQL list.
 
     Sorted, because a partial index is used only by queries that repeat its condition to the letter.
     """
@@ -48,12 +48,12 @@ ENDED = f"status IN ({status_list(FINAL)})"
 
 
 def _move_to_entries(connection: sqlite3.Connection) -> None:
-    """Pauses of queues and executions of services become entries."""
+    """Turn pauses of queues and executions of services into entries."""
     queues = _rows(connection, "holdfast_queues")
     moved = [*map(entry_of_pause, queues), *entries_of_executions(_rows(connection, "holdfast_executions"))]
-    columns = Entry.__struct_fields__
+    columns = Entry.__struct_fields__[:7]  # as they were then
     statement = f"INSERT OR IGNORE INTO holdfast_entries ({', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-    connection.executemany(statement, [msgspec.structs.astuple(entry) for entry in moved])
+    connection.executemany(statement, [msgspec.structs.astuple(entry)[:7] for entry in moved])
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def _rows(connection: sqlite3.Connection, table: str) -> list[dict[str, Any]]:
 
 
 def _retain_old(connection: sqlite3.Connection) -> None:
-    """Say of those that ended under an older version how long they are kept."""
+    """Store how long invocations are kept that ended under an older version."""
     query = f"SELECT rowid, status, key, terms, changed_at FROM holdfast_invocations WHERE {ENDED}"
     steps = []
     for rowid, status, key, terms, changed_at in connection.execute(f"{query} AND retain_until IS NULL"):
@@ -83,6 +83,15 @@ Step = str | Callable[[sqlite3.Connection], None]
 def _added(*columns: str) -> list[Step]:
     return [f"ALTER TABLE holdfast_invocations ADD COLUMN {column}" for column in columns]
 
+
+def _each_attribute(row: str) -> str:
+    """Return the attributes of a row, one by one; none of a damaged text."""
+    whole = f"CASE WHEN json_valid({row}.attributes) THEN {row}.attributes ELSE '{{}}' END"
+    return f"SELECT {row}.app, key, value, {row}.id FROM json_each({whole}) WHERE type = 'text' AND key IS NOT NULL"
+
+
+_attributes_in = f"INSERT OR IGNORE INTO holdfast_attributes {_each_attribute('new')};"
+_attributes_out = f"DELETE FROM holdfast_attributes WHERE (app, name, value, id) IN ({_each_attribute('old')});"
 
 # Tables that version 5 removes are not made any more.
 MIGRATIONS: dict[int, list[Step]] = {
@@ -193,6 +202,47 @@ MIGRATIONS: dict[int, list[Step]] = {
         "DROP TABLE IF EXISTS holdfast_executions",
         _retain_old,
     ],
+    6: [
+        "ALTER TABLE holdfast_entries ADD COLUMN subject TEXT",
+        # Serves the entries that belong to a run or another invocation.
+        """
+        CREATE INDEX holdfast_entries_subject ON holdfast_entries (app, kind, subject, name)
+        WHERE subject IS NOT NULL
+        """,
+        *_added("reply_to TEXT", "run TEXT", "wake_at REAL", "attributes TEXT", "has_streams INTEGER"),
+        # Serves the look for runs that go on.
+        """
+        CREATE INDEX holdfast_wake ON holdfast_invocations (app, wake_at, id)
+        WHERE status = 'suspended' AND wake_at IS NOT NULL
+        """,
+        # The logs of runs and streams. The key is the order of reading, and two writers collide on it.
+        """
+        CREATE TABLE holdfast_log (
+            app TEXT NOT NULL, run TEXT NOT NULL, generation INTEGER NOT NULL, first INTEGER NOT NULL,
+            last INTEGER NOT NULL, epoch INTEGER NOT NULL, operation TEXT NOT NULL, at REAL NOT NULL,
+            events BLOB NOT NULL, payloads TEXT, writer TEXT, PRIMARY KEY (app, run, generation, first)
+        ) STRICT, WITHOUT ROWID
+        """,
+        # Serves `find` by attribute. Triggers keep it as the rows say, whatever removes or quarantines them.
+        """
+        CREATE TABLE holdfast_attributes (
+            app TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, id TEXT NOT NULL,
+            PRIMARY KEY (app, name, value, id)
+        ) STRICT, WITHOUT ROWID
+        """,
+        f"""
+        CREATE TRIGGER holdfast_attributes_new AFTER INSERT ON holdfast_invocations WHEN new.attributes IS NOT NULL
+        BEGIN {_attributes_in} END
+        """,
+        f"""
+        CREATE TRIGGER holdfast_attributes_gone AFTER DELETE ON holdfast_invocations WHEN old.attributes IS NOT NULL
+        BEGIN {_attributes_out} END
+        """,
+        f"""
+        CREATE TRIGGER holdfast_attributes_set AFTER UPDATE OF attributes ON holdfast_invocations
+        BEGIN {_attributes_out} {_attributes_in} END
+        """,
+    ],
 }
 
 
@@ -270,10 +320,17 @@ def _use_wal(connection: sqlite3.Connection, patience_seconds: float) -> None:
             time.sleep(0.005)
 
 
-def connect(path: Path, *, synchronous: str, busy_timeout_seconds: float) -> sqlite3.Connection:
+def connect(
+    path: Path, *, synchronous: str, busy_timeout_seconds: float, factory: type[sqlite3.Connection] = sqlite3.Connection
+) -> sqlite3.Connection:
     """Return a connection with our pragmas. Transactions are begun by hand."""
     connection = sqlite3.connect(
-        path, timeout=busy_timeout_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
+        path,
+        timeout=busy_timeout_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        factory=factory,
     )
     try:
         _use_wal(connection, busy_timeout_seconds)

@@ -12,22 +12,24 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, HoldfastError, StoreError, StoreReadOnly, StoreUnavailable
 from holdfast.ids import InvocationId
+from holdfast.model.log import Page
 from holdfast.model.records import InvocationRecord, Piece, StoredPayload
 from holdfast.store.contract import Ability, Backup, Finding, Observe
-from holdfast.store.sqlite import entries, invocations, listing, paths, payloads, quarantine, runners, schema
+from holdfast.store.sqlite import entries, invocations, listing, logs, paths, payloads, quarantine, runners, schema
 from holdfast.store.sqlite.backup import back_up
 from holdfast.store.sqlite.files import DatabaseFiles
 from holdfast.store.sqlite.hints import SocketHints
 from holdfast.store.sqlite.inspection import connect_to_look, inspect
 from holdfast.store.sqlite.quarantine import StoreConnection
-from holdfast.store.sqlite.threads import ConnectionThread, Turn, WriterThread, do_leniently, open_lock
+from holdfast.store.sqlite.sessions import SqliteStepTransaction
+from holdfast.store.sqlite.threads import ConnectionThread, WriterThread, WriteTurn, do_leniently, open_lock
 from holdfast.store.sqlite.transaction import LockProbe, SqliteTransaction, joined
 
 T = TypeVar("T")
@@ -77,7 +79,7 @@ class SqliteStore:
         self._busy_timeout = busy_timeout_seconds
         self._writer: WriterThread | None = None
         self._reader: ConnectionThread | None = None
-        self._turn: Turn | None = None
+        self._turn: WriteTurn | None = None
         self._presence = -1
         self._files = DatabaseFiles(path, self._named, busy_timeout_seconds, observe)
         self._probe = LockProbe(self._files, self._connect, lambda: bool(self._writer and self._writer.is_writing))
@@ -112,7 +114,7 @@ class SqliteStore:
         folder = paths.side_folder(self.path)
         try:
             paths.make_side_folder(folder, self.path)
-            self._turn = Turn(folder)
+            self._turn = WriteTurn(folder)
             alone = self._be_present(folder)
         except OSError as error:
             await self.close()
@@ -148,14 +150,16 @@ class SqliteStore:
             raise StoreUnavailable(
                 f"the store in {self.path} has to be made first, or brought up to date, and that cannot be done while "
                 "a transaction, most likely your own, holds the file's lock. Nothing was written. Run `holdfast store "
-                "prepare` once, or use the app once before the transaction begins (app.invocations(limit=1))."
+                "prepare` once, or call app.prepare() before the transaction begins."
             ) from error
         finally:
             once.stop()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
         self._files.before_connecting()
-        connection = schema.connect(self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout)
+        connection = schema.connect(
+            self.path, synchronous=self._synchronous, busy_timeout_seconds=self._busy_timeout, factory=factory
+        )
         try:
             self._files.connected()
             if self._prepared and not schema.is_current(connection):
@@ -249,6 +253,13 @@ class SqliteStore:
     def joined(self, session: object) -> SqliteTransaction:
         return joined(session, self.path, self._clock, self._files, self._probe)
 
+    def transaction(self, *, is_async: bool, owner: str = "") -> SqliteStepTransaction:
+        folder = paths.side_folder(self.path)
+        return SqliteStepTransaction(self._connect, lambda: WriteTurn(folder), is_async=is_async)
+
+    async def abort_transactions(self, owners: Collection[str]) -> int:
+        return 0  # a transaction ends with its process
+
     def hints(self) -> SocketHints | None:
         return self._hints
 
@@ -275,6 +286,12 @@ class SqliteStore:
         if self._writer is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
         return self._writer.do_blocking(self._job(self._writer, invocations.insert, records), committed)
+
+    append = _written(logs.append)
+    remove_log = _written(logs.remove_log)
+
+    async def read_log(self, app: str, run: InvocationId, **where: Any) -> Sequence[Page]:
+        return await self._read(logs.read_log, app, run, **where)
 
     put_entry = _written(entries.put_entry)
     remove_entry = _written(entries.remove_entry)

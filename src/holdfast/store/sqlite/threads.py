@@ -1,4 +1,4 @@
-"""The threads of a SQLite store: one that writes, one that reads. With them: turns between processes, and forks.
+"""The threads of a SQLite store: a writer and a reader. With them: turns between processes, and forks.
 
 Both threads take jobs (functions of a connection) and answer the loop or the thread that asked. The writer commits in
 groups: jobs that arrive while a commit is flushed share the next one, so the cost of a flush is divided by the load and
@@ -71,7 +71,7 @@ def open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-class Turn:
+class WriteTurn:
     """Take turns with other writers: a context for each write transaction."""
 
     def __init__(self, folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -133,7 +133,7 @@ class Turn:
         _TURNS.discard(self)
 
 
-_TURNS: weakref.WeakSet[Turn] = weakref.WeakSet()
+_TURNS: weakref.WeakSet[WriteTurn] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
@@ -234,7 +234,7 @@ class ConnectionThread:
         return await job.future
 
     def do_blocking(self, run: Callable[[sqlite3.Connection], T], committed: Callable[[], object] | None = None) -> T:
-        """As `do`, from any other thread, which waits for the answer. `committed` must neither block nor raise."""
+        """Do as `do`, from any other thread, which waits for the answer. `committed` must neither block nor raise."""
         job = _Job(run, None)
         job.committed = committed or job.committed
         job.gate.acquire()
@@ -341,7 +341,7 @@ class WriterThread(ConnectionThread):
         self,
         name: str,
         connect: Callable[[], sqlite3.Connection],
-        turn: Turn,
+        turn: WriteTurn,
         observe: Observe,
         files: DatabaseFiles | None = None,
     ) -> None:

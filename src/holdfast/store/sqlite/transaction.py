@@ -8,7 +8,8 @@ restore of a backup: then it has the old file open, which no process will read a
 a connection has open. But a file has one write lock, so while the user's transaction has it, no connection of ours can
 get it. If one can, theirs is another file. If ours cannot, the lock of our file is held by the user's connection; or by
 our writer or another process, while the user's has that of another file. Our writer knows whether it writes, and Linux
-lists which process has a lock.
+lists which process has a lock. It may be a third connection of this process: then this process has the write locks of
+two databases, one of which may be an old file of ours.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import TypeVar
 from holdfast.clock import Clock
 from holdfast.errors import StoreUnavailable, UsageError
 from holdfast.model.identity import key_is_over
+from holdfast.model.log import AppendVerdict, Page
 from holdfast.model.records import Entry, InvocationRecord, StoredPayload
-from holdfast.store.sqlite import entries, invocations, payloads, queries
+from holdfast.store.sqlite import entries, invocations, logs, payloads, queries
 from holdfast.store.sqlite.files import PATIENCE_OF_USERS_SECONDS, DatabaseFiles, FilesChanged, Log, close
 from holdfast.store.sqlite.quarantine import StoreConnection
 from holdfast.store.sqlite.threads import forks
@@ -107,9 +109,25 @@ class SqliteTransaction:
     async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
         return self.put_entries(fresh)
 
+    def append(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
+        return self._atomically(lambda connection: self._append(connection, pages, stored))
+
+    @staticmethod
+    def _append(
+        connection: StoreConnection, pages: Sequence[Page], stored: Sequence[StoredPayload]
+    ) -> Sequence[AppendVerdict]:
+        if pages:
+            payloads.put_payloads(connection, pages[0].app, stored)
+        return logs.append(connection, pages)
+
+    async def aappend(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
+        return self.append(pages, stored)
+
 
 def joined(connection: object, path: Path, clock: Clock, files: DatabaseFiles, probe: LockProbe) -> SqliteTransaction:
-    """Raises `UsageError` unless it is a connection to that file, in a transaction or about to begin one."""
+    """Return the transaction of a session. Raises `UsageError` unless it is a connection to that file, in a
+    transaction or about to begin one.
+    """
     if not isinstance(connection, sqlite3.Connection):
         raise UsageError(f"session= takes a sqlite3.Connection to {path}, not {type(connection).__name__}")
     with _plainly(connection):
@@ -168,15 +186,23 @@ class LockProbe:
 
         `written`: it has changed something, so it has its file's lock.
         """
-        if self._is_locked():
-            return
         if not written:
             try:
                 theirs.execute(_TAKE_LOCK)
             except sqlite3.OperationalError:
-                return  # another process writes, or has written since: what it reads is old, and it cannot write
-            if self._is_locked():
+                return  # another connection writes, or has written since: what it reads is old, and it cannot write
+        deadline = time.monotonic() + PATIENCE_OF_USERS_SECONDS
+        while self._is_locked():
+            if not (others := self._files.other_indexes_written_here()):
                 return
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"this process has write transactions open in {self._path} and in the database of "
+                    f"{', '.join(others)}, and the connection of this session may have either: the file may have been "
+                    "removed or replaced since it was opened. Nothing was submitted. Roll back, close the connection "
+                    "and connect anew, or end the other transaction first."
+                )
+            time.sleep(_LOOK_AGAIN_SECONDS)
         raise StoreUnavailable(
             f"the connection of this session has another file open than {self._path}, which was removed or replaced "
             "since. Nothing was submitted. Roll back, close the connection and connect anew."

@@ -15,7 +15,7 @@ from tests.store.mongo.tools import opened, play
 from holdfast.ids import ALPHABET
 from holdfast.model.pacing import amended
 from holdfast.store.mongo import queries
-from holdfast.store.mongo.crowd import Crowd
+from holdfast.store.mongo.contention import Contention
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import START, ids_of, invocation, wish
 
@@ -32,71 +32,71 @@ class Dice(random.Random):
         return super().getrandbits(16) % stop
 
 
-def shares_of(crowd: Crowd, at: float) -> str:
-    pattern = crowd.share(at)
+def shares_of(contention: Contention, at: float) -> str:
+    pattern = contention.share(at)
     assert pattern is not None
     return "".join(letter for letter in ALPHABET if re.search(pattern, letter))
 
 
 def test_alone_there_are_no_shares() -> None:
-    crowd = Crowd(Dice(1))
-    crowd.learn(10, 10, START)
-    assert crowd.share(START) is None
+    contention = Contention(Dice(1))
+    contention.learn(10, 10, START)
+    assert contention.share(START) is None
 
 
 def test_who_loses_divides_and_moves() -> None:
-    crowd = Crowd(Dice(1))
+    contention = Contention(Dice(1))
     sizes = []
     for _ in range(6):
-        crowd.learn(10, 5, START)
-        sizes.append(len(shares_of(crowd, START)))
+        contention.learn(10, 5, START)
+        sizes.append(len(shares_of(contention, START)))
     assert sizes == [16, 8, 4, 2, 2, 2]
 
 
 def test_the_shares_are_all_of_the_queue() -> None:
     met = set()
-    crowd = Crowd(Dice(1))
+    contention = Contention(Dice(1))
     for _ in range(500):
-        crowd.learn(10, 0, START)
-        met.add(shares_of(crowd, START))
+        contention.learn(10, 0, START)
+        met.add(shares_of(contention, START))
     assert "".join(sorted(share for share in met if len(share) == 2)) == ALPHABET
 
 
 def test_each_calm_second_doubles_a_share_until_there_is_one() -> None:
-    crowd = Crowd(Dice(1))
+    contention = Contention(Dice(1))
     for _ in range(9):
-        crowd.learn(10, 0, START)
-        crowd.share(START)
-    sizes = [len(shares_of(crowd, START + 1.5 * n)) for n in range(4)]
+        contention.learn(10, 0, START)
+        contention.share(START)
+    sizes = [len(shares_of(contention, START + 1.5 * n)) for n in range(4)]
     assert sizes == [2, 4, 8, 16]
-    assert crowd.share(START + 10) is None
-    assert crowd.shares == 1
+    assert contention.share(START + 10) is None
+    assert contention.shares == 1
 
 
 def test_one_claim_in_sixteen_goes_to_the_head_and_what_is_lost_there_says_nothing() -> None:
-    crowd = Crowd(random.Random(1))
-    crowd.learn(10, 0, START)
-    looks = Counter(crowd.share(START) is None for _ in range(4000))
+    contention = Contention(random.Random(1))
+    contention.learn(10, 0, START)
+    looks = Counter(contention.share(START) is None for _ in range(4000))
     assert 180 < looks[True] < 320
-    while crowd.share(START) is not None:
+    while contention.share(START) is not None:
         pass
-    crowd.learn(10, 0, START)
-    assert crowd.shares == 2
+    contention.learn(10, 0, START)
+    assert contention.shares == 2
 
 
 def test_a_row_of_single_claims_looks_first_now_and_then() -> None:
-    crowd = Crowd(Dice(1))
+    contention = Contention(Dice(1))
     for _ in range(64):
-        assert not crowd.looks_first
-        crowd.took_head(found=True)
-    assert crowd.looks_first
-    crowd.learn(1, 1, START)
-    assert not crowd.looks_first, "nobody was there"
+        assert not contention.looks_first
+        contention.took_head(found=True)
+    assert contention.looks_first
+    contention.learn(1, 1, START)
+    assert not contention.looks_first, "nobody was there"
     for _ in range(63):
-        crowd.took_head(found=True)
-    crowd.took_head(found=False)
-    crowd.took_head(found=True)
-    assert not crowd.looks_first, "the row was broken"
+        contention.took_head(found=True)
+    contention.took_head(found=False)
+    contention.took_head(found=True)
+    assert not contention.looks_first, "the row was broken"
 
 
 @pytest.mark.parametrize("limit", [1, 7])
@@ -107,14 +107,14 @@ def test_what_a_share_does_not_have_is_taken_from_the_others(mongo_url: str, lim
         await store.insert([invocation(f"i{n:02}-0") for n in range(20)])
         got: list[str | None] = []
         for turn in range(40):
-            store._claims.crowd.learn(2, 0, START)
+            store._claims.contention.learn(2, 0, START)
             got += ids_of((await store.claim(wish(f"claim {turn}", limit=limit))).records)
         assert sorted(map(str, got)) == [f"i{n:02}-0" for n in range(20)]
 
     play(mongo_url, scenario)
 
 
-class Counting(Crowd):
+class Counting(Contention):
     """Counts what was chosen, and what of it was got."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -128,19 +128,19 @@ class Counting(Crowd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 5])
-def test_a_crowd_settles_down(mongo_url: str, limit: int) -> None:
+def test_claimers_settle_down(mongo_url: str, limit: int) -> None:
     """Eight claimers of one queue: all of it is claimed once, and little is wanted by two."""
 
     async def scenario(store: MongoStore) -> None:
         count = 1000
         await store.insert([invocation(f"i{n:04}{ALPHABET[n % 32]}") for n in range(count)])
         got: list[str | None] = []
-        crowds: list[Counting] = []
+        contentions: list[Counting] = []
 
         async def work(number: int) -> None:
             async with opened(mongo_url) as mine:
-                mine._claims.crowd = crowd = Counting(random.Random(number))
-                crowds.append(crowd)
+                mine._claims.contention = contention = Counting(random.Random(number))
+                contentions.append(contention)
                 turn, found = 0, [""]
                 while found:
                     wanted = wish(f"{number} {turn}", limit=limit, owner=f"r/{number}", at=mine.now())
@@ -151,7 +151,7 @@ def test_a_crowd_settles_down(mongo_url: str, limit: int) -> None:
         await asyncio.gather(*(work(number) for number in range(8)))
         got += ids_of((await store.claim(wish("rest", limit=count))).records)
         assert len(got) == len(set(got)) == count
-        chosen, had = sum(crowd.chosen for crowd in crowds), sum(crowd.got for crowd in crowds)
+        chosen, had = sum(each.chosen for each in contentions), sum(each.got for each in contentions)
         assert had > 0.6 * chosen, (had, chosen)
 
     play(mongo_url, scenario)

@@ -1,4 +1,4 @@
-"""Looks at what lies behind the low-water marks, off the path of any claim.
+"""Scans whole lanes for work behind the low-water marks, off the path of any claim.
 
 After a claim that began at the marks, one look at the whole lanes follows within `FRESH_SECONDS` of the one before. It
 finds invocations that arrived behind a mark without a hint, and delivers a hint to this process, which then claims
@@ -26,7 +26,7 @@ from holdfast.store.mongo.sentinels import Sentinels
 
 _SOON_SECONDS = 0.05
 _LOOKED_AT = 50
-_REMAKE_SECONDS = 600.0  # somebody may remove sentinels
+_REMAKE_SECONDS = 600.0  # a user may remove sentinels
 
 
 def seen_in(documents: Sequence[Document]) -> list[Seen] | None:
@@ -40,20 +40,20 @@ def seen_in(documents: Sequence[Document]) -> list[Seen] | None:
     return seen
 
 
-class Behind:
-    """Looks at whole lanes and makes sentinels, off the path of any claim. `tell` delivers a hint to this process."""
+class LaneScanner:
+    """Scan whole lanes and make sentinels, off the path of any claim. `deliver` hands a hint to this process."""
 
     def __init__(
         self,
         collection: Collections,
         monotonic: Callable[[], float],
         now: Callable[[], float],
-        tell: Callable[[Hint], None],
+        deliver: Callable[[Hint], None],
     ) -> None:
         self._collection = collection
         self._monotonic = monotonic
         self._now = now
-        self._tell = tell
+        self._deliver = deliver
         self.marks = Marks(monotonic)
         self._sentinels = Sentinels()
         self._made_at = monotonic()
@@ -61,7 +61,7 @@ class Behind:
         self._task: asyncio.Task[None] | None = None
 
     def heed(self, changes: Iterable[Change]) -> None:
-        """These were written: what they made available may lie behind a mark."""
+        """Note written invocations: those that became available may lie behind a mark."""
         for change in changes:
             if change.path[-1] in AVAILABLE:
                 if isinstance(change.due_at, UnsetType):  # it keeps its place, wherever that is
@@ -124,7 +124,7 @@ class Behind:
         finally:
             self.marks.end(look, seen, _LOOKED_AT, at)
         if behind:
-            self._tell(Hint(READY, tuple({one.lane for one in behind}), len(behind)))
+            self._deliver(Hint(READY, tuple({one.lane for one in behind}), len(behind)))
 
     async def _make_sentinels(self) -> None:
         if self._monotonic() - self._made_at > _REMAKE_SECONDS:
@@ -132,5 +132,5 @@ class Behind:
         for app, lanes in tuple(self._claimed.items()):
             if wanted := self._sentinels.missing(app, self.marks.known(app, lanes)):
                 self._sentinels.are_there(wanted)
-                with contextlib.suppress(OperationFailure):  # a validator of somebody's, say; it works without them
+                with contextlib.suppress(OperationFailure):  # a user's validator, say; it works without them
                     await sentinels.make(self._collection(schema.INVOCATIONS), wanted)

@@ -27,7 +27,7 @@ _ENOUGH = 0.9  # of what was chosen: less is a collision
 _ROW = 64
 
 
-class Crowd:
+class Contention:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.shares = 1

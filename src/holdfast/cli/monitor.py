@@ -1,0 +1,50 @@
+"""``holdfast monitor``: the HTTP API and webhooks of an app, until it is asked to stop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from holdfast.app import App
+from holdfast.cli import logs
+from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, command, opened
+from holdfast.cli.output import Output
+from holdfast.cli.run import LogOptions
+from holdfast.errors import UsageError
+from holdfast.web import missing_extra
+
+
+@command(Needs.NOTHING)
+def monitor(
+    out: Output,
+    *,
+    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app_option: AppOption = None,
+    url: UrlOption = None,
+    name: NameOption = None,
+    host: Annotated[str, Option(help="Where to listen; other addresses than loopback need api_token.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Where to listen; 0 for a free port.", min=0, max=65535)] = 8080,
+    lines: LogOptions,
+) -> None:
+    """Serve the HTTP API and webhooks, until SIGINT or SIGTERM.
+
+    The API is under /api/v1, webhooks are under /hooks. There are no pages yet. On a loopback address the API answers
+    programs of this machine; elsewhere it needs the token of the setting api_token.
+    """
+    try:
+        from holdfast.web.serving import refuse_open_address, serve
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from error
+    if app and app_option and app != app_option:
+        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+    logs.configure(lines.log_format, lines.log_level)
+    with opened(out, Needs.STORE, app=app or app_option, url=url, name=name) as chosen:
+        assert isinstance(chosen, App)
+        refuse_open_address(host, chosen.settings)
+        serve(chosen, host, port, started=lambda address: _tell(out, address))
+
+
+def _tell(out: Output, address: str) -> None:
+    out.document({"address": address, "api": f"{address}/api/v1"})
+    out.line(f"the HTTP API is at {address}/api/v1")

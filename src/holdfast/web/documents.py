@@ -1,0 +1,183 @@
+"""Stored records as documents: dicts that become JSON. Pure.
+
+``--json`` of the commands and the HTTP API give the same documents, so a program can change from one to the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.codec import Codec, ErrorRecord, Payloads
+from holdfast.codec.data import without_classes
+from holdfast.errors import NotDecodable
+from holdfast.model.records import HistoryEntry, InvocationRecord, Origin
+from holdfast.runtime.runs import HOOK, LogEvent, StepRecord, Stored, started_at, took
+from holdfast.runtime.streams import Chunk
+from holdfast.showing import fields, moment
+from holdfast.triggers.rules import DATA
+from holdfast.workflows.hooks_resuming import HookRecord
+
+Document = dict[str, Any]
+
+
+# --- invocations
+
+
+def invocation_document(record: InvocationRecord) -> Document:
+    """Return an invocation as lists have it: without arguments, result, error and history."""
+    asked, terms = record.cancellation, record.terms
+    first = ("id", "app", "task", "status", "queue", "tags", "priority", "created_at", "due_at", "changed_at", "owner")
+    more = ("epoch", "attempt", "reason", "parent_id", "key", "retain_until", "rerun_of", "limit_key", "slot")
+    return fields(record, *first, *more) | {
+        "attributes": dict(record.attributes),
+        "root_id": record.root_id,
+        "timeout": terms.timeout,
+        "soft_timeout": terms.soft_timeout,
+        "expires_at": None if terms.start_by is None else moment(terms.start_by),
+        "cancellation": asked and fields(asked, "by", "reason", "at", "until"),
+    }
+
+
+def history_document(history: Sequence[HistoryEntry]) -> list[Document]:
+    return [fields(entry, "version", "at", "status", "owner", "epoch", "by", "why") for entry in history]
+
+
+def history_of(record: InvocationRecord) -> Document:
+    """Return each status of an invocation, and what triggered it."""
+    return {"id": record.id, "origin": origin_document(record.origin), "history": history_document(record.history)}
+
+
+def origin_document(origin: Origin | None) -> Document | None:
+    if origin is None:
+        return None
+    sources = [fields(each, "kind", "id", "name") for each in origin.sources]
+    return fields(origin, "trigger", "depth", "path") | {"sources": sources}
+
+
+def error_document(error: ErrorRecord | None) -> Document | None:
+    if error is None:
+        return None
+    return {"type": error.type_name, "message": error.message, "traceback": error.traceback}
+
+
+def errors_document(record: InvocationRecord) -> list[Document]:
+    """Return the failures of all attempts."""
+    return [fields(one, "number", "attempt", "at") | (error_document(one.error) or {}) for one in record.errors]
+
+
+# --- runs of workflows
+
+
+def run_document(record: InvocationRecord, calls: Sequence[StepRecord]) -> Document | None:
+    """Return the state of a run; None for a task."""
+    run = record.run
+    if run is None:
+        return None
+    counts = Counter(call.status for call in calls)
+    return {
+        "generation": run.generation,
+        "started_at": moment(started_at(record)),
+        "wake_at": None if record.wake_at is None else moment(record.wake_at),
+        "inbox": len(run.inbox),
+        "steps": {status: counts[status] for status in sorted(counts)},
+        "waits_for": [call.id for call in calls if call.is_open],
+    }
+
+
+def step_document(codec: Codec, call: StepRecord) -> Document:
+    """Return a call of a body: a step, a child, or a wait."""
+    first = ("id", "kind", "name", "status", "attempt", "created_at", "started_at", "ended_at")
+    return fields(call, *first) | {
+        "due_at": None if call.due is None else moment(call.due),
+        "seconds": None if call.ended_at is None else took(call, call.ended_at),
+        "queue": call.queue or None,
+        "child": call.child or None,
+        "where": call.where,
+        "why": call.why,
+        "received": call.received if call.kind == HOOK else None,
+        "arguments": stored_document(codec, call.stored_arguments, of_call=True),
+        "result": stored_document(codec, call.stored_result),
+        "error": error_document(call.error),
+    }
+
+
+def event_document(codec: Codec, event: LogEvent) -> Document:
+    """Return an event of a run."""
+    of_call = event.type in ("step_created", "run_created")
+    names = ("cursor", "type", "at", "generation", "position", "correlation", "name", "where", "attempt")
+    return fields(event, *names) | {
+        "due_at": None if event.due is None else moment(event.due),
+        "child": event.child or None,
+        "code": event.code or None,
+        "why": event.why,
+        "value": stored_document(codec, event.stored, of_call=of_call),
+        "error": error_document(event.error),
+    }
+
+
+def hook_document(hook: HookRecord) -> Document:
+    """Return a hook. A token that is a secret is not in it."""
+    names = ("name", "origin", "run", "task", "call", "created_at", "type", "metadata", "has_url", "verify")
+    return fields(hook, *names, "ended_at", "keep_until") | {
+        "token": hook.token or None,
+        "methods": list(hook.methods),
+    }
+
+
+# --- streams
+
+
+def chunk_document(chunk: Chunk) -> Document:
+    """Return an item of a stream. The value of one that is bytes is in Base64, and says so."""
+    facts = fields(chunk, "index", "kind", "at", "attempt") | {"step": chunk.step or None}
+    if isinstance(chunk.value, bytes):
+        return facts | {"value": base64.b64encode(chunk.value).decode(), "encoding": "base64"}
+    return facts | {"value": chunk.value}
+
+
+def chunk_value(codec: Codec, data: bytes, payloads: Payloads) -> Any:
+    """Return the value of a chunk; in words, if it cannot be read here."""
+    try:
+        return readable(codec, lambda codec: codec.decode(data, payloads, describe=True))
+    except NotDecodable as error:
+        return f"a chunk of {len(data)} bytes that cannot be read here: {error}"
+
+
+# --- values
+
+
+def stored_document(codec: Codec, stored: Stored | None, *, of_call: bool = False) -> Document | None:
+    """Return ``{"value": …}``, or the arguments of a call, or why they cannot be read; None if there is no value."""
+    if stored is None:
+        return None
+    try:
+        value = decoded(codec, stored, of_call=of_call)
+    except NotDecodable as error:
+        return {"unreadable": str(error)}
+    return {"args": list(value[0]), "kwargs": value[1]} if of_call else {"value": value}
+
+
+def decoded(codec: Codec, stored: Stored, *, of_call: bool = False) -> Any:
+    """Return a stored value; as data without classes, if their code was not imported. Raises `NotDecodable`."""
+    return readable(
+        codec,
+        lambda codec: (
+            codec.decode_call(stored.data, stored.payloads, describe=True)
+            if of_call
+            else codec.decode(stored.data, stored.payloads, describe=True)
+        ),
+    )
+
+
+def readable(codec: Codec, decode: Callable[[Codec], Any]) -> Any:
+    """Decode to values; to data without classes, if their code was not imported. Raises `NotDecodable`."""
+    try:
+        return decode(codec)
+    except NotDecodable:
+        with contextlib.suppress(NotDecodable):
+            return without_classes(decode(DATA))
+        raise

@@ -1,0 +1,282 @@
+"""The read model: what commands, the HTTP API and pages ask the store, each question in one place.
+
+An answer is a small value with its records and its document. Commands print the records for people and the document
+with ``--json``; the API sends the document. Everything here runs on the engine's loop; a document is made on the
+caller's thread, since values may run user code when they are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from holdfast.codec import Codec, Payloads
+from holdfast.errors import UsageError
+from holdfast.ids import InvocationId
+from holdfast.model.explain import Explanation
+from holdfast.model.records import InvocationRecord
+from holdfast.runtime.app_runtime import AppRuntime
+from holdfast.runtime.runs import LogEvent, StepRecord, Stored
+from holdfast.runtime.streams import Chunk, StreamInfo
+from holdfast.runtime.wait import get_all, get_readable
+from holdfast.showing import describe, fields
+from holdfast.store.contract import Filter
+from holdfast.streams.reader import LogReader, StreamReading
+from holdfast.streams.rules import ALL, first_index
+from holdfast.web.documents import (
+    Document,
+    chunk_document,
+    chunk_value,
+    error_document,
+    errors_document,
+    event_document,
+    history_document,
+    hook_document,
+    invocation_document,
+    origin_document,
+    run_document,
+    step_document,
+    stored_document,
+)
+from holdfast.workflows.hooks_records import address_of, resume_id_of
+from holdfast.workflows.hooks_resuming import HookAccess, HookRecord, looked_up
+from holdfast.workflows.looking import Looking
+
+_RERUNS = 10
+_LOOKED_AT, _MAX_LOOKED_AT = 200, 20_000
+
+
+class InvocationPage(NamedTuple):
+    """Invocations, newest first, and the cursor of the next page; None if there is none."""
+
+    records: Sequence[InvocationRecord]
+    before: str | None
+
+    def document(self) -> Document:
+        return {"invocations": [invocation_document(record) for record in self.records], "before": self.before}
+
+
+class WholeInvocation(NamedTuple):
+    """Everything about one invocation: what holds it back, the calls of a workflow's body, and its last reruns."""
+
+    record: InvocationRecord
+    why: Explanation
+    calls: Sequence[StepRecord]
+    reruns: Sequence[InvocationRecord]
+
+    def document(self, codec: Codec) -> Document:
+        record = self.record
+        result = None if record.result is None else Stored(record.result, codec)
+        return invocation_document(record) | {
+            "explanation": self.why.text,
+            "arguments": stored_document(codec, Stored(record.arguments, codec), of_call=True),
+            "result": stored_document(codec, result),
+            "error": error_document(record.error),
+            "errors": errors_document(record),
+            "retries": record.terms.retries,
+            "reruns": [again.id for again in self.reruns],
+            "origin": origin_document(record.origin),
+            "run": run_document(record, self.calls),
+            "history": history_document(record.history),
+        }
+
+
+class ExplainedInvocation(NamedTuple):
+    """What an invocation waits for, or how it ended."""
+
+    record: InvocationRecord
+    why: Explanation
+
+    def document(self) -> Document:
+        facts = fields(self.record, "id", "task", "status", "queue")
+        return facts | {"reasons": list(self.why.reasons), "explanation": self.why.text}
+
+
+class CallPage(NamedTuple):
+    """Steps, children and waits of a run, in the order of its log."""
+
+    record: InvocationRecord
+    calls: Sequence[StepRecord]
+    after: str | None
+
+    def document(self, codec: Codec) -> Document:
+        steps = [step_document(codec, call) for call in self.calls]
+        return fields(self.record, "id", "task", "status") | {"steps": steps, "after": self.after}
+
+
+class LogPage(NamedTuple):
+    """Events of a run, in the order of its log."""
+
+    record: InvocationRecord
+    events: Sequence[LogEvent]
+    after: str | None
+
+    def document(self, codec: Codec) -> Document:
+        events = [event_document(codec, event) for event in self.events]
+        return fields(self.record, "id", "task", "status") | {"events": events, "after": self.after}
+
+
+class HookPage(NamedTuple):
+    """Hooks, in the order of their names, and the cursor of the next page."""
+
+    hooks: Sequence[HookRecord]
+    before: str | None
+
+    def document(self) -> Document:
+        return {"hooks": [hook_document(hook) for hook in self.hooks], "before": self.before}
+
+
+class WholeHook(NamedTuple):
+    """A hook, the status of its run, and the ids of payloads that the run has not taken yet."""
+
+    hook: HookRecord
+    status: str
+    waiting: Sequence[str]
+
+    def document(self) -> Document:
+        more = {"schema": dict(self.hook.schema), "run_status": self.status, "waiting": list(self.waiting)}
+        return hook_document(self.hook) | more
+
+
+class StreamList(NamedTuple):
+    """The streams of an invocation, by name."""
+
+    record: InvocationRecord
+    streams: Sequence[StreamInfo]
+
+    def document(self) -> Document:
+        return fields(self.record, "id", "task", "status") | {"streams": [fields(each) for each in self.streams]}
+
+
+class ChunkPage(NamedTuple):
+    """Items of a stream that are there now, and the index of the next one; no more will come if it `is_closed`."""
+
+    record: InvocationRecord
+    stream: str
+    items: Sequence[Chunk]
+    next: int
+    is_closed: bool
+
+    def document(self) -> Document:
+        items = [chunk_document(chunk) for chunk in self.items]
+        more = {"stream": self.stream, "items": items, "next": self.next, "is_closed": self.is_closed}
+        return fields(self.record, "id", "task", "status") | more
+
+
+class ReadModel:
+    """Ask the store of one app. Each method runs on the engine's loop (`AppRuntime.run`, `AppRuntime.arun`)."""
+
+    def __init__(self, runtime: AppRuntime) -> None:
+        self._runtime = runtime
+        self._looking = Looking()
+        self._hooks = HookAccess(runtime)
+
+    async def record(self, id: str) -> InvocationRecord:
+        """Return one invocation. Raises `InvocationNotFound`, `CorruptRecord`."""
+        engine = await self._runtime.engine()
+        (record,) = await get_all(engine.store, engine.app, [InvocationId(id)])
+        return record
+
+    async def invocations(
+        self, where: Filter, limit: int, keep: Callable[[InvocationRecord], bool] | None = None
+    ) -> InvocationPage:
+        """Return the invocations that `keep` wants. Without it the store finds them by an index; with it, 20,000 are
+        looked at.
+        """
+        engine = await self._runtime.engine()
+        if keep is None:
+            records = await engine.store.find(engine.app, where, limit)
+            return InvocationPage(records, records[-1].id if records and len(records) == limit else None)
+        found: list[InvocationRecord] = []
+        for _ in range(_MAX_LOOKED_AT // _LOOKED_AT):
+            page = await engine.store.find(engine.app, where, _LOOKED_AT)
+            for record in page:
+                where = replace(where, before_id=record.id)
+                if keep(record):
+                    found.append(record)
+                    if len(found) == limit:
+                        return InvocationPage(found, record.id)
+            if len(page) < _LOOKED_AT:
+                return InvocationPage(found, None)
+        return InvocationPage(found, where.before_id)
+
+    async def whole(self, record: InvocationRecord) -> WholeInvocation:
+        engine = await self._runtime.engine()
+        calls = [] if record.run is None else await self._looking.calls(engine, record)
+        return WholeInvocation(record, await self._runtime.explain(record), calls, await self.reruns(record.id))
+
+    async def reruns(self, id: str) -> Sequence[InvocationRecord]:
+        """Return the last few reruns of an invocation."""
+        engine = await self._runtime.engine()
+        return await engine.store.find(engine.app, Filter(rerun_of=id), _RERUNS)
+
+    async def why(self, record: InvocationRecord) -> ExplainedInvocation:
+        return ExplainedInvocation(record, await self._runtime.explain(record))
+
+    async def steps(self, record: InvocationRecord, *, after: str | None = None, limit: int | None = None) -> CallPage:
+        """Return the calls of a run; `after` is the id of the last one of the page before. Raises `UsageError`."""
+        calls = await self._looking.calls(await self._runtime.engine(), record)
+        if after is not None:
+            places = [number for number, call in enumerate(calls, 1) if call.id == after]
+            if not places:
+                raise UsageError(f"after={after[:80]!r} is no step of this run: give the id of the last step of a page")
+            calls = calls[places[0] :]
+        page = calls if limit is None else calls[:limit]
+        return CallPage(record, page, page[-1].id if page and len(page) < len(calls) else None)
+
+    async def step(self, record: InvocationRecord, step: str) -> CallPage:
+        """Return one call of a run. Raises `UsageError` for a task, `StepNotFound`."""
+        return CallPage(record, [await self._looking.step(await self._runtime.engine(), record, step)], None)
+
+    async def events(
+        self, record: InvocationRecord, *, correlation: str | None = None, after: str | None = None, limit: int = 100
+    ) -> LogPage:
+        """Return events of a run; `after` is the cursor of the last one of the page before."""
+        engine = await self._runtime.engine()
+        events = await self._looking.events(engine, record, correlation=correlation, after=after, limit=limit)
+        return LogPage(record, events, events[-1].cursor if events and len(events) == limit else None)
+
+    async def hooks(self, *, run: str | None = None, before: str | None = None, limit: int = 100) -> HookPage:
+        """Return stored hooks, or those of a run; `before` is the name of the last one of the page before."""
+        found = await self._hooks.ahooks(run=run, before=before, limit=limit)
+        return HookPage(found, found[-1].name if found and len(found) == limit else None)
+
+    async def hook(self, name: str) -> WholeHook | None:
+        """Return a hook by its name, the hash of its token; None if there is none, or its run has ended."""
+        engine = await self._runtime.engine()
+        found = await looked_up(engine, name)
+        if found is None:
+            return None
+        (run,) = await get_readable(engine.store, engine.app, [found.run])
+        if run is None:
+            return WholeHook(found, "removed", ())
+        wanted = [entry for entry in run.run.inbox if entry.call == address_of(name)] if run.run is not None else []
+        return WholeHook(found, str(run.status), [describe(resume_id_of(entry.id)) for entry in wanted])
+
+    async def streams(self, record: InvocationRecord) -> StreamList:
+        return StreamList(record, await StreamReading().streams(await self._runtime.engine(), record.id))
+
+    def stream(self, id: str, name: str, start: int = 0, stop: int | None = None, attempts: str = ALL) -> LogReader:
+        """Return a reader, which needs no code: a value of a class that is not imported is the data that it holds.
+        Raises `UsageError`.
+        """
+
+        def decode(data: bytes, payloads: Payloads) -> object:
+            return chunk_value(self._runtime.codec, data, payloads)
+
+        return LogReader(self._runtime, InvocationId(id), name, start, stop, attempts, decode=decode)
+
+    async def chunks(
+        self, record: InvocationRecord, name: str, *, start: int, limit: int, attempts: str = ALL
+    ) -> ChunkPage:
+        """Return items of a stream from an index on; below 0 it counts from the end. Large values are left out. Raises
+        `StreamGone`.
+        """
+        tail = await self.stream(record.id, name).atail()
+        first = first_index(start, tail.index + 1)
+        behind = max(first, min(first + limit, tail.index + 1))
+        reader = self.stream(record.id, name, first, behind, attempts)
+        items = [chunk async for batch in reader.batches(fetch=False) for chunk in batch] if behind > first else []
+        return ChunkPage(record, name, items, behind, tail.is_closed and behind > tail.index)

@@ -1,0 +1,98 @@
+"""The server of ``holdfast monitor``: uvicorn on a loopback address, or elsewhere with a token.
+
+A signal stops it: no new connections, streams end (their readers come back with their place), and requests that are
+under way have a few seconds. Its access log is off, since paths of webhooks are secrets; see `WebRequestServed`.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from holdfast.errors import ConfigurationError
+from holdfast.settings import Settings
+from holdfast.telemetry.events import WebServing
+from holdfast.web.asgi import ServedApp, WebApp
+from holdfast.web.rules import is_loopback
+
+GRACE_SECONDS = 5
+
+
+def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], object] = lambda address: None) -> None:
+    """Serve an app until SIGINT or SIGTERM. `started` gets the address, once it is taken.
+
+    Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token.
+    """
+    runtime = app.runtime
+    refuse_open_address(host, runtime.settings)
+    with _listening(host, port) as taken, _heard_signals():
+        web = WebApp(app, is_local=is_loopback(taken.getsockname()[0]))
+        address = _address(host, taken.getsockname()[1])
+        runtime.telemetry.emit(WebServing(address))
+        started(address)
+        config = uvicorn.Config(
+            web,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        _Server(config, web).run(sockets=[taken])
+
+
+def refuse_open_address(host: str, settings: Settings) -> None:
+    """Raise `ConfigurationError` if others reach this address, and no token is set."""
+    if not is_loopback(host) and not settings.api_token:
+        raise ConfigurationError(
+            f"--host {host} can be reached by others, and the setting api_token is empty, so anybody could read and "
+            "resume everything. Set HOLDFAST_API_TOKEN to 16 characters or more, such as the output of "
+            "'openssl rand -hex 32'; or stay on 127.0.0.1, and let a proxy with a login lead there."
+        )
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of the app first: their readers would hold up a stop."""
+
+    def __init__(self, config: uvicorn.Config, web: WebApp) -> None:
+        super().__init__(config)
+        self._web = web
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._web.streams.end()
+        await super().shutdown(sockets)
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Take the address before anything is said about it."""
+    try:
+        (family, _, _, _, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        taken = socket.create_server(where[:2], family=family)
+    except (OSError, OverflowError, UnicodeError) as error:
+        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "another program uses that port; choose another, or 0 for a free one" if is_taken else str(error)
+        raise ConfigurationError(f"the web app cannot be served at {host}:{port}: {why}.") from error
+    with taken:
+        yield taken
+
+
+@contextmanager
+def _heard_signals() -> Iterator[None]:
+    """Let uvicorn's own handlers be the only effect of a signal: after its stop it raises the signal once more."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

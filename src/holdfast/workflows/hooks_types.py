@@ -1,0 +1,307 @@
+"""Types of payloads: a JSON schema that is stored with a hook, the check in the resumer, the object in the body. Pure.
+
+The resumer may be another program: it has the schema, and never the class. So a payload of a typed hook travels as
+plain JSON values, is checked against the schema before anything is written, and becomes an object of the type in the
+body. msgspec makes the schema (dataclasses, structs, builtins), pydantic that of its models. Rules of a class that no
+schema tells (validators, `__post_init__`) are applied in the body, where they raise.
+
+A hook of type `Any` takes whatever the codec can store, exactly as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import inspect
+
+from holdfast.codec.classes import type_name
+from holdfast.errors import NotDecodable, PayloadDoesNotFit, UsageError
+
+Schema = Mapping[str, Any]
+_DEEPEST = 100
+
+
+def schema_of(type: Any) -> dict[str, Any]:
+    """Return the JSON schema of a payload type; empty for `Any`. Raises `UsageError` for what is no type."""
+    try:
+        schema = msgspec.json.schema(type)
+        _add_formats(inspect.type_info(type), schema, schema, set())
+        return schema
+    except Exception as error:
+        if (adapter := _adapter(type)) is not None:
+            return dict(adapter.json_schema())
+        raise UsageError(
+            f"hook(type={type!r:.80}): a payload is of a dataclass, a msgspec struct, a pydantic model or a builtin "
+            f"type. {type!r:.80} is none of them: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def name_of_type(type: Any) -> str:
+    """Return the name of a type, for people."""
+    if type is Any:
+        return ""
+    return type_name(type) if isinstance(type, _CLASS) and not hasattr(type, "__origin__") else str(type)
+
+
+_CLASS = type
+
+
+def _adapter(type: Any) -> Any:
+    """Return pydantic's adapter of a type; None if pydantic is not in use, or does not know the type."""
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not _mentions_model(type, pydantic.BaseModel):
+        return None
+    try:
+        return pydantic.TypeAdapter(type)
+    except Exception:
+        return None
+
+
+def _mentions_model(type: Any, base: Any) -> bool:
+    if isinstance(type, _CLASS) and issubclass(type, base):
+        return True
+    return any(_mentions_model(each, base) for each in getattr(type, "__args__", ()))
+
+
+def _add_formats(info: Any, schema: Any, whole: Any, seen: set[str]) -> None:
+    """Add the formats of times and dates that msgspec leaves out, as it does where a time zone may be missing."""
+    if not isinstance(schema, dict):
+        return
+    if (reference := schema.get("$ref")) is not None:
+        if reference in seen:
+            return
+        seen.add(reference)
+        schema = _resolved(schema, whole)
+    match info:
+        case inspect.DateTimeType():
+            schema.setdefault("format", "date-time")
+        case inspect.TimeType():
+            schema.setdefault("format", "time")
+        case inspect.Metadata():
+            _add_formats(info.type, schema, whole, seen)
+        case inspect.CollectionType():
+            _add_formats(info.item_type, schema.get("items"), whole, seen)
+        case inspect.DictType():
+            _add_formats(info.value_type, schema.get("additionalProperties"), whole, seen)
+        case inspect.TupleType():
+            for item, part in zip(info.item_types, schema.get("prefixItems", ()), strict=False):
+                _add_formats(item, part, whole, seen)
+        case inspect.UnionType():
+            _add_to_union(info, schema, whole, seen)
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
+            parts = schema.get("properties", {})
+            for field in info.fields:
+                _add_formats(field.type, parts.get(field.encode_name), whole, seen)
+
+
+def _add_to_union(info: inspect.UnionType, schema: dict[str, Any], whole: Any, seen: set[str]) -> None:
+    parts, texts = schema.get("anyOf", ()), 0
+    for each in info.types:
+        texts += isinstance(each, inspect.StrType | inspect.LiteralType)
+    for each in info.types:
+        if isinstance(each, inspect.DateTimeType | inspect.TimeType) and not texts:
+            for part in parts:
+                if part == {"type": "string"}:
+                    _add_formats(each, part, whole, seen)
+        elif len(matching := [part for part in parts if _is_alike(each, part)]) == 1:
+            _add_formats(each, matching[0], whole, seen)
+
+
+def _is_alike(info: Any, part: Any) -> bool:
+    if "$ref" in part:
+        name = getattr(getattr(info, "cls", None), "__name__", None)
+        return name is not None and str(part["$ref"]).rpartition("/")[2] == name
+    wanted = {"array": (inspect.CollectionType, inspect.TupleType), "object": (inspect.DictType,)}
+    return isinstance(info, wanted.get(part.get("type"), ()))
+
+
+# --- to plain values
+
+
+def plain(value: object) -> Any:
+    """Return a payload as plain JSON values. Raises `UsageError` for what has no such form. Runs user code."""
+    try:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_model_values)
+    except Exception as error:
+        raise UsageError(f"the payload cannot be written as JSON: {error}") from error
+
+
+def _model_values(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"an object of {type_name(type(value))} is no JSON value")
+
+
+def converted(value: Any, type: Any) -> Any:
+    """Return the object of a type that a payload stands for, in the body. Raises `NotDecodable`."""
+    if type is Any:
+        return value
+    try:
+        if (adapter := _adapter(type)) is not None:
+            return adapter.validate_json(msgspec.json.encode(value))
+        return msgspec.convert(value, type, str_keys=True)
+    except Exception as error:
+        raise NotDecodable(f"the payload is no {name_of_type(type)}: {error}") from error
+
+
+# --- the check
+
+
+def check(value: Any, schema: Schema) -> None:
+    """Raise `PayloadDoesNotFit`, with the path to what does not fit the schema."""
+    for path, why in _misfits(value, schema, schema, "payload", 0):
+        raise PayloadDoesNotFit(f"{path} {why}", path=path)
+
+
+def _misfits(value: Any, schema: Any, whole: Schema, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield what does not fit, with the path to it. Unknown keywords ask for nothing."""
+    if depth > _DEEPEST:
+        yield path, "is nested too deep"
+        return
+    if schema is False:
+        yield path, "is not expected"
+        return
+    if not isinstance(schema, Mapping):
+        return
+    if "$ref" in schema:
+        yield from _misfits(value, _resolved(schema, whole), whole, path, depth + 1)
+    yield from _of_type(value, schema, path)
+    if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
+        yield path, f"is none of {', '.join(map(repr, schema['enum']))}"
+    if "const" in schema and not _same(value, schema["const"]):
+        yield path, f"is not {schema['const']!r}"
+    for each in schema.get("allOf", ()):
+        yield from _misfits(value, each, whole, path, depth + 1)
+    for choice in ("anyOf", "oneOf"):
+        if choice in schema:
+            yield from _of_choice(value, schema, schema[choice], whole, path, depth)
+    if isinstance(value, Mapping):
+        yield from _of_object(value, schema, whole, path, depth)
+    elif isinstance(value, list):
+        yield from _of_array(value, schema, whole, path, depth)
+    elif isinstance(value, str):
+        yield from _of_text(value, schema, path)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from _of_number(value, schema, path)
+
+
+def _resolved(schema: Mapping[str, Any], whole: Schema) -> Any:
+    found: Any = whole
+    for part in str(schema["$ref"]).removeprefix("#/").split("/"):
+        found = found.get(part, {}) if isinstance(found, Mapping) else {}
+    return found
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "string": lambda value: isinstance(value, str),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, Mapping),
+}
+_SAID = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
+
+
+def _of_type(value: Any, schema: Schema, path: str) -> Iterator[tuple[str, str]]:
+    wanted = schema.get("type")
+    if wanted is None:
+        return
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    if not any(_TYPES[name](value) for name in names if name in _TYPES):
+        yield path, f"is {_SAID.get(type(value), 'an object')}, and {' or '.join(names)} is expected"
+
+
+def _of_choice(
+    value: Any, schema: Schema, parts: Any, whole: Schema, path: str, depth: int
+) -> Iterator[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for each in parts:
+        misfits = list(_misfits(value, each, whole, path, depth + 1))
+        if not misfits:
+            return
+        found.append(max(misfits, key=lambda misfit: len(misfit[0])))  # the deepest is what was meant
+    deepest = max(found, key=lambda misfit: len(misfit[0]), default=(path, "fits nothing"))
+    yield deepest if len(deepest[0]) > len(path) else (path, f"fits none of {len(found)} possible types: {deepest[1]}")
+
+
+def _of_object(
+    value: Mapping[str, Any], schema: Schema, whole: Schema, path: str, depth: int
+) -> Iterator[tuple[str, str]]:
+    known = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{path}.{name}", "is missing"
+    others = schema.get("additionalProperties", True)
+    for name, each in value.items():
+        if name in known:
+            yield from _misfits(each, known[name], whole, f"{path}.{name}", depth + 1)
+        elif others is False:
+            yield f"{path}.{name}", "is not expected"
+        else:
+            yield from _misfits(each, others, whole, f"{path}[{name!r}]", depth + 1)
+    yield from _bounded(len(value), schema, "Properties", path, "fields")
+
+
+def _of_array(value: list[Any], schema: Schema, whole: Schema, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    first = schema.get("prefixItems", ())
+    for index, each in enumerate(value):
+        part = first[index] if index < len(first) else schema.get("items", True)
+        yield from _misfits(each, part, whole, f"{path}[{index}]", depth + 1)
+    yield from _bounded(len(value), schema, "Items", path, "items")
+
+
+def _of_text(value: str, schema: Schema, path: str) -> Iterator[tuple[str, str]]:
+    yield from _bounded(len(value), schema, "Length", path, "characters")
+    if "pattern" in schema and not re.search(str(schema["pattern"]), value):
+        yield path, f"does not match {schema['pattern']!r}"
+    read = _FORMATS.get(str(schema.get("format") or schema.get("contentEncoding")))
+    if read is not None:
+        try:
+            read(value)
+        except (ValueError, InvalidOperation):
+            yield path, f"is no {schema.get('format') or schema['contentEncoding']}"
+
+
+_FORMATS: dict[str, Callable[[str], object]] = {
+    "date-time": dt.datetime.fromisoformat,
+    "date": dt.date.fromisoformat,
+    "time": dt.time.fromisoformat,
+    "uuid": UUID,
+    "decimal": Decimal,
+    "base64": functools.partial(base64.b64decode, validate=True),
+}
+
+
+def _of_number(value: float, schema: Schema, path: str) -> Iterator[tuple[str, str]]:
+    bounds = {
+        "minimum": (value.__ge__, "at least"),
+        "maximum": (value.__le__, "at most"),
+        "exclusiveMinimum": (value.__gt__, "more than"),
+        "exclusiveMaximum": (value.__lt__, "less than"),
+    }
+    for name, (holds, said) in bounds.items():
+        if name in schema and holds(schema[name]) is False:
+            yield path, f"is {value}, and has to be {said} {schema[name]}"
+    if "multipleOf" in schema and value % schema["multipleOf"]:
+        yield path, f"is no multiple of {schema['multipleOf']}"
+
+
+def _bounded(size: int, schema: Schema, what: str, path: str, unit: str) -> Iterator[tuple[str, str]]:
+    low, high = schema.get(f"min{what}", 0), schema.get(f"max{what}", size)
+    if not low <= size <= high:
+        yield path, f"has {size} {unit}, and {f'at least {low}' if size < low else f'at most {high}'} are expected"
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    return bool(type(value) is type(wanted) and value == wanted)

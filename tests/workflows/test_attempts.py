@@ -1,0 +1,189 @@
+"""Attempts of steps at awkward moments: on virtual time, in a fleet of runners."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.support.fleet import APP, Fleet, Line, virtually
+from tests.support.runs import Declared, submit
+
+from holdfast.errors import RetryLater
+from holdfast.ids import InvocationId
+from holdfast.model.status import Status
+from holdfast.retries import Fixed
+from holdfast.workflows import events as e
+from holdfast.workflows.api import sleep
+
+
+class SlowLog(Line):
+    """A line on which pages take their time."""
+
+    async def append(self, pages: object) -> object:
+        await asyncio.sleep(0.4)
+        return await super().__getattr__("append")(pages)
+
+
+async def log_of(fleet: Fleet, id: str) -> list[e.Event]:
+    pages = await fleet.store.read_log(APP, InvocationId(id), limit=1000)
+    return [event for page in pages for event in e.decode(page)]
+
+
+def test_a_step_that_may_run_once_does_not_begin_after_its_cancel_was_recorded() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        shop, seen = Declared(), list[str]()
+
+        @shop.app.step(name="once", at_most_once=True)
+        async def once() -> None:
+            seen.append("once")
+
+        @shop.app.step(name="look", repeatable=True)
+        async def look() -> None:
+            await asyncio.sleep(0.05)
+
+        @shop.app.step(name="refund")
+        async def refund() -> None:
+            seen.append("refund")
+
+        @shop.app.workflow(name="order")
+        async def order() -> str:
+            task = asyncio.create_task(once())
+            await look()
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                await refund()
+            return "done"
+
+        await fleet.started(*shop.tasks, make_line=SlowLog)
+        id = await submit(fleet, order)
+        record = await fleet.end(id)
+        assert record.status is Status.SUCCESS, record.reason
+        assert seen == ["refund"]
+        ends = [event for event in await log_of(fleet, id) if event.call == "once#1" and event.type in e.ENDS]
+        assert [end.why for end in ends] == ["cancelled"]
+
+    virtually(scenario)
+
+
+def test_a_run_whose_body_has_returned_ends_after_the_next_attempt_of_its_steps() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.settings["workflow_linger_seconds"] = 0.5
+        shop, tries = Declared(), list[float]()
+
+        @shop.app.step(name="flaky", retries=Fixed(5, 10.0))
+        async def flaky() -> None:
+            tries.append(fleet.clock.now())
+            if len(tries) < 3:
+                raise OSError("not yet")
+
+        @shop.app.step(name="quick")
+        async def quick() -> None:
+            await asyncio.sleep(0.3)
+
+        @shop.app.workflow(name="order")
+        async def order() -> str:
+            task = asyncio.create_task(flaky())
+            await quick()
+            assert not task.done()
+            return "done"
+
+        await fleet.started(*shop.tasks)
+        id = await submit(fleet, order)
+        record = await fleet.end(id)
+        assert (record.status, fleet.codec.decode(record.result or b"")) == (Status.SUCCESS, "done")
+        assert len(tries) == 3
+        assert Status.SUSPENDED in {entry.status for entry in record.history}  # it does not wait in memory
+
+    virtually(scenario)
+
+
+def test_a_cancelled_run_does_not_wait_for_the_next_attempt_of_a_step_that_nobody_awaits() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        shop, tries = Declared(), list[int]()
+
+        @shop.app.step(name="flaky", retries=Fixed(5, 10.0))
+        async def flaky() -> None:
+            tries.append(1)
+            raise OSError("not yet")
+
+        @shop.app.workflow(name="order", cancel_grace="60s")
+        async def order() -> None:
+            task = asyncio.create_task(flaky())
+            await sleep(600.0)
+            await task
+
+        async def tried() -> bool:
+            return bool(tries)
+
+        await fleet.started(*shop.tasks)
+        id = InvocationId(await submit(fleet, order))
+        await fleet.until(tried)
+        await asyncio.sleep(1.0)
+        await fleet.engine(fleet.store).canceller.cancel([id], by="a test")
+        assert (await fleet.end(id, within=5.0)).status is Status.CANCELLED
+        assert tries == [1]
+
+    virtually(scenario)
+
+
+def test_the_events_of_a_run_are_counted_as_its_log_has_them() -> None:
+    """The limit is met while the run goes on, and not by the next owner only."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.settings |= {"workflow_linger_seconds": 0.1, "workflow_max_events": 100}
+        shop, ran = Declared(), list[int]()
+
+        @shop.app.step(name="count")
+        async def count(number: int) -> None:
+            ran.append(number)
+
+        @shop.app.workflow(name="short")
+        async def short() -> str:
+            for number in range(30):
+                await count(number)
+            await sleep(60.0)
+            return "done"
+
+        @shop.app.workflow(name="long")
+        async def long() -> None:
+            for number in range(80):
+                await count(number)
+            await sleep(60.0)
+
+        await fleet.started(*shop.tasks)
+        assert (await fleet.end(await submit(fleet, short))).status is Status.SUCCESS
+        ran.clear()
+        id = await submit(fleet, long)
+        record = await fleet.end(id)
+        assert (record.status, record.epoch) == (Status.FAILED, 1)
+        assert "workflow_max_events" in record.reason
+        assert len(ran) < 40
+        assert len(await log_of(fleet, id)) <= 105
+
+    virtually(scenario)
+
+
+def test_a_step_that_may_run_once_is_not_run_later() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        shop, tries = Declared(), list[int]()
+
+        @shop.app.step(name="once", at_most_once=True)
+        async def once() -> None:
+            tries.append(1)
+            raise RetryLater(1)
+
+        @shop.app.workflow(name="order")
+        async def order() -> str:
+            try:
+                await once()
+            except Exception as error:
+                return type(error).__name__
+            return "done"
+
+        await fleet.started(*shop.tasks)
+        record = await fleet.end(await submit(fleet, order))
+        assert fleet.codec.decode(record.result or b"") == "RetryLater"
+        assert tries == [1]
+
+    virtually(scenario)
