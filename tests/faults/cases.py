@@ -288,14 +288,14 @@ def resuming(session: Session, point: str) -> None:
     victim = session.start("tests.faults.shop", "resume", "one first", "yes", **_armed(SUBMITTER, point))
     session.struck(point)
     _dies(session, victim)
-    session.resume("one first", "yes", name="yes")
+    session.resume("one first", "yes", name="yes", taken_by=run)
     session.resume("one second", WebhookRequest(method="POST", headers={}))
     session.verdict()
     _was_told_once(session, run)
 
 
 def _was_told_once(session: Session, run: str) -> None:
-    events = [event.type for event in session.app.invocation(run).events()]
+    events = session.event_types(run)
     assert [events.count(f"hook_{kind}") for kind in ("created", "received", "disposed")] == [2, 2, 1]
     assert [session.ask(lambda store: store.entries(session.name, kind)) for kind in (HOOK, WEBHOOK)] == [[], []]  # noqa: B023
     (answer,) = session.ask(lambda store: store.entries(session.name, ANSWER))

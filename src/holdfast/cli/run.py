@@ -385,8 +385,8 @@ class _Signals:
     """Turn signals into requests to stop, each more urgent than the one before.
 
     SIGHUP is no more than a request to drain: when a terminal is closed, the kernel and the shell both send one, and a
-    process manager may send one right after SIGTERM. Signals within half a second count as one: `timeout` of GNU
-    sends two, to its child and to the group.
+    process manager may send one right after SIGTERM. The same signal twice within half a second counts
+    once: `timeout` of GNU sends two, to its child and to the group.
     """
 
     def __init__(self, runner: EmbeddedRunner, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -394,6 +394,7 @@ class _Signals:
         self._monotonic = monotonic
         self.heard = 0
         self._heard_at = float("-inf")
+        self._heard_number: int | None = None
         self._telemetry = logging_telemetry()
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_asking())}
 
@@ -412,9 +413,9 @@ class _Signals:
             if self.heard:
                 return
         now = self._monotonic()
-        if now - self._heard_at < SAME_SIGNAL_SECONDS:
+        if number == self._heard_number and now - self._heard_at < SAME_SIGNAL_SECONDS:
             return
-        self._heard_at = now
+        self._heard_at, self._heard_number = now, number
         self.heard += 1
         if self.heard > 2:
             # Something does not let go. What is stored is safe, so an end without ceremony costs only time.

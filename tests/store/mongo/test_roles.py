@@ -445,7 +445,7 @@ def test_a_hook_is_resumed_by_a_runner_or_an_admin_and_seen_by_a_monitor(empty: 
         for role in ("submitter", "monitor"):
             with declared(role) as app:
                 assert app.hook("numbers").run == app.hooks()[0].run == run.id
-                with pytest.raises(StoreUnauthorised, match=f"the user '{role}' may not change holdfast_invocations"):
+                with pytest.raises(StoreReadOnly, match=f"the user '{role}' may not change holdfast_invocations"):
                     app.resume_hook("numbers", 0)
         for number, role in enumerate(("runner", "admin")):
             with declared(role) as app:
