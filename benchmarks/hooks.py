@@ -80,6 +80,7 @@ def runner(url: str) -> Iterator[int]:
     finally:
         process.stdin.close()
         process.wait(60)
+        process.stdout.close()
 
 
 def resume(app: App, token: str) -> None:

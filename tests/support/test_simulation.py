@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.support.checker import FaultKind
 from tests.support.patience import patient
 from tests.support.simulation import Plan, plan_of, shrunk, simulate
-from tests.support.simulation.plan import Job, Strike
+from tests.support.simulation.plan import dying_dispatchers, dying_holders, zombies
 from tests.support.simulation.wire import Line
 from tests.support.witness import What
 
@@ -55,6 +54,13 @@ KNOWN = (34, 38, 95, 423, 744, 807, 919, 1545)  # they failed once
 def test_seeds_hold(first: int) -> None:
     for seed in range(first, first + 10):
         run = simulate(seed)
+        assert not run.violations, str(run)
+
+
+@pytest.mark.parametrize("plan_for", [zombies, dying_holders, dying_dispatchers])
+def test_seeds_of_one_fault_hold(plan_for: Callable[[int], Plan]) -> None:
+    for seed in range(6):
+        run = simulate(plan_for(seed))
         assert not run.violations, str(run)
 
 
@@ -129,18 +135,6 @@ def test_a_run_does_not_depend_on_the_hash_seed() -> None:
 
 
 # --- planted bugs
-
-
-def zombies(seed: int) -> Plan:
-    """A plan of little else than long jobs on runners that freeze for so long that they are declared dead."""
-    plan = plan_of(seed)
-    freezes = [Strike(kind=FaultKind.FREEZE, at=4.0 + 9 * n, node=n % 2, seconds=8.0 + 2 * n) for n in range(3)]
-    return Plan(
-        seed=seed,
-        concurrency=4,
-        jobs=tuple(Job(token=job.token, at=job.at, seconds=7.0) for job in plan.jobs),
-        strikes=tuple(freezes),
-    )
 
 
 def caught(expected: str, seeds: Sequence[int] = range(MOST_SEEDS), plan_for: Callable[[int], Plan] = plan_of) -> Plan:
@@ -404,9 +398,12 @@ FIRST = {
     "stamps_believed": 11,
     "insert_replaces": 11,
     "slots_counted_and_then_taken": 20,
-    "no_sweep": 526,
-    "joins_that_forget": 952,
 }  # each shows where a process dies between two writes, or the like, and most seeds have none of that
+PLANS = {
+    "no_epoch_check": zombies,
+    "no_sweep": dying_holders,
+    "joins_that_forget": dying_dispatchers,
+}  # plans that have much of what the bug needs
 
 
 @pytest.mark.parametrize(("plant", "expected"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
@@ -415,7 +412,7 @@ def test_a_planted_bug_is_caught(
 ) -> None:
     plant(monkeypatch)
     first = FIRST.get(plant.__name__, 0)
-    caught(expected, range(first, first + MOST_SEEDS), zombies if plant is no_epoch_check else plan_of)
+    caught(expected, range(first, first + MOST_SEEDS), PLANS.get(plant.__name__, plan_of))
 
 
 def test_a_plan_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:

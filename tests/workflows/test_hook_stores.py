@@ -83,8 +83,9 @@ def received(run: Any) -> list[Any]:
 
 
 def until_hooked(app: App, run: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not app.hooks(run=run.id):
+    """Wait until the log has the hook: by then its entries are there, that of its webhook too."""
+    deadline = time.monotonic() + patient(20)
+    while not any(event.type == "hook_created" for event in run.events()):
         assert time.monotonic() < deadline, run.explain()
         time.sleep(0.01)
 

@@ -567,7 +567,9 @@ def test_an_entry_of_a_run_that_is_gone_is_in_nobodys_way_and_swept(t: Harness) 
         assert await (await t.app.runtime.engine()).store.put_entry(entry)
 
     async def sweep() -> None:
-        await HookSweep(await t.app.runtime.engine()).sweep()
+        hooks_and_webhooks = HookSweep(await t.app.runtime.engine())
+        await hooks_and_webhooks.sweep()
+        await hooks_and_webhooks.sweep()
 
     t.app.runtime.run(haunt())
     with pytest.raises(HookNotFound):

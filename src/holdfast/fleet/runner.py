@@ -339,7 +339,7 @@ class Runner:
             await self._core.forget_old()
 
         duties = (
-            Duty(name="rescue", every_seconds=10.0, perform=self._recovery.passed_through),
+            Duty(name="rescue", every_seconds=15.0, perform=self._recovery.passed_through),
             Duty(name="rescue of core tasks", every_seconds=30.0, perform=self._core_recovery.running),
             Duty(name="limits of core tasks", every_seconds=10.0, perform=self._core.sweep),
             Duty(name="audit trail", every_seconds=60.0, perform=forget_old),

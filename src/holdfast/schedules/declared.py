@@ -83,7 +83,7 @@ class Declarations:
         self._engine.hub.on(SCHEDULES, lambda hint: scheduler.look_soon())
         return (
             Duty(name="schedules", every_seconds=0.0, perform=scheduler.fire_due),
-            Duty(name="declared schedules", every_seconds=30.0, perform=self.retire),
+            Duty(name="declared schedules", every_seconds=60.0, perform=self.retire),
         )
 
     async def register(self) -> None:

@@ -60,7 +60,7 @@ class TriggerRegistry:
     def duties(self) -> Sequence[Duty]:
         return (
             Duty(name="triggers", every_seconds=1.0, perform=Sweep(self._engine, has_runs=self._has_runs).sweep),
-            Duty(name="declared triggers", every_seconds=30.0, perform=self.retire),
+            Duty(name="declared triggers", every_seconds=60.0, perform=self.retire),
         )
 
     async def register(self) -> None:

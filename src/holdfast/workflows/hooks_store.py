@@ -6,6 +6,7 @@ earlier generation of the run, has put it. An entry of a run that has ended, or 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from holdfast.workflows.hooks_records import (
 from holdfast.workflows.looking import read
 
 _TRIES = 20
-_SWEEP_SECONDS = 30.0
+_SWEEP_SECONDS = 60.0
 _AT_ONCE = 200
 
 
@@ -202,7 +203,8 @@ async def _end(engine: Engine, there: StoredHook, run: InvocationRecord | None) 
 
 class HookSweep:
     """A feature of a runner: hooks whose run has ended, or is gone, and that no end has removed. A zombie may have
-    stored one. It reads a page of hooks every half a minute, and goes round. See `holdfast.fleet.services.Feature`.
+    stored one. It reads a page of hooks or of webhooks every minute, in turns, and goes round. See
+    `holdfast.fleet.services.Feature`.
     """
 
     declares = ()
@@ -210,6 +212,7 @@ class HookSweep:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._before: dict[str, str | None] = {HOOK: None, WEBHOOK: None}
+        self._turns = itertools.cycle(self._before)
 
     async def register(self) -> None:
         """Do nothing: no code declares anything here."""
@@ -218,9 +221,8 @@ class HookSweep:
         return (Duty(name="hooks", every_seconds=_SWEEP_SECONDS, perform=self.sweep),)
 
     async def sweep(self) -> None:
-        """Look at the next page of hooks, and of webhooks."""
-        for kind in self._before:
-            await self._sweep(kind)
+        """Look at the next page of hooks or of webhooks."""
+        await self._sweep(next(self._turns))
 
     async def _sweep(self, kind: str) -> None:
         engine = self._engine

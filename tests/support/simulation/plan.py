@@ -198,6 +198,69 @@ def tales_of(seed: int) -> Plan:
     return replace(plan, trips=tuple(trips))
 
 
+# --- plans of one kind of fault: some bugs show only where a process freezes or dies between two writes
+
+
+def zombies(seed: int) -> Plan:
+    """Long jobs on runners that freeze for so long that they are declared dead."""
+    freezes = [Strike(kind=FaultKind.FREEZE, at=4.0 + 9 * n, node=n % 2, seconds=8.0 + 2 * n) for n in range(3)]
+    jobs = tuple(Job(token=job.token, at=job.at, seconds=7.0) for job in plan_of(seed).jobs)
+    return Plan(seed=seed, concurrency=4, jobs=jobs, strikes=tuple(freezes))
+
+
+def zombie_trips(seed: int) -> Plan:
+    """Runs of long steps on runners that freeze for so long that they are declared dead."""
+    rng = random.Random(f"zombie trips {seed}")
+
+    def legs() -> tuple[Leg, ...]:
+        return tuple(Leg(kind="step", seconds=rng.choice((0.3, 1.2, 3.0))) for _ in range(7))
+
+    trips = tuple(Trip(token=f"trip{n}", at=rng.uniform(0.0, 20.0), legs=legs()) for n in range(8))
+    freezes = tuple(
+        Strike(
+            kind=FaultKind.FREEZE, at=3.0 + 8 * n + rng.uniform(0.0, 2.0), node=n % 2, seconds=rng.uniform(8.0, 12.0)
+        )
+        for n in range(3)
+    )
+    return Plan(seed=seed, nodes=2, concurrency=4, trips=trips, strikes=freezes)
+
+
+def dying_parents(seed: int) -> Plan:
+    """Runs of quick children on runners that are killed all the time."""
+    rng = random.Random(f"dying parents {seed}")
+
+    def legs() -> tuple[Leg, ...]:
+        return tuple(Leg(kind="child", seconds=rng.choice((0.0, 0.05))) for _ in range(7))
+
+    trips = tuple(Trip(token=f"trip{n}", at=rng.uniform(0.0, 20.0), legs=legs()) for n in range(8))
+    return Plan(seed=seed, nodes=3, concurrency=4, trips=trips, strikes=_kills(rng, count=16, apart=1.3, steps=150))
+
+
+def dying_holders(seed: int) -> Plan:
+    """Jobs in pairs, each pair under a limit of one, on runners that are killed all the time."""
+    rng = random.Random(f"dying holders {seed}")
+    jobs = tuple(Job(token=f"t{n}", at=0.5 + n // 2 * 0.6, seconds=0.05, limit_key=f"k{n // 2}") for n in range(60))
+    return Plan(seed=seed, nodes=3, concurrency=4, jobs=jobs, strikes=_kills(rng, count=16, apart=1.3, steps=60))
+
+
+def dying_dispatchers(seed: int) -> Plan:
+    """Events for triggers that need two of them, on runners that are killed all the time."""
+    rng = random.Random(f"dying dispatchers {seed}")
+    jobs = tuple(Job(token=f"t{n}", at=0.5) for n in range(6))
+    emissions = tuple(
+        Emission(at=rng.uniform(0.0, 25.0), token=f"t{n % 6}", kind=rng.choice(("box", "bag"))) for n in range(60)
+    )
+    strikes = _kills(rng, count=24, apart=0.9, steps=40)
+    rough = Weather(unheard=0.06, hints_lost=0.3)
+    return Plan(seed=seed, nodes=3, concurrency=4, jobs=jobs, emissions=emissions, strikes=strikes, weather=rough)
+
+
+def _kills(rng: random.Random, *, count: int, apart: float, steps: int) -> tuple[Strike, ...]:
+    return tuple(
+        Strike(kind=FaultKind.KILL, at=1.0 + apart * n, node=n % 3, step=rng.randint(1, steps)) for n in range(count)
+    )
+
+
 def _leg(rng: random.Random) -> Leg:
     kind = rng.choice(("step", "step", "step", "flaky", "sleep", "child", "gather", "timeout", "remote"))
     return Leg(kind=kind, seconds=rng.choice((0.0, 0.05, 0.3, 1.2, 3.0)))
