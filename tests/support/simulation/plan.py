@@ -236,6 +236,21 @@ def dying_parents(seed: int) -> Plan:
     return Plan(seed=seed, nodes=3, concurrency=4, trips=trips, strikes=_kills(rng, count=16, apart=1.3, steps=150))
 
 
+def zombie_tellers(seed: int) -> Plan:
+    """Runs whose steps write to a stream, on runners that freeze for so long that they are declared dead."""
+    return _of_kind(zombie_trips(seed), "words")
+
+
+def dying_tellers(seed: int) -> Plan:
+    """Runs whose bodies write to a stream, on runners that are killed all the time."""
+    return _of_kind(dying_parents(seed), "said")
+
+
+def _of_kind(plan: Plan, kind: str) -> Plan:
+    trips = (replace(trip, legs=tuple(replace(leg, kind=kind) for leg in trip.legs)) for trip in plan.trips)
+    return replace(plan, trips=tuple(trips))
+
+
 def dying_holders(seed: int) -> Plan:
     """Jobs in pairs, each pair under a limit of one, on runners that are killed all the time."""
     rng = random.Random(f"dying holders {seed}")
