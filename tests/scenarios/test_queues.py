@@ -62,6 +62,13 @@ def until(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+def until_runners_know_of(app: App, paused: str) -> None:
+    """Wait for the runner of this app: a pause reaches it by a hint, or at its next look."""
+    runner = next(iter(app.runtime.runners))._runner
+    assert runner is not None
+    until(lambda: runner._permit is not None and paused in runner._permit.paused, "the runner knows of the pause")
+
+
 # --- pausing
 
 
@@ -72,6 +79,7 @@ def test_a_paused_queue_takes_work_and_gives_none_until_it_is_resumed(app: App) 
         pause = app.queues.pause("mail", reason="the relay is down", by="ann")
         assert (pause.name, pause.by, pause.reason) == ("mail", "ann", "the relay is down")
         assert app.queues.pause("mail", by="bob") == pause
+        until_runners_know_of(app, "mail")
         waiting = mail.map(range(3))
         assert add.submit(1, 2).result(PATIENCE) == 3
         with pytest.raises(ResultTimeout, match="the queue 'mail' was paused by ann") as told:
@@ -89,9 +97,7 @@ def test_a_pause_reaches_the_runners_of_other_processes(url: str) -> None:
     with shop(url) as first, shop(url) as second, first.runner():
         assert first.get_task("mail").submit(1).result(PATIENCE) == 1
         second.queues.pause("mail")
-        runner = next(iter(first.runtime.runners))._runner
-        assert runner is not None
-        until(lambda: runner._permit is not None and "mail" in runner._permit.paused, "the runner knows of it")
+        until_runners_know_of(first, "mail")
         waiting = second.get_task("mail").submit(2)
         assert first.get_task("add").submit(1, 1).result(PATIENCE) == 2
         assert waiting.status is Status.REGISTERED

@@ -33,11 +33,13 @@ from tests.support.simulation.plan import (
     Strike,
     Timer,
     Weather,
+    dying_tellers,
     hooks_of,
     plan_of,
     shrunk,
     tales_of,
     trips_of,
+    zombie_tellers,
 )
 from tests.support.simulation.scheduler import SeededLoop
 from tests.support.simulation.world import Evidence, World, defects
@@ -54,12 +56,14 @@ __all__ = [
     "Strike",
     "Timer",
     "Weather",
+    "dying_tellers",
     "hooks_of",
     "plan_of",
     "shrunk",
     "simulate",
     "tales_of",
     "trips_of",
+    "zombie_tellers",
 ]
 
 _ROUNDS = 50
