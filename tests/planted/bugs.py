@@ -228,7 +228,7 @@ BUGS = (
         AWAIT,
         "runtime/wait.py",
         "                now = loop.time()\n",
-        "                news.take()\n                now = loop.time()\n",
+        "                notified.take()\n                now = loop.time()\n",
         MEANWHILE,
         "a caller whose call ends while it reads waits for the next look",
     ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.planted.bugs import BUGS
@@ -24,6 +26,17 @@ def test_a_planted_bug_changes_what_is_executed() -> None:
         text = (SOURCE / bug.file).read_text()
         before, after = (compile(each, bug.file, "exec") for each in (text, text.replace(bug.old, bug.new)))
         assert before != after, bug.name
+
+
+def test_a_planted_bug_uses_names_that_are_there(tmp_path: Path) -> None:
+    """Else any test catches it, by a NameError."""
+    for number, bug in enumerate(BUGS):
+        text = (SOURCE / bug.file).read_text()
+        (tmp_path / f"{number}.py").write_text(text.replace(bug.old, bug.new))
+    ruff = [Path(sys.executable).with_name("ruff"), "check", "--isolated", "--no-cache", "--select", "F821", "-q"]
+    said = subprocess.run([*ruff, tmp_path], capture_output=True, text=True, check=False)
+    found = {BUGS[int(number)].name for number in re.findall(r"(\d+)\.py:\d+:\d+", said.stdout)}
+    assert (found, said.stderr) == (set(), "")
 
 
 def test_the_tests_of_every_planted_bug_are_there() -> None:

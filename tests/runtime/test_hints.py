@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 from msgspec.structs import replace
+from tests.runtime.test_meanwhile import SlowClaims
 from tests.support.fleet import APP, Fleet, Line, Member, add, definition, virtually
 from tests.support.runs import Declared, call_of
 from tests.support.wire import Wire
@@ -29,6 +30,7 @@ from holdfast.fleet.services import SERVICE, Executions
 from holdfast.fleet.slots import ExecutionStatus
 from holdfast.ids import InvocationId
 from holdfast.model import changes, records
+from holdfast.model.changes import Push
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.limits import Limit
 from holdfast.model.queues import QueuePause
@@ -42,6 +44,7 @@ from holdfast.model.records import (
     SCHEDULES,
     WAITS,
     Hint,
+    InboxEntry,
     InvocationRecord,
     Terms,
 )
@@ -58,6 +61,7 @@ from holdfast.schedules.service import ScheduleRegistry
 from holdfast.store.contract import Store
 from holdfast.workflows import service
 from holdfast.workflows.api import sleep
+from holdfast.workflows.children import WAKE
 
 BOUND_SECONDS = 3.0
 
@@ -309,6 +313,19 @@ async def a_cancel_of_several_of_which_one_is_claimed_meanwhile(cast: Cast) -> b
     cast.acting = True
     await cast.fleet.engine(as_store(Store, line)).canceller.cancel([running.id, waiting.id], by="a test")
     return await cast.is_soon(running.id, Status.CANCELLED)
+
+
+@case(CANCEL)
+async def a_cancel_before_the_answer_to_the_claim(cast: Cast) -> bool:
+    """Others see that it runs, while its worker does not know of it yet."""
+    member = await cast.runner(cast.hold(), make_line=SlowClaims)
+    assert isinstance(member.line, SlowClaims)
+    member.line.seconds = 1.0
+    record = await cast.submit("held", "a")
+    await cast.fleet.until_status(record.id, Status.RUNNING)
+    cast.acting = True
+    await cast.client.canceller.cancel([record.id], by="a test")
+    return await cast.is_soon(record.id, Status.CANCELLED)
 
 
 @case(PAUSES)
@@ -589,7 +606,7 @@ def test_a_hint_that_names_nobody_is_about_any_number() -> None:
         fallback.switch(None)
 
 
-@pytest.mark.parametrize("kind", [CANCEL, ENDED, PAUSES, SCHEDULES])
+@pytest.mark.parametrize("kind", [CANCEL, ENDED, INBOX, PAUSES, SCHEDULES])
 def test_a_hint_that_names_nobody_is_about_anybody(kind: str) -> None:
     """What was changed without a word is found all the same."""
 
@@ -612,6 +629,14 @@ def test_a_hint_that_names_nobody_is_about_anybody(kind: str) -> None:
             await silent.canceller.cancel([record.id], by="a test")
             cast.client.hub._receive(Hint(kind, ()))
             assert await waiting
+        elif kind == INBOX:
+            run = await _begin_run(cast, (await _with_runs(cast, "default", linger=3600.0)).sleeper, 600.0)
+            await cast.runs(run)
+            now = fleet.clock.now()
+            entry = InboxEntry(id="wake", kind=WAKE, at=now)
+            await fleet.store.apply([Push(app=APP, id=InvocationId(run), entry=entry, operation="w", at=now)])
+            fleet.members[-1].engine.hub._receive(Hint(kind, ()))
+            assert await cast.is_soon(run, Status.SUCCESS)
         elif kind == PAUSES:
             pause = QueuePause(app=APP, name="default", at=0.0, by="a test", reason="", operation="p")
             await pause_queue(fleet.store, pause)

@@ -40,7 +40,7 @@ from holdfast.model.changes import Change, Verdict
 from holdfast.model.claims import Claim
 from holdfast.model.limits import Limit
 from holdfast.model.queues import QueuePause
-from holdfast.model.records import ENDED, PAUSES, READY, Cancellation, Hint, Terms
+from holdfast.model.records import CANCEL, ENDED, PAUSES, READY, Cancellation, Hint, Terms
 from holdfast.model.retries import Fixed, dump_policy
 from holdfast.model.status import Status
 from holdfast.runtime import hints as fallback
@@ -852,6 +852,41 @@ class SlowStarts(Line):
             return answer
 
         return apply
+
+
+def test_a_cancel_of_what_is_being_started_is_heard() -> None:
+    """It has left the reserve, and its worker does not know yet that it may begin."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fallback.switch("off")
+        seconds = 0.012
+
+        async def work() -> None:
+            await asyncio.sleep(seconds)
+
+        member = await fleet.started(work, concurrency=PLACES, make_line=SlowStarts)
+        for _ in range(60):
+            await fleet.submit("work")
+        worker = worker_of(member)
+        assert isinstance(member.line, SlowStarts)
+        member.line.seconds = 0.2
+        member.engine.hub.send(Hint(READY, ()))
+
+        async def are_started() -> bool:
+            return worker._starting == PLACES and not worker._running
+
+        await fleet.until(are_started, 5.0)
+        seconds = 60.0
+        running = [record for record in fleet.store._of(APP) if record.status is Status.RUNNING]
+        (started,) = [record for record in running if not worker._holds(record.id)][:1]
+        await fleet.engine(fleet.store).canceller.cancel([started.id], by="a test")
+        member.engine.hub._receive(Hint(CANCEL, (started.id,)))
+        assert (await fleet.end(started.id, within=3.0)).status is Status.CANCELLED
+
+    try:
+        virtually(scenario, EarlyMemory)
+    finally:
+        fallback.switch(None)
 
 
 @pytest.mark.parametrize("meanwhile", ["a stop", "a hurried stop", "a pause"])

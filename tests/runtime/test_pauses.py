@@ -15,10 +15,13 @@ from tests.support.fleet import APP, CORE_APP, HEARTBEAT, LATENCY, Fleet, add, d
 from holdfast.executors.local import InlineExecutor
 from holdfast.model.limits import Limit
 from holdfast.model.queues import QueuePause
-from holdfast.model.records import PAUSES, Hint, Serves
+from holdfast.model.records import PAUSES, READY, Hint, Serves
 from holdfast.model.status import FINAL, Status
+from holdfast.runtime import hints as fallback
+from holdfast.runtime import pauses
 from holdfast.runtime.claim import Permit
 from holdfast.runtime.pauses import pause_queue, resume_queue
+from holdfast.store.contract import Store
 from holdfast.testing.virtual import VirtualClock, run_virtual
 
 
@@ -69,6 +72,37 @@ def test_a_hint_tells_of_a_pause_at_once() -> None:
         assert fleet.clock.now() - began < 0.2
 
     virtually(scenario)
+
+
+def test_a_pause_right_after_a_new_runner_has_looked_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, begun = pauses.pauses_of, list[str]()
+
+    async def work() -> None:
+        begun.append("once")
+
+    async def scenario(fleet: Fleet) -> None:
+        fallback.switch("off")
+        member = fleet.member(work)
+
+        async def and_then_paused(store: Store, app: str) -> list[QueuePause]:
+            found = await read(store, app)
+            if not found:
+                await pause_queue(fleet.store, pause_of("default"))
+                member.engine.hub._receive(Hint(PAUSES, ("default",)))
+            return found
+
+        monkeypatch.setattr(pauses, "pauses_of", and_then_paused)
+        await member.start()
+        await asyncio.sleep(10 * LATENCY)
+        id = await fleet.submit("work")
+        member.engine.hub.send(Hint(READY, ()))
+        await asyncio.sleep(5.0)
+        assert (await statuses(fleet, id), begun) == ([Status.REGISTERED], [])
+
+    try:
+        virtually(scenario)
+    finally:
+        fallback.switch(None)
 
 
 def test_what_runs_goes_on_and_a_runner_that_starts_takes_nothing_of_a_paused_queue() -> None:

@@ -211,6 +211,34 @@ def test_a_call_and_an_event_share_a_transaction(app: App, own: Own) -> None:
     assert len(app.events()) == 2
 
 
+class Committing(sqlite3.Connection):
+    """A connection whose commit takes its time, as on a busy disk: SQLite says from its beginning that it is over."""
+
+    is_committing = False
+
+    @property
+    def in_transaction(self) -> bool:  # type: ignore[override]
+        return not self.is_committing and bool(super().in_transaction)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system shows which process has the lock")
+def test_a_commit_that_takes_its_time_is_not_over_before_it_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with shop(f"sqlite:///{path}") as app:
+        app.invocations()
+        with contextlib.closing(sqlite3.connect(path, factory=Committing)) as connection:
+            app.get_task("ship").options(session=connection).submit(1)
+            app.emit("order", {"order": 2}, session=connection)
+            transaction = app.runtime.ready().store.joined(connection)
+            connection.is_committing = True
+            for _ in range(50):  # those who wait for it look meanwhile
+                assert not transaction.is_over
+                assert calls(app) == []
+            connection.commit()
+            assert transaction.is_over
+        until(lambda: calls(app) == ["ship", "ship"], "the event is told of when it can be read")
+
+
 @mongo
 def test_an_asynchronous_session_is_awaited(mongo_url: str) -> None:
     async def main() -> None:

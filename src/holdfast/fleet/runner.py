@@ -269,6 +269,7 @@ class Runner:
         finally:
             self._workers = None
             unsubscribe()
+            pauses.close()
             await cancel_tasks(*duties, core, beating)
         if not dead.is_set():
             await self._leave(record)

@@ -139,7 +139,8 @@ def asked_to_end(
 
 class CancellationListener:
     """Report to a worker which of its invocations were cancelled. `holds` says whether the worker has an invocation;
-    None: whether it has any.
+    None: whether it has any. `awaits` says whether the answer to a claim or a start is under way: the store may have
+    given the worker an invocation that it does not know yet. A hint about such a one is heeded when it `arrived`.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class CancellationListener:
         owner: str,
         every_seconds: float,
         holds: Callable[[str | None], bool],
+        awaits: Callable[[], bool],
         heard: Callable[[InvocationRecord], None],
     ) -> None:
         self._store = engine.store
@@ -156,7 +158,9 @@ class CancellationListener:
         self._owner = owner
         self._every = every_seconds
         self._holds = holds
+        self._awaits = awaits
         self._heard = heard
+        self._is_early = False  # a hint has come that may be about what is under way
         self._wakeup = Wakeup()
 
     async def run(self) -> None:
@@ -170,7 +174,14 @@ class CancellationListener:
             unsubscribe()
 
     def _hinted(self, hint: Hint) -> None:
+        self._is_early = self._is_early or self._awaits()
         if not hint.subjects or any(self._holds(id) for id in hint.subjects):
+            self._wakeup.notify()
+
+    def arrived(self) -> None:
+        """Look again if a hint came too early: the worker has invocations now that it did not know then."""
+        if self._is_early:
+            self._is_early = False
             self._wakeup.notify()
 
     async def _look(self) -> None:

@@ -86,6 +86,7 @@ class PauseWatch:
         self._every = engine.settings.runner_heartbeat_seconds
         self._permit = permit
         self._notified = asyncio.Event()
+        self._unsubscribe = self._hub.on(PAUSES, lambda hint: self._notified.set())  # before the first look
 
     async def look(self, again: bool = False) -> None:
         paused = frozenset(pause.name for pause in await pauses_of(self._store, self._app))
@@ -97,15 +98,15 @@ class PauseWatch:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        unsubscribe = self._hub.on(PAUSES, lambda hint: self._notified.set())
-        try:
-            while True:
-                trusted = max(1, min(self._hub.trust, _MAX_TRUST))
-                await wait_for(self._notified, look_after(self._every * trusted))
-                self._notified.clear()
-                try:
-                    await self.look()
-                except Exception as error:
-                    self._hub.telemetry.emit(DutyFailed("runner", "look which queues are paused", error))
-        finally:
-            unsubscribe()
+        while True:
+            trusted = max(1, min(self._hub.trust, _MAX_TRUST))
+            await wait_for(self._notified, look_after(self._every * trusted))
+            self._notified.clear()
+            try:
+                await self.look()
+            except Exception as error:
+                self._hub.telemetry.emit(DutyFailed("runner", "look which queues are paused", error))
+
+    def close(self) -> None:
+        """Hear no more hints."""
+        self._unsubscribe()

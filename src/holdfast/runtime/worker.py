@@ -177,7 +177,7 @@ class Worker:
         self._claiming = 0
         self._audit = Audit(engine, releaser, self.owner, self._known)
         self._cancellations = CancellationListener(
-            engine, self.owner, options.look_seconds, self._holds, self._is_to_end
+            engine, self.owner, options.look_seconds, self._holds, self._awaits, self._is_to_end
         )
         self._drains_until = float("inf")  # by the loop's time; endless for a worker that retires
 
@@ -470,6 +470,7 @@ class Worker:
                 self.hand_back(list(claimed), self._why_cut_off())
                 return
             self._reserve.add(claimed, self._loop_time())
+            self._cancellations.arrived()
             if self._lanes.paused:  # perhaps since the claim was sent
                 self.hand_back(self._reserve.of_queues(self._lanes.paused), _PAUSED)
         except StoreError as error:
@@ -535,6 +536,7 @@ class Worker:
         for record in records:
             self._wanted.pop(record.id, None)  # of an earlier life of a run
         self._running.begin(records)
+        self._cancellations.arrived()
 
     def _in_time(self, records: Sequence[InvocationRecord]) -> list[InvocationRecord]:
         """Return the records that may be started. The others have just expired, and end."""
@@ -550,6 +552,9 @@ class Worker:
         if id is None:
             return bool(self._running.records) or len(self._reserve) > 0
         return id in self._running.records or id in self._reserve.ids()
+
+    def _awaits(self) -> bool:
+        return bool(self._claiming or self._starting)
 
     def _is_to_end(self, record: InvocationRecord) -> None:
         if (reserved := self._reserve.remove(record.id)) is not None:

@@ -492,7 +492,9 @@ class Transaction(Protocol):
     carries_payloads: bool  # whether payloads have to be inserted with it; else they are kept before
 
     @property
-    def is_over(self) -> bool: ...
+    def is_over(self) -> bool:
+        """Return whether it has ended, and what it committed can be read."""
+        ...
 
     def insert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]

@@ -561,17 +561,20 @@ class WorkflowExecutor(Executor):
 
     def _hinted(self, hint: Hint) -> None:
         keys = [life for key in hint.subjects if (life := self._calls.get(key)) is not None]
-        if keys:
+        if keys := keys if hint.subjects else self._waiting():  # hints may have been lost
             self.spawn(self._refresh(keys))
+
+    def _waiting(self) -> list[str]:
+        """Return the lives that may wait for a message."""
+        few = len(self._records) < 100
+        return [life for key, life in self._calls.items() if few or self._worker.is_waiting(key)]
 
     async def _look(self) -> None:
         """Look at the inboxes of runs now and then: a hint may be lost."""
         while True:
             await asyncio.sleep(look_after(_LOOK_SECONDS) or _LOOK_SECONDS)
-            few = len(self._records) < 100
-            waiting = [life for key, life in self._calls.items() if few or self._worker.is_waiting(key)]
             try:
-                if waiting:
+                if waiting := self._waiting():
                     await self._refresh(waiting)
             except StoreError as error:
                 self.engine.telemetry.emit(DutyFailed("workflows", "look into the inboxes of runs", error))

@@ -30,10 +30,12 @@ pytestmark = [pytest.mark.xdist_group("mongo")]
 
 def test_a_lone_task_takes_six_commands_from_submit_to_result(mongo_url: str) -> None:
     rounds = []
-    with App(mongo_url) as app:
+    # What is periodic depends on time and not on work: on a slow machine it would fall into each round.
+    with App(mongo_url, atomic_service_check_interval_minutes="10m", poll_interval_seconds=60) as app:
         echo = app.task(name="echo")(echoed)
         with app.runner():
-            echo.submit(0).result(timeout=patient(10))
+            echo.submit(0).result(timeout=patient(60))
+            until(lambda: hints_of(app).trust, what="the change stream is open")
             for number in range(7):
                 with CommandCounter(database_of(mongo_url)) as sent:
                     assert echo.submit(number).result(timeout=patient(10)) == number

@@ -20,6 +20,7 @@ from holdfast.model.limits import Limit, Release
 from holdfast.model.records import InvocationRecord, lane_of
 from holdfast.model.status import Status
 from holdfast.store.contract import Filter, Order
+from holdfast.store.mongo.queries import WHOLE_LOOK
 from holdfast.store.mongo.store import MongoStore
 from holdfast.testing.samples import LANE, START, TASK, ids_of, invocation, the, wish
 
@@ -39,10 +40,13 @@ def bounded(operation: str, most: int = 1, **fields: Any) -> Claim:
 
 
 async def sent_by(store: MongoStore, url: str, work: Callable[[MongoStore], Awaitable[object]]) -> list[str]:
-    """The commands that it sends, in order. An insert is of sentinels, which are made beside whatever is done."""
+    """The commands that it sends, in order. An insert is of sentinels, and some finds are looks at whole lanes: both
+    are made beside whatever is done, when it is time.
+    """
     with CommandCounter(database_of(url)) as counter:
         await work(store)
-    return [name for (name, _), _ in counter.commands if name != "insert"]
+    beside = [name == "insert" or command.get("comment") == WHOLE_LOOK for (name, _), command in counter.commands]
+    return [name for ((name, _), _), other in zip(counter.commands, beside, strict=True) if not other]
 
 
 # --- what it costs

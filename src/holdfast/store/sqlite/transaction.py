@@ -53,8 +53,11 @@ class SqliteTransaction:
 
     @property
     def is_over(self) -> bool:
+        """Return whether what it committed can be read. SQLite calls a transaction ended when its commit begins: until
+        that is flushed, this process has the lock.
+        """
         try:
-            return not self._connection.in_transaction
+            return not self._connection.in_transaction and not self._probe.is_held_by_user()
         except sqlite3.ProgrammingError:  # closed
             return True
 
@@ -180,6 +183,10 @@ class LockProbe:
     def stop(self) -> None:
         with self.using:
             self.close_connection(Log.NAMED)
+
+    def is_held_by_user(self) -> bool:
+        """Return whether the user's code in this process has the lock. False if the system does not show it."""
+        return self._files.writer() == os.getpid() and not self._is_writing()
 
     def refuse_other_file(self, theirs: sqlite3.Connection, *, written: bool) -> None:
         """Raise `StoreUnavailable` if the transaction of `theirs` is in another file than ours.
