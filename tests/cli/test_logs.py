@@ -127,6 +127,22 @@ class Unshowable:
         raise RuntimeError("no")
 
 
+@pytest.mark.parametrize(
+    ("message", "argument", "shown"),
+    [
+        ("number %d", "x", "number %d (its arguments cannot be put in: TypeError: %d format: a real number is"),
+        ("odd %s", Unshowable(), "odd %s (its arguments cannot be put in: RuntimeError: no"),
+        (Unshowable(), "x", "a message of /shop.py:7 cannot be shown: RuntimeError"),
+    ],
+)
+def test_a_line_whose_arguments_do_not_fit_is_still_a_line(message: Any, argument: object, shown: str) -> None:
+    """Not through a logger: pytest would format it, too."""
+    record = logging.LogRecord("shop", logging.ERROR, "/shop.py", 7, message, (argument,), None)
+    (line,) = logs.JsonLines().format(record).splitlines()
+    assert json.loads(line)["message"].startswith(shown)
+    assert logs.TextLines().format(record).partition(" shop  ")[2].startswith(shown)
+
+
 def test_no_value_is_too_odd_to_be_shown() -> None:
     assert describe(Unshowable()) == "<a Unshowable that cannot be shown: RuntimeError>"
     assert describe("x" * 5000).endswith("(5002 characters)")

@@ -155,3 +155,6 @@ def test_the_page_on_names_has_every_public_name() -> None:
     app = {name.partition("(")[0] for row in rows(page, "## App") for name in names(row[0])}
     public = {name for name in dir(holdfast.App("memory://")) if not name.startswith(("_", "a")) or name == "archive"}
     assert app == public - {"runtime"}
+    handles = {name.partition("(")[0] for row in rows(page, "## Handles") for name in names(row[0])}
+    public = {name for name in dir(holdfast.Invocation) if not name.startswith(("_", "a"))}
+    assert handles == public - {"is_fresh"}

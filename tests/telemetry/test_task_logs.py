@@ -83,11 +83,12 @@ def test_lines_of_threads_loops_and_processes_carry_their_call(app: App, lines: 
 def test_what_cannot_be_sent_is_told_in_words_and_hurts_no_task(app: App, lines: Lines) -> None:
     chatty.unlucky.submit().result(timeout=PATIENCE_SECONDS)
     words = [record.getMessage() for record in lines.records]
-    assert words == ["half a \\ud83d and <class 'object'>", "it failed"]
+    misfit = "no number: %d (its arguments cannot be put in: TypeError: %d format: a real number is required, not str)"
+    assert words == ["half a \\ud83d and <class 'object'>", misfit, "it failed"]
     odd: Any = lines.records[0]
     assert (odd.large, hasattr(odd, "thing"), odd.levelname) == (str(2**80), False, "WARNING")
-    assert "ValueError: no luck" in str(lines.records[1].exc_text)
-    assert "  | ValueError: no luck" in lines.texts[1]
+    assert "ValueError: no luck" in str(lines.records[2].exc_text)
+    assert "  | ValueError: no luck" in lines.texts[2]
 
 
 def test_what_a_task_logs_before_it_crashes_is_heard(app: App, lines: Lines) -> None:

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from holdfast.showing import as_json, indented, moment, printable, without_secrets
 from holdfast.telemetry.logs import FIELDS as ALL_FIELDS
-from holdfast.telemetry.tasks import call_fields
+from holdfast.telemetry.tasks import call_fields, message_of
 
 FIELDS = ("invocation", "task", "attempt", "runner", "epoch")  # of lines for people: messages name the others
 _REMOTE_MARGIN = "    | "  # further to the right than an exception of our own
@@ -88,7 +88,7 @@ class JsonLines(logging.Formatter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    return without_secrets(record.getMessage())
+    return without_secrets(message_of(record))
 
 
 def _fields(record: logging.LogRecord, names: Sequence[str]) -> dict[str, object]:

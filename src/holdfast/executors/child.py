@@ -47,7 +47,7 @@ from holdfast.executors.lifespan import ExitCallbacks, Hooks
 from holdfast.executors.sharing import SharedValues, StepPort
 from holdfast.executors.terminal import outlive_the_terminal
 from holdfast.telemetry.logs import logging_telemetry
-from holdfast.telemetry.tasks import ATTRIBUTE, call_fields
+from holdfast.telemetry.tasks import ATTRIBUTE, call_fields, message_of
 
 CANCEL, SOFT_TIMEOUT = "cancel", "soft timeout"
 
@@ -596,7 +596,7 @@ class ParentHandler(logging.Handler):
 
 def _facts(record: logging.LogRecord) -> dict[str, str | int | float | bool | None]:
     """Return what can be sent of a record: its message, and every attribute that is a plain value."""
-    facts: dict[str, str | int | float | bool | None] = {"msg": _text(record.getMessage())}
+    facts: dict[str, str | int | float | bool | None] = {"msg": _text(message_of(record))}
     if record.exc_info:
         facts["exc_text"] = _text(_formatter.formatException(record.exc_info))
     for name, value in list(record.__dict__.items())[:_MAX_FACTS]:

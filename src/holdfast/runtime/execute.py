@@ -250,7 +250,9 @@ class RunningCalls:
         """Take the outcomes of user code, on the engine's loop. Those of calls that have written to streams are taken
         when their chunks are durable.
         """
-        self._take(outcomes if self._chunks is None else self._chunks.hold(outcomes, self._chunks_written))
+        if self._chunks is not None and self._chunks.calls:
+            outcomes = self._chunks.hold(outcomes, self._chunks_written)
+        self._take(outcomes)
 
     def _chunks_written(self, key: str, outcome: Outcome, is_marked: bool) -> None:
         if is_marked:

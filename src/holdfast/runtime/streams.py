@@ -6,7 +6,7 @@ them in their place.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -111,6 +111,11 @@ Deliver = Callable[[str, Outcome, bool], None]
 
 class ChunkPort(Protocol):
     """What writes the chunks of calls."""
+
+    @property
+    def calls(self) -> Collection[str]:
+        """Return the keys of the calls that have used streams."""
+        ...
 
     def open(self) -> None:
         """Get ready, on the engine's loop."""

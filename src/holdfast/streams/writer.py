@@ -149,7 +149,7 @@ class ChunkWriter:
         self._engine = engine
         self._store = engine.store
         self._app = engine.app
-        self._ports: dict[str, CallPort] = {}
+        self.calls: dict[str, CallPort] = {}  # by their keys
         self._streams: dict[tuple[str, str, str, int], OpenStream] = {}
         self._news: deque[CallPort] = deque()
         self._is_announced = False
@@ -167,7 +167,7 @@ class ChunkWriter:
     async def close(self) -> None:
         if self._outage is not None:
             self._outage.give_up_in(0)
-        for port in list(self._ports.values()):
+        for port in list(self.calls.values()):
             port.buffer.cut(StreamClosed("the app was closed"))
         await cancel_tasks(*[task for task in (self._pump, *self._spawned) if task is not None])
 
@@ -184,11 +184,11 @@ class ChunkWriter:
 
     def port_of(self, call: Call, source: Callable[[], ChunkSource]) -> CallPort:
         """Return what the engine knows of a call. From any thread."""
-        port = self._ports.get(call.key)
+        port = self.calls.get(call.key)
         if port is None:
             port = CallPort(call.key, call, source())
             port.buffer = ChunkBuffer(functools.partial(self._notified, port))
-            port = self._ports.setdefault(call.key, port)
+            port = self.calls.setdefault(call.key, port)
         return port
 
     def begin_again(self, call: Call) -> None:
@@ -212,7 +212,7 @@ class ChunkWriter:
 
     def step_begins_again(self, key: str) -> None:
         """Say in the streams that earlier attempts of a step have written to that it begins anew."""
-        if (port := self._ports.get(key)) is not None:
+        if (port := self.calls.get(key)) is not None:
             self._begin_again(port, sorted(port.source.earlier or ()))
 
     def _begin_again(self, port: CallPort, names: Sequence[str]) -> None:
@@ -225,11 +225,9 @@ class ChunkWriter:
 
     def hold(self, outcomes: Sequence[tuple[str, Outcome]], deliver: Deliver) -> Sequence[tuple[str, Outcome]]:
         """Keep the outcomes of calls that have written chunks until these are durable. From any thread."""
-        if not self._ports:
-            return outcomes
         free = []
         for key, outcome in outcomes:
-            if (port := self._ports.get(key)) is None:
+            if (port := self.calls.get(key)) is None:
                 free.append((key, outcome))
             else:
                 port.ending = outcome, deliver
@@ -238,7 +236,7 @@ class ChunkWriter:
 
     def cut(self, key: str, why: str = "") -> bool:
         """Take no more chunks of a call. Return whether it was marked. From any thread."""
-        port = self._ports.pop(key, None)
+        port = self.calls.pop(key, None)
         if port is None:
             return False
         port.is_cut = True

@@ -40,6 +40,19 @@ def call_fields(record: logging.LogRecord) -> CallFields | None:
     return CallFields(getattr(about, "invocation_id", None) or about.id, about.task, about.attempt)
 
 
+def message_of(record: logging.LogRecord) -> str:
+    """Return the message. Where the arguments do not fit its text, return the text and the reason: such a line is a
+    mistake of user code, and its reader needs the call that it was made in.
+    """
+    try:
+        return record.getMessage()
+    except Exception as error:
+        try:
+            return f"{record.msg} (its arguments cannot be put in: {type(error).__name__}: {error})"
+        except Exception:  # of user code: the text of an object, or of its error
+            return f"a message of {record.pathname}:{record.lineno} cannot be shown: {type(error).__name__}"
+
+
 class TaskFields(logging.Filter):
     """Gives records that are made inside a task the attributes `invocation`, `task` and `attempt`.
 
