@@ -130,6 +130,11 @@ class TestMismatch:
         assert "pack#1 at /new.py:40" in why
         assert "step_created" in why
 
+    def test_a_child_of_a_version_has_no_key_though_its_id_looks_so(self) -> None:
+        child = Event(type=e.STEP_CREATED, at=1.0, call="refund@2#1", name="shop:refund@2", child="c")
+        log = replay(child, completed("refund@2#1"), created("pack#1"), open=(step("pack#1"),))
+        assert "refund@2#1 next" in mismatch(log)
+
     def test_a_body_that_waits_for_nothing_is_told_so(self) -> None:
         assert "the code waits for nothing" in mismatch(replay(created("charge#1")))
 
