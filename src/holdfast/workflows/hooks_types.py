@@ -5,19 +5,22 @@ plain JSON values, is checked against the schema before anything is written, and
 body. msgspec makes the schema (dataclasses, structs, builtins), pydantic that of its models. Rules of a class that no
 schema tells (validators, `__post_init__`) are applied in the body, where they raise.
 
+What passes the check and is refused in the body ends a run by the mistake of a sender. So formats are read here as they
+are there, and what msgspec leaves out of its schemas is added: formats, time zones, keys of dicts.
+
 A hook of type `Any` takes whatever the codec can store, exactly as it is.
 """
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 import functools
+import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -28,6 +31,8 @@ from holdfast.errors import NotDecodable, PayloadDoesNotFit, UsageError
 
 Schema = Mapping[str, Any]
 _DEEPEST = 100
+_DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_WITH_ZONE = "x-time-zone"  # whether a time has to have a time zone; it may not have one, if that is false
 
 
 def schema_of(type: Any) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def schema_of(type: Any) -> dict[str, Any]:
         return schema
     except Exception as error:
         if (adapter := _adapter(type)) is not None:
-            return dict(adapter.json_schema())
+            return dict(adapter.json_schema(schema_generator=_pydantic_schemas()))
         raise UsageError(
             f"hook(type={type!r:.80}): a payload is of a dataclass, a msgspec struct, a pydantic model or a builtin "
             f"type. {type!r:.80} is none of them: {str(error).splitlines()[0]}"
@@ -66,6 +71,34 @@ def _adapter(type: Any) -> Any:
         return None
 
 
+@functools.cache
+def _pydantic_schemas() -> Any:
+    """Return pydantic's generator of schemas, which here also tells which texts are decimals, keys or addresses."""
+    base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
+
+    class Schemas(base):  # type: ignore[misc]
+        def decimal_schema(self, schema: Any) -> Any:
+            made = super().decimal_schema(schema)
+            for part in made.get("anyOf", ()):
+                if part.get("type") == "string":
+                    part.setdefault("pattern", _DECIMAL)
+            return made
+
+        def dict_schema(self, schema: Any) -> Any:
+            made = super().dict_schema(schema)
+            if schema.get("keys_schema", {}).get("type") == "int":
+                made.setdefault("propertyNames", {"format": "integer"})
+            return made
+
+        def url_schema(self, schema: Any) -> Any:
+            made = super().url_schema(schema)
+            if schemes := schema.get("allowed_schemes"):
+                made.setdefault("pattern", f"^(?i:{'|'.join(map(re.escape, schemes))}):")
+            return made
+
+    return Schemas
+
+
 def _mentions_model(type: Any, base: Any) -> bool:
     if isinstance(type, _CLASS) and issubclass(type, base):
         return True
@@ -73,7 +106,7 @@ def _mentions_model(type: Any, base: Any) -> bool:
 
 
 def _add_formats(info: Any, schema: Any, whole: Any, seen: set[str]) -> None:
-    """Add the formats of times and dates that msgspec leaves out, as it does where a time zone may be missing."""
+    """Add what msgspec leaves out: formats of times where a time zone may be missing, and what keys of a dict are."""
     if not isinstance(schema, dict):
         return
     if (reference := schema.get("$ref")) is not None:
@@ -82,16 +115,18 @@ def _add_formats(info: Any, schema: Any, whole: Any, seen: set[str]) -> None:
         seen.add(reference)
         schema = _resolved(schema, whole)
     match info:
-        case inspect.DateTimeType():
-            schema.setdefault("format", "date-time")
-        case inspect.TimeType():
-            schema.setdefault("format", "time")
+        case inspect.DateTimeType() | inspect.TimeType():
+            schema.setdefault("format", "date-time" if isinstance(info, inspect.DateTimeType) else "time")
+            if info.tz is not None:
+                schema[_WITH_ZONE] = info.tz
         case inspect.Metadata():
             _add_formats(info.type, schema, whole, seen)
         case inspect.CollectionType():
             _add_formats(info.item_type, schema.get("items"), whole, seen)
         case inspect.DictType():
             _add_formats(info.value_type, schema.get("additionalProperties"), whole, seen)
+            if (keys := _keys(info.key_type)) is not None:
+                schema["propertyNames"] = keys
         case inspect.TupleType():
             for item, part in zip(info.item_types, schema.get("prefixItems", ()), strict=False):
                 _add_formats(item, part, whole, seen)
@@ -101,6 +136,38 @@ def _add_formats(info: Any, schema: Any, whole: Any, seen: set[str]) -> None:
             parts = schema.get("properties", {})
             for field in info.fields:
                 _add_formats(field.type, parts.get(field.encode_name), whole, seen)
+
+
+_BOUNDS = {
+    "ge": "minimum",
+    "le": "maximum",
+    "gt": "exclusiveMinimum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}
+
+
+def _keys(info: Any) -> dict[str, Any] | None:
+    """Return the schema of the keys of a dict, which are texts in JSON; None: any text, or msgspec tells it."""
+    match info:
+        case inspect.Metadata():
+            return _keys(info.type)
+        case inspect.IntType() | inspect.FloatType():
+            bounds = {name: getattr(info, short) for short, name in _BOUNDS.items() if getattr(info, short) is not None}
+            return {"format": "integer" if isinstance(info, inspect.IntType) else "number"} | bounds
+        case inspect.DateType():
+            return {"format": "date"}
+        case inspect.DateTimeType():
+            return {"format": "date-time"}
+        case inspect.UUIDType():
+            return {"format": "uuid"}
+        case inspect.DecimalType():
+            return {"format": "decimal"}
+        case inspect.EnumType():
+            return {"enum": [str(each.value) for each in info.cls]}
+        case inspect.LiteralType():
+            return {"enum": [str(each) for each in info.values]}
+    return None
 
 
 def _add_to_union(info: inspect.UnionType, schema: dict[str, Any], whole: Any, seen: set[str]) -> None:
@@ -156,13 +223,22 @@ def converted(value: Any, type: Any) -> Any:
 # --- the check
 
 
+class _Whole(NamedTuple):
+    """The schema of a payload. `known`: what does not fit a part of it, by path and part. Without it, each level of a
+    payload would double the time where a type chooses among types that hold it.
+    """
+
+    schema: Schema
+    known: dict[tuple[str, int], list[tuple[str, str]]]
+
+
 def check(value: Any, schema: Schema) -> None:
     """Raise `PayloadDoesNotFit`, with the path to what does not fit the schema."""
-    for path, why in _misfits(value, schema, schema, "payload", 0):
+    for path, why in _misfits(value, schema, _Whole(schema, {}), "payload", 0):
         raise PayloadDoesNotFit(f"{path} {why}", path=path)
 
 
-def _misfits(value: Any, schema: Any, whole: Schema, path: str, depth: int) -> Iterator[tuple[str, str]]:
+def _misfits(value: Any, schema: Any, whole: _Whole, path: str, depth: int) -> Iterator[tuple[str, str]]:
     """Yield what does not fit, with the path to it. Unknown keywords ask for nothing."""
     if depth > _DEEPEST:
         yield path, "is nested too deep"
@@ -173,7 +249,7 @@ def _misfits(value: Any, schema: Any, whole: Schema, path: str, depth: int) -> I
     if not isinstance(schema, Mapping):
         return
     if "$ref" in schema:
-        yield from _misfits(value, _resolved(schema, whole), whole, path, depth + 1)
+        yield from _misfits(value, _resolved(schema, whole.schema), whole, path, depth + 1)
     yield from _of_type(value, schema, path)
     if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
         yield path, f"is none of {', '.join(map(repr, schema['enum']))}"
@@ -223,11 +299,13 @@ def _of_type(value: Any, schema: Schema, path: str) -> Iterator[tuple[str, str]]
 
 
 def _of_choice(
-    value: Any, schema: Schema, parts: Any, whole: Schema, path: str, depth: int
+    value: Any, schema: Schema, parts: Any, whole: _Whole, path: str, depth: int
 ) -> Iterator[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for each in parts:
-        misfits = list(_misfits(value, each, whole, path, depth + 1))
+        misfits = whole.known.get((path, id(each)))
+        if misfits is None:
+            misfits = whole.known[path, id(each)] = list(_misfits(value, each, whole, path, depth + 1))
         if not misfits:
             return
         found.append(max(misfits, key=lambda misfit: len(misfit[0])))  # the deepest is what was meant
@@ -236,13 +314,15 @@ def _of_choice(
 
 
 def _of_object(
-    value: Mapping[str, Any], schema: Schema, whole: Schema, path: str, depth: int
+    value: Mapping[str, Any], schema: Schema, whole: _Whole, path: str, depth: int
 ) -> Iterator[tuple[str, str]]:
     known = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{path}.{name}", "is missing"
     others = schema.get("additionalProperties", True)
+    for name in value if "propertyNames" in schema else ():
+        yield from _misfits(name, schema["propertyNames"], whole, f"{path}[{name!r:.80}]", depth + 1)
     for name, each in value.items():
         if name in known:
             yield from _misfits(each, known[name], whole, f"{path}.{name}", depth + 1)
@@ -253,7 +333,7 @@ def _of_object(
     yield from _bounded(len(value), schema, "Properties", path, "fields")
 
 
-def _of_array(value: list[Any], schema: Schema, whole: Schema, path: str, depth: int) -> Iterator[tuple[str, str]]:
+def _of_array(value: list[Any], schema: Schema, whole: _Whole, path: str, depth: int) -> Iterator[tuple[str, str]]:
     first = schema.get("prefixItems", ())
     for index, each in enumerate(value):
         part = first[index] if index < len(first) else schema.get("items", True)
@@ -265,21 +345,57 @@ def _of_text(value: str, schema: Schema, path: str) -> Iterator[tuple[str, str]]
     yield from _bounded(len(value), schema, "Length", path, "characters")
     if "pattern" in schema and not re.search(str(schema["pattern"]), value):
         yield path, f"does not match {schema['pattern']!r}"
-    read = _FORMATS.get(str(schema.get("format") or schema.get("contentEncoding")))
-    if read is not None:
-        try:
-            read(value)
-        except (ValueError, InvalidOperation):
-            yield path, f"is no {schema.get('format') or schema['contentEncoding']}"
+    kind = str(schema.get("format") or schema.get("contentEncoding"))
+    read = _FORMATS.get(kind)
+    if read is None:
+        return
+    try:
+        found = read(value)
+    except (ValueError, msgspec.ValidationError):
+        yield path, f"is no {kind}"
+        return
+    if isinstance(found, int | float):  # a key of a dict
+        yield from _of_number(found, schema, path)
+    has_zone = getattr(found, "tzinfo", None) is not None
+    if schema.get(_WITH_ZONE, has_zone) != has_zone:
+        yield path, f"has {'a' if has_zone else 'no'} time zone, and is to have {'none' if has_zone else 'one'}"
+
+
+def _read_as(type: Any) -> Callable[[str], object]:
+    return lambda text: msgspec.convert(text, type)
+
+
+def _number(type: Any, form: str) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        if not re.fullmatch(form, text):
+            raise ValueError
+        return type(text)
+
+    return read
+
+
+def _duration(text: str) -> object:
+    """Read a duration. pydantic writes one of over a year with years."""
+    return text if re.fullmatch(r"[+-]?P\d+Y(\d+D)?(T\S+)?", text) else _read_as(dt.timedelta)(text)
+
+
+def _uri(text: str) -> object:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", text):
+        raise ValueError
+    return text
 
 
 _FORMATS: dict[str, Callable[[str], object]] = {
-    "date-time": dt.datetime.fromisoformat,
-    "date": dt.date.fromisoformat,
-    "time": dt.time.fromisoformat,
-    "uuid": UUID,
-    "decimal": Decimal,
-    "base64": functools.partial(base64.b64decode, validate=True),
+    "date-time": _read_as(dt.datetime),
+    "date": _read_as(dt.date),
+    "time": _read_as(dt.time),
+    "duration": _duration,
+    "uuid": _read_as(UUID),
+    "decimal": _read_as(Decimal),
+    "integer": _number(int, r"-?(0|[1-9][0-9]{0,17})"),
+    "number": _number(float, r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"),
+    "uri": _uri,
+    "base64": _read_as(bytes),
 }
 
 
