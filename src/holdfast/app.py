@@ -210,10 +210,11 @@ class App:
     def step(self, function: Callable[..., Any] | None = None, /, **options: Unpack[StepDeclaration]) -> Any:
         """Declare a step: a function that a workflow's body calls, and whose result is recorded.
 
-        `retries` and `timeout` are those of one call. A recorded step never runs again; one that was under way when its
-        worker died does, with the same ``context().idempotency_key``. ``at_most_once=True`` raises `WorkerLost` in the
-        body instead. ``repeatable=True`` is for reads and computation: it saves a write. ``transactional=True`` commits
-        the step's own writes together with its record. `queue`, `tags` and ``executor="process"`` run it elsewhere.
+        `retries` and `timeout` are those of one call. A recorded step never runs again; a step that was under way when
+        its worker died does, with the same ``context().idempotency_key``. ``at_most_once=True`` raises `WorkerLost` in
+        the body instead. ``repeatable=True`` is for reads and computation: it saves a write. ``transactional=True``
+        commits the step's own writes together with its record. `queue`, `tags` and ``executor="process"`` run it
+        elsewhere.
         """
         if function is None:
             return lambda function: self.step(function, **options)

@@ -78,6 +78,10 @@ async def never_done():
     await asyncio.sleep(600)
 """
 BLOCKING_STOP = HANGING_STOP.replace("await asyncio.sleep", "time.sleep")
+IMPATIENT = """
+from holdfast.executors import lifespan
+lifespan.LEAVE_ONE_SECONDS, lifespan.LEAVE_SECONDS, lifespan.TURN_SECONDS = 0.5, 1.0, 0.5
+"""
 RAISING_STOP = """
 @app.lifespan
 @contextlib.contextmanager
@@ -242,7 +246,8 @@ def test_a_stop_does_not_wait_for_a_start_hook_that_hangs(shop: Shop, workers: s
 
 @pytest.mark.parametrize("hook", [HANGING_STOP, BLOCKING_STOP], ids=["waiting", "blocking"])
 def test_a_stop_hook_that_hangs_is_given_up_and_named(shop: Shop, hook: str) -> None:
-    runner = shop.run(hook, "--workers", "1", "--max-tasks-per-worker", "1", ready="/1: it serves")
+    """After 5 s, or 10 in all; here it is a tenth of that."""
+    runner = shop.run(IMPATIENT + hook, "--workers", "1", "--max-tasks-per-worker", "1", ready="/1: it serves")
     worker = shop.submit("who").result(timeout=patient(30))
     runner.says("the stop hook never_done")
     eventually(lambda: is_gone(worker), "it ends")

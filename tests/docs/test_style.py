@@ -87,6 +87,18 @@ def test_docstrings_and_comments_name_their_subjects() -> None:
     assert not vague, "\n".join(vague)
 
 
+def test_no_docstring_has_two_subjects_to_guess() -> None:
+    vague = re.compile(rf"\b(?:who|whoever|someone|anybody|everybody|{WHO.partition('|whose|')[2]})\b", re.IGNORECASE)
+    wrong = [
+        f"{path.relative_to(ROOT)}: {' '.join(text.split())[:100]}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and len(vague.findall(text := ast.get_docstring(node) or "")) > 1
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_docstrings_of_functions_begin_with_a_verb() -> None:
     """They do not begin with an article, a pronoun, a preposition, or what is raised."""
     never = {"A", "An", "The", "As", "From", "For", "On", "What", "Where", "Who", "Whose", "This", "It", "Raises"}

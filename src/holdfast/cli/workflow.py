@@ -45,8 +45,8 @@ def steps(
 ) -> None:
     """List the steps, children, waits and hooks of a run.
 
-    They come in the order of its log, with times since its start. A quick step is recorded when it has ended; one that
-    runs is seen after a second.
+    They come in the order of its log, with times since its start. A quick step is recorded when it has ended; a step
+    that runs is seen after a second.
     """
     record = found(app, id)
     reading, now = ReadModel(app.runtime), reach.time_of(app)

@@ -1,4 +1,4 @@
-"""Changes that ask an invocation to end, or end one that was not started in time.
+"""Changes that ask an invocation to end, or end it if it was not started in time.
 
 An invocation without an owner is CANCELLED by one write. An owner is asked: CANCELLING keeps the owner, its epoch and
 its slot, and gives its code time to clean up. A claim, an end or a recovery at the same moment meets the same guard:

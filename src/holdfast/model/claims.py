@@ -125,7 +125,7 @@ def blocked(record: InvocationRecord, *, operation: str, at: float, why: str) ->
 
 
 def refused(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
-    """End an invocation without a free slot that is not to wait. Only one that has never started can end so."""
+    """End an invocation without a free slot that is not to wait, and that has never started: no other may end so."""
     path, sources = (Status.CONCURRENCY_CONTROLLED_FINAL,), frozenset({Status.REGISTERED})
     return change_of("refused", record, path, sources, operation=operation, at=at, why=why)
 

@@ -467,7 +467,7 @@ def dump_policy(policy: Policy) -> dict[str, Any]:
 
 
 def load_policy(data: Mapping[str, Any]) -> Policy:
-    """Return the policy that `dump_policy` wrote. Raises `NotDecodable` for one that this version does not know."""
+    """Return the policy that `dump_policy` wrote. Raises `NotDecodable` if this version does not know it."""
     unknown = _unknown_kind(data)
     if unknown is not None:
         raise NotDecodable(

@@ -18,8 +18,8 @@ are due by a clock that is never set, counted from the last look that found less
 is by priority, then by due time. Among queues there is none: a worker with more to do than slots takes from each queue
 in turn, as many as its weight says. As long as all that waits finds a slot, or a worker knows of one queue only, a
 claim is for all lanes at once, and turns cost nothing. After a full claim with more to be had, turns begin: the worker
-asks once a second which lanes have work, and each claim is for one queue, the one that has got least so far, at most
-four shares to a claim. A queue that has no more to give is left out until there is news of it; one that was empty has
+asks once a second which lanes have work, and each claim is for the queue that has got least so far, at most
+four shares to a claim. A queue that has no more to give is left out until there is news of it; an empty one has
 saved nothing up. With the first claim for all lanes that gets less than it wanted, turns are over.
 
 **Reserve.** Where a claim costs several round trips, a worker claims ahead: PENDING, or RUNNING if it begins in a

@@ -3,9 +3,9 @@
 Each invocation is written by one conditional change of its own, fenced by its epoch. A crash in the middle leaves each
 either as it was or released, and two releases at once do no harm: one of them is refused.
 
-`change_after` decides what follows a raised exception: another attempt, or the end. The policy is the one that was
-stored with the invocation when it was submitted, not the one that the code at hand declares: a deploy does not change
-what was promised. A policy that cannot be read, because a newer version wrote it, parks the invocation: to fail it
+`change_after` decides what follows a raised exception: another attempt, or the end. The policy is stored with
+the invocation at its submit. What the code at hand declares does not matter: a deploy does not change what was
+promised. A policy that cannot be read, because a newer version wrote it, parks the invocation: to fail it
 would break that promise, and to guess would break another. `RetryLater` says when, and with a policy that says whether.
 Without a policy it is granted each time.
 """

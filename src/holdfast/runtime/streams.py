@@ -50,7 +50,7 @@ class StreamTail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream of an invocation. The chunks of one that `is_gone` were removed; `items` is how many there were."""
+    """A stream of an invocation. The chunks of a stream that `is_gone` were removed; `items` is how many there were."""
 
     name: str
     created_at: float

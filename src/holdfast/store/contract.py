@@ -447,8 +447,8 @@ class Store(Protocol):
         ...
 
     async def quarantine_hidden(self, app: str) -> int:
-        """Quarantine invocations that no claim, change or recovery would ever meet: a corrupt one that holds a slot, an
-        owned one without an owner, one of an unknown status. Return how many there were. Its cost grows with the owned
+        """Quarantine invocations that no claim, change or recovery would ever meet: a corrupt invocation with a slot,
+        an owned one without an owner, an unknown status. Return how many there were. Its cost grows with the owned
         invocations. Idempotent: yes.
         """
         ...

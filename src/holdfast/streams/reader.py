@@ -308,7 +308,7 @@ class ValueReader:
 
 
 def _events_of(page: Page, position: int) -> list[StreamEvent]:
-    """Return the events of the page behind this position. Raises `CorruptRecord` for one that is further behind."""
+    """Return the events of the page behind this position. Raises `CorruptRecord` if the page begins further behind."""
     if page.first != position + 1:
         why = f"the stream {page.run} goes on at position {page.first}, and {position + 1} is missing"
         raise CorruptRecord(why, kind="page", id=page.run)

@@ -396,7 +396,7 @@ class ChunkWriter:
         )
 
     def _next(self, stream: OpenStream) -> list[Pending]:
-        """Take the events of the next page: up to one that closes the stream, or has a page of its own."""
+        """Take the events of the next page: up to an event that closes the stream, or has a page of its own."""
         waiting = stream.pending
         if waiting[0].operation:
             return [waiting.popleft()]

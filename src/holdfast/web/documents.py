@@ -132,7 +132,7 @@ def hook_document(hook: HookRecord) -> Document:
 
 
 def chunk_document(chunk: Chunk) -> Document:
-    """Return an item of a stream. The value of one that is bytes is in Base64, and says so."""
+    """Return an item of a stream. A value that is bytes is in Base64, and says so."""
     facts = fields(chunk, "index", "kind", "at", "attempt") | {"step": chunk.step or None}
     if isinstance(chunk.value, bytes):
         return facts | {"value": base64.b64encode(chunk.value).decode(), "encoding": "base64"}

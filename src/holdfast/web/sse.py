@@ -1,7 +1,7 @@
 """Server-sent events: a response that goes on, with a comment every 15 s so that proxies and clients know it lives.
 
-What a client does is seen at once: one that hangs up frees the reader behind it. A slow client slows its own reader
-down, and nothing is gathered for it.
+What a client does is seen at once: a client that hangs up frees the reader behind it. A slow client slows its own
+reader down, and nothing is gathered for it.
 """
 
 from __future__ import annotations

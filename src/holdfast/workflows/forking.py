@@ -237,7 +237,7 @@ def _forked(
 
 
 async def _keep(engine: Engine, record: InvocationRecord, events: Sequence[Event], payloads: Sequence[Payload]) -> None:
-    """Keep the payloads that the new run refers to. Raises `PayloadLost` for one that is gone."""
+    """Keep the payloads that the new run refers to. Raises `PayloadLost` for a payload that is gone."""
     await engine.payloads.keep(payloads)
     wanted = [*e.payloads_of(events), *record.payloads]
     there = await engine.store.keep_payloads(engine.app, wanted) if wanted else ()

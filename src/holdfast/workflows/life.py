@@ -66,7 +66,7 @@ class Command(msgspec.Struct, kw_only=True, eq=False):
 
 
 class CallAnswer(NamedTuple):
-    """The end of a call: a value, an error, or neither for one that was cancelled."""
+    """The end of a call: a value, an error, or neither for a cancelled call."""
 
     value: object = None
     error: BaseException | None = None

@@ -1,7 +1,7 @@
 """Looking into runs: their steps, their events, what they wait for; and waking those that sleep.
 
 Steps are folded from the log: nothing is stored beside it, so nothing can differ from it. A quick step is written when
-it has ended, so one that runs is seen after a second. Events of the run itself are made from its invocation.
+it has ended, so a step that runs is seen after a second. Events of the run itself are made from its invocation.
 
 A cursor names a place between two events, in all generations of the log: ``1.17`` is after position 17 of generation 1.
 """

@@ -386,6 +386,23 @@ def test_an_index_that_somebody_drops_is_made_again(mongo_url: str, raw: Raw, na
     assert name in raw.holdfast_invocations.index_information()
 
 
+def test_an_index_that_a_newer_version_has_dropped_is_not_made_again(mongo_url: str, raw: Raw) -> None:
+    """A runner of an older version that goes on through an upgrade says so, and leaves the new schema alone."""
+    newer = {"schema_version": schema.SCHEMA_VERSION + 1, "min_reader": schema.SCHEMA_VERSION + 1}
+
+    async def scenario(store: MongoStore) -> None:
+        raw.holdfast_invocations.drop_index("ready")
+        raw.holdfast_meta.update_one({"_id": "schema"}, {"$set": newer})
+        with pytest.raises(SchemaMismatch, match="Upgrade Holdfast here"):
+            await store.claim(wish("one", limit=1))
+        assert "ready" not in raw.holdfast_invocations.index_information()
+
+    try:
+        play(mongo_url, scenario)
+    finally:
+        raw.holdfast_meta.delete_many({})
+
+
 @pytest.mark.parametrize(("code", "said"), [(13, "not authorized"), (8000, "user is not allowed to do action")])
 def test_who_may_not_make_indexes_goes_on_with_what_is_there(
     mongo_url: str, monkeypatch: pytest.MonkeyPatch, code: int, said: str

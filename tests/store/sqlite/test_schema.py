@@ -105,6 +105,22 @@ def test_a_schema_that_needs_a_newer_holdfast_is_refused(path: Path, meddle: Med
         open_and_close(path)
 
 
+def test_a_store_that_is_migrated_while_it_is_open_is_not_called_gone(path: Path, meddle: Meddle) -> None:
+    """A new connection of a runner that went on through an upgrade: it is to upgrade, not to restore a backup."""
+
+    async def scenario() -> None:
+        store = store_at(path)
+        await store.open()
+        try:
+            meddle("UPDATE holdfast_meta SET value = ?", str(SCHEMA_VERSION + 1))
+            with pytest.raises(SchemaMismatch, match="Upgrade Holdfast here"):
+                await store.transaction(is_async=False).begin()
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_newer_schema_that_we_can_read_is_accepted_and_kept(stage: Stage, meddle: Meddle) -> None:
     async def write(store: Store) -> None:
         await store.insert([invocation("a")])

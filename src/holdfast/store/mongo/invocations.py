@@ -196,8 +196,8 @@ class Invocations:
         return gone
 
     async def _release_one(self, app: str, wish: Release, operation: str, at: float) -> Document | None:
-        """Let the longest waiter go back to the queue. A corrupt one is quarantined, one that the server refuses for a
-        reason of its own is left, and the next one goes.
+        """Let the longest waiter go back to the queue. A corrupt waiter is quarantined. A waiter that the server
+        refuses for a reason of its own is left. Then the next waiter goes.
         """
         invocations, left = self._collection(schema.INVOCATIONS), list[str]()
         update = pipeline(released(anything(app), operation=operation, at=at))

@@ -126,6 +126,11 @@ def indexes(signal_seconds: int) -> tuple[Index, ...]:
     return tuple(index._replace(options=seconds) if index.collection == SIGNALS else index for index in INDEXES)
 
 
+async def version_of(database: AsyncDatabase[Document]) -> Document | None:
+    """Return the version document; None if Holdfast has none there."""
+    return await database[META].find_one({"_id": "schema"})
+
+
 def refuse_or_accept(meta: dict[str, Any] | None) -> None:
     """Raise `SchemaMismatch` unless this Holdfast may work on a database with that version document."""
     if meta is None:
@@ -156,7 +161,7 @@ async def prepare(database: AsyncDatabase[Document], signal_seconds: int = SIGNA
     is.
     """
     meta = database[META]
-    found = await meta.find_one({"_id": "schema"})
+    found = await version_of(database)
     refuse_or_accept(found)
     version = 0 if found is None else found["schema_version"]
     if version > SCHEMA_VERSION:

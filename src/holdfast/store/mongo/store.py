@@ -282,6 +282,7 @@ class MongoStore:
         """Make missing indexes. A user without that right reports it once; the operation is retried later."""
         names = ""
         try:
+            schema.refuse_or_accept(await schema.version_of(database))  # a newer Holdfast may have dropped it
             names = ", ".join(await schema.missing(database))
             await schema.put_right(database, self._options.signal_retention_seconds)
             await self._prepare(database)  # the whole database may have been dropped

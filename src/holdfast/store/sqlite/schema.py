@@ -252,12 +252,8 @@ def prepare(connection: sqlite3.Connection) -> None:
     if found is None:
         _refuse_foreign(connection)
         found = (0, 0)
-    version, min_reader = found
-    if min_reader > SCHEMA_VERSION:
-        raise SchemaMismatch(
-            f"the file has schema version {version}, which needs a Holdfast that knows version {min_reader}; "
-            f"this one knows {SCHEMA_VERSION}. Upgrade Holdfast here."
-        )
+    version, _ = found
+    _refuse_newer(found)
     for step in range(version + 1, SCHEMA_VERSION + 1):
         for statement in MIGRATIONS[step]:
             connection.execute(statement) if isinstance(statement, str) else statement(connection)
@@ -270,6 +266,25 @@ def is_current(connection: sqlite3.Connection) -> bool:
     """Return whether there is nothing to prepare, and nothing to refuse."""
     found = stored_version(connection)
     return found is not None and found[0] >= SCHEMA_VERSION >= found[1]
+
+
+def still_there(connection: sqlite3.Connection) -> bool:
+    """Return whether the tables of a store that was opened before are there. Raises `SchemaMismatch` where a newer
+    version has migrated them since, and this one may not use them.
+    """
+    found = stored_version(connection)
+    if found is not None:
+        _refuse_newer(found)
+    return found is not None and found[0] >= SCHEMA_VERSION
+
+
+def _refuse_newer(found: tuple[int, int]) -> None:
+    version, min_reader = found
+    if min_reader > SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"the file has schema version {version}, which needs a Holdfast that knows version {min_reader}; "
+            f"this one knows {SCHEMA_VERSION}. Upgrade Holdfast here."
+        )
 
 
 def stored_version(connection: sqlite3.Connection) -> tuple[int, int] | None:

@@ -162,7 +162,7 @@ class SqliteStore:
         )
         try:
             self._files.connected()
-            if self._prepared and not schema.is_current(connection):
+            if self._prepared and not schema.still_there(connection):
                 raise StoreUnavailable(
                     f"the tables of {self.path} are gone: they were in a log that was deleted or replaced. "
                     "Restore a backup; or restart this process, and it makes new ones."
