@@ -175,6 +175,8 @@ class Invocation(Generic[R]):
         """
         forks = self._runtime.forks
         assert forks is not None
+        if not isinstance(step, str):
+            raise errors.UsageError(f"fork({step!r:.80}): expected the id of a step, such as 'charge#2'")
         if not isinstance(new_key, bool):
             raise errors.UsageError(f"new_key={new_key!r}: expected True or False")
 
@@ -306,12 +308,14 @@ class Invocation(Generic[R]):
         if (life := running_body.life) is not None and hasattr(life, "wait_for"):
             if self.id not in life.children:
                 raise errors.NotDeterministic(f"the body of a workflow waits for {self.id}, which it has not submitted")
+            _refuse_timeout(timeout)
             return cast(R, life.wait_for(life.children[self.id]))
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
         return self._outcome(self._runtime.run(self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:
         if (life := running_body.life) is not None:
+            _refuse_timeout(timeout)
             return await self._in_body(life)
         return self._outcome(await self._runtime.arun(self._end(timeout)))
 
@@ -375,10 +379,14 @@ class InvocationGroup(Sequence[Invocation[R]]):
 
         Raises what the first failed one raised, or `ResultTimeout`.
         """
+        if running_body.life is not None:
+            return [invocation.result(timeout) for invocation in self]
         refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
         return [invocation._outcome(end) for invocation, end in self._runtime.run(self._ends(timeout))]
 
     async def aresults(self, timeout: float | None = None) -> list[R]:
+        if running_body.life is not None:
+            return [await invocation.aresult(timeout) for invocation in self]
         return [invocation._outcome(end) for invocation, end in await self._runtime.arun(self._ends(timeout))]
 
     def __await__(self) -> Generator[Any, None, list[R]]:
@@ -409,6 +417,15 @@ class InvocationGroup(Sequence[Invocation[R]]):
                 f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(engine, timeout)}"
             )
         return [(invocation, await _end_of(engine, ended[invocation.id])) for invocation in self]
+
+
+def _refuse_timeout(timeout: float | None) -> None:
+    """Raise `UsageError` for a time limit that would not be recorded."""
+    if timeout is not None:
+        raise errors.UsageError(
+            "in the body of a workflow, the wait for a result has no timeout=: use asyncio.timeout(…) around it, or "
+            "submit with options(timeout=…)"
+        )
 
 
 async def _cancelled_all(

@@ -437,6 +437,16 @@ def test_a_workflow_that_is_gone_does_not_fit(runs: Runs, folder: Path, holdfast
     assert "declares no workflow 'shop:rendering'" in gone["why"]
 
 
+def test_a_workflow_that_has_become_a_task_does_not_fit(runs: Runs, folder: Path, holdfast: Command) -> None:
+    change(folder, "@app.workflow\nasync def rendering(", "@app.task\nasync def rendering(")
+    answer = holdfast("workflow", "check", "--json")
+    assert answer.code == 1
+    (gone,) = [run for run in answer.json["runs"] if run["verdict"] != "fits"]
+    assert (gone["id"], gone["verdict"]) == (runs["rendering"], "not_declared")
+    assert "declares 'shop:rendering' as a task" in gone["why"]
+    assert "is a task in this code" in holdfast("workflow", "replay", runs["rendering"]).err
+
+
 def test_a_check_is_bounded(runs: Runs, holdfast: Command) -> None:
     answer = holdfast("workflow", "check", "--limit", "2")
     assert answer.out.splitlines()[-1] == "2 runs: 2 fit"
@@ -451,7 +461,7 @@ def test_a_replay_tells_where_the_body_waits(runs: Runs, folder: Path, holdfast:
     answer = holdfast("workflow", "replay", runs["asleep"])
     assert answer.code == 0
     assert f"shop:checkout {runs['asleep']} (suspended): fits; " in answer.out
-    assert "the body waits for wait#1 (sleep until " in answer.out
+    assert "the body waits for wait#1 (sleep of 1h until " in answer.out
     done = holdfast("workflow", "replay", runs["done"], "--json").json
     assert (done["verdict"], done["has_ended"], done["waits_for"], done["why"]) == ("fits", True, [], "")
     change(folder, "await charge(order)\n    context", "await pack(order)\n    context")

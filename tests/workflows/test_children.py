@@ -15,7 +15,7 @@ from tests.workflows.fleet import Fleet
 from tests.workflows.test_recovery import SQLITE
 
 from holdfast import App, Status
-from holdfast.errors import InvocationCancelled, InvocationRefused, KeyTaken
+from holdfast.errors import InvocationCancelled, InvocationRefused, KeyTaken, UsageError
 from holdfast.runtime.cancel import Canceller
 from holdfast.workflows.api import sleep
 
@@ -308,3 +308,42 @@ def test_a_child_is_found_again_by_code_that_has_a_step_more_before_it(url: str,
         again.cancel()
         assert again.result(patient(20)) == child.id
         until(lambda: children_of(after, run.id) == {"it": Status.CANCELLED})
+
+
+@SQLITE
+def test_a_group_is_awaited_in_a_body(app: App) -> None:
+    @app.task(name="family:square")
+    def square(number: int) -> int:
+        return number * number
+
+    @app.workflow(name="family:sums")
+    async def sums() -> int:
+        return sum(await square.map([1, 2])) + sum(await (await square.amap([3])).aresults())
+
+    @app.workflow(name="family:sums_plainly")
+    def sums_plainly() -> int:
+        return sum(square.map([1, 2, 3]).results())
+
+    with app.runner():
+        runs = [sums.submit(), sums_plainly.submit()]
+        assert [run.result(patient(20)) for run in runs] == [14, 14]
+        assert [len(run.steps()) for run in runs] == [3, 3]
+
+
+@SQLITE
+def test_a_time_limit_that_would_not_be_recorded_is_refused(app: App) -> None:
+    @app.task(name="family:late")
+    def late() -> None: ...
+
+    @app.workflow(name="family:waiting")
+    async def waiting() -> None:
+        await late.options(delay="1h").submit().aresult(timeout=1)
+
+    @app.workflow(name="family:waiting_plainly")
+    def waiting_plainly() -> None:
+        late.options(delay="1h").map([()]).results(timeout=1)
+
+    with app.runner():
+        for run in (waiting.submit(), waiting_plainly.submit()):
+            with pytest.raises(UsageError, match=r"use asyncio\.timeout"):
+                run.result(patient(20))

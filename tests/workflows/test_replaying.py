@@ -149,7 +149,7 @@ def test_an_open_run_stops_at_the_end_of_its_log(app: App, until: Until) -> None
         assert report.verdict is Verdict.FITS
         assert not report.has_ended
         (wait,) = report.waits_for
-        assert wait.startswith("wait#1 (sleep until ")
+        assert wait.startswith("wait#1 (sleep of 3d until ")
         assert __file__ in wait
 
 
@@ -188,7 +188,7 @@ def test_a_changed_body_of_an_open_run_needs_a_patch_and_names_both_calls(app: A
     with pytest.raises(ReplayMismatch, match=r"shop:old .* the code does not fit the recorded log: the log has charge"):
         report.raise_mismatch()
     assert replay(app, run, careful).fits
-    assert replay(app, run, wrong).why.endswith(f"it has raised KeyError: 'x' at {__file__}:{line}")
+    assert replay(app, run, wrong).why.endswith(f"; the body has raised KeyError: 'x' at {__file__}:{line}")
     run.wake()
     run.result(patient(20))
     assert replay(app, run, new).verdict is Verdict.DIVERGES  # it has ended: no patch could help it

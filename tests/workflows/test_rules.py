@@ -190,10 +190,9 @@ class TestTimers:
 
     @pytest.mark.parametrize("made", [timer("wait#1", kind="timeout"), timer("wait#1", due=11.0)])
     def test_another_kind_or_deadline_does_not(self, made: OpenCall) -> None:
-        why = mismatch(replay(slept("wait#1"), open=(made,)))
-        assert "a sleep until 10.000" in why
-        assert f"{made.name} until {made.due:.3f}" in why
-        assert "/new.py:9" in why
+        why = mismatch(replay(slept("wait#1", where="/shop.py:7", seconds=9.0), open=(made,)))
+        assert "wait#1 at /shop.py:7, a sleep of 9s until 1970-01-01 00:00:10 UTC" in why
+        assert f"wait#1 ({made.name} until 1970-01-01 00:00:{made.due or 0:.0f} UTC) at /new.py:9" in why
 
     def test_the_same_length_fits_and_the_recorded_deadline_counts(self) -> None:
         made = timer("wait#1", due=11.0)

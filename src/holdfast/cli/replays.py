@@ -114,9 +114,12 @@ def _workflow(app: App, name: str) -> tuple[str, ...]:
 
 def _check(app: App, record: InvocationRecord) -> _Checked:
     try:
-        definition = _definition(app, record)
+        definition = app.get_task(record.task).definition
     except UnknownTask:
         why = f"this code declares no workflow '{record.task}': a runner with it would never take the run"
+        return _Checked(record, _UNDECLARED, why)
+    if not definition.is_workflow:
+        why = f"this code declares '{record.task}' as a task: a runner with it would park the run"
         return _Checked(record, _UNDECLARED, why)
     try:
         report = _replay(app, record, definition)

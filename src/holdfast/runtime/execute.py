@@ -66,6 +66,9 @@ _STILL_RUNS = "its code could not be stopped and still runs"
 _NEVER_BEGAN = "its event loop was blocked, and its code had not begun"
 _BLOCKED = "it could not begin: other code held the interpreter lock, or blocked the event loop"
 _FORCED = "its code did not end by itself and was stopped"
+_NO_WORKFLOW = (  # a call of its function would run recorded steps again
+    "it was submitted as a workflow, and is a task in this code: declare it with @app.workflow again, or end it"
+)
 _CRASHES = 2  # make a suspect, or fewer if fewer are forgiven
 _KILLS = 2  # beside others that were past their time
 ISOLATED_SLOTS = max(10, 4 * (os.cpu_count() or 1))  # of a worker: each is an interpreter
@@ -144,17 +147,22 @@ class RunningCalls:
     def begin(self, records: Sequence[InvocationRecord]) -> None:
         """Take a slot for each of these, and call them; those with large arguments once these are fetched."""
         here: list[InvocationRecord] = []
+        unfit: list[InvocationRecord] = []
         for record in records:
             self._forget(record.id)  # an earlier life of a run, which is about to leave
             self.records[record.id] = record
             self.runs += record.run is not None
-            if record.arguments[:1] == MARK:
+            if record.run is not None and self._worker.tasks[record.task].executor is not ExecutorKind.WORKFLOW:
+                unfit.append(record)
+            elif record.arguments[:1] == MARK:
                 task = asyncio.create_task(self._fetch_and_call(record))
                 self._fetching.add(task)
                 task.add_done_callback(self._fetching.discard)
             else:
                 here.append(record)
         self._call([(record, {}) for record in here])
+        if unfit:
+            self._deliver([(record.id, Unfit(_NO_WORKFLOW)) for record in unfit])
 
     async def _fetch_and_call(self, record: InvocationRecord) -> None:
         found: dict[str, bytes] | Unfit | None = None

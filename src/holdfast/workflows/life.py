@@ -326,6 +326,16 @@ class Life(ABC):
     def why_stuck(self) -> str:
         """Return where the body waits for something that no event will bring."""
 
+    def how_ended(self) -> str:
+        """Say how the body has ended, behind a mismatch: the log goes on. Empty if it has not ended."""
+        if self.ended is None:
+            return ""
+        if (error := self.ended.error) is None:
+            return "; the body has returned"
+        place = raised_at(error)
+        said = self.codec.encode_error(error).message[:500]
+        return f"; the body has raised {type(error).__name__}: {said}{f' at {place}' if place else ''}"
+
     def _finish(self, value: object = None, error: BaseException | None = None) -> None:
         if self.ended is None and not self.is_evicting:
             self.ended = BodyEnd(value, error)

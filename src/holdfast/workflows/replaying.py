@@ -189,7 +189,7 @@ class _Replaying:
         life.commands.clear()
         following = self._replay.next()
         if isinstance(following, Mismatch):
-            self._why = following.why + self._early_end()
+            self._why = following.why + life.how_ended()
         elif isinstance(following, Perform):
             call = self._replay.open[following.call]
             self._warnings.append(f"{call} is not in the log, and a run would perform it now: the replay ends here")
@@ -210,15 +210,6 @@ class _Replaying:
             return life.cancel(_nothing)
         self._replay.answered(event)
         deliver(life, event, self._payloads, _nothing)
-
-    def _early_end(self) -> str:
-        """Return how the body has ended although the log goes on; empty if it has not."""
-        ended = self.life.ended
-        if ended is None:
-            return ""
-        if ended.error is None:
-            return "; it has returned"
-        return f"; it has raised {type(ended.error).__name__}: {ended.error}{_at(ended.error)}"
 
     # --- the end of the log
 

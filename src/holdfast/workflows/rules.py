@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from holdfast.clock import format_duration
+from holdfast.model.explain import moment_in_words
 from holdfast.workflows.events import (
     CANCEL_REQUESTED,
     CARRIED,
@@ -65,8 +67,8 @@ class OpenCall(msgspec.Struct, kw_only=True):
 
     def __str__(self) -> str:
         place = f" at {self.where}" if self.where else ""
-        until = "" if self.due is None else f" ({self.name} until {self.due:.3f})"
-        return f"{self.id}{until}{place}"
+        wait = "" if self.due is None else f" ({_wait(self.name, self.due, self.seconds)})"
+        return f"{self.id}{wait}{place}"
 
 
 class Past(msgspec.Struct):
@@ -300,7 +302,8 @@ class Replay:
             if event.name == call.name and (_is_same(recorded, made) or _is_same(event.seconds, call.seconds)):
                 call.due = event.due  # a keyed step that was added or removed before it has moved the body's time
                 return ""
-            return f"the log has {event.call}, a {event.name} until {recorded:.3f}; the code waits for {call}"
+            wait = _wait(event.name, recorded, event.seconds)
+            return f"the log has {_described(event)}, a {wait}; the code waits for {call}"
         if event.type in (HOOK_CREATED, HOOK_CONFLICT, HOOK_DISPOSED):
             return _compare_hook(call, event)
         if event.type not in (STEP_CREATED, STREAM_WRITTEN):
@@ -337,6 +340,11 @@ def _compare_hook(call: OpenCall, event: Event) -> str:
     if event.type == HOOK_CREATED and event.why == DERIVED:
         return f"{what}: it follows from another hook_secret. Set hook_secret_previous to that, and wake the run"
     return what
+
+
+def _wait(kind: str, due: float, seconds: float | None) -> str:
+    length = "" if seconds is None else f" of {format_duration(seconds)}"
+    return f"{kind}{length} until {moment_in_words(due)}"
 
 
 def _is_same(recorded: float | None, made: float | None) -> bool:

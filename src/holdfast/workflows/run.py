@@ -202,7 +202,7 @@ class Run:
             self._deliver(following.event, keeps_clock=following.keeps_clock)
             return True
         if isinstance(following, Mismatch):
-            self._park(following.why)
+            self._park(following.why + life.how_ended())
             return False
         if isinstance(following, Perform):
             return self._perform(life, following)

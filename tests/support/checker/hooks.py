@@ -42,6 +42,12 @@ def _sent(event: Event) -> str:
     return payload_id(name_of(event.key or ""), event.idempotency_key or "")
 
 
+def _unknown(case: Case) -> list[Event]:
+    """The sends that may have delivered or not: those with an unknown outcome, and those whose sender died."""
+    known = {event.span for what in (What.RESUME_OK, What.RESUME_FAIL) for event in case.events(what)}
+    return [event for event in case.events(What.RESUME_INVOKE) if event.span not in known]
+
+
 def payloads_are_delivered_once_or_refused(case: Case) -> Iterator[Violation]:
     """I12: what was acknowledged is in the log of one run once, or unread in its inbox if that has ended; what was
     refused is nowhere.
@@ -56,7 +62,7 @@ def payloads_are_delivered_once_or_refused(case: Case) -> Iterator[Violation]:
             if place.line is None and case.records[place.run].status not in FINAL:
                 sentence = f"the payload {event.idempotency_key} for '{event.key}' is not taken by its run"
                 yield Violation("I12", place.run, sentence, (event,))
-    maybe = done | {_sent(event) for event in case.events(What.RESUME_UNKNOWN)}
+    maybe = done | {_sent(event) for event in _unknown(case)}
     for event in case.events(What.RESUME_FAIL):
         if (sent := _sent(event)) not in maybe and places.get(sent):
             sentence = f"the payload {event.idempotency_key} for '{event.key}' was refused, and is there"
@@ -69,7 +75,7 @@ def payloads_are_delivered_once_or_refused(case: Case) -> Iterator[Violation]:
 
 def payloads_come_to_their_own_hook(case: Case) -> Iterator[Violation]:
     """I12: a payload is that of its sender, and its hook has the token that the sender named."""
-    tokens = {_sent(event): event for event in (*case.events(What.RESUME_OK), *case.events(What.RESUME_UNKNOWN))}
+    tokens = {_sent(event): event for event in (*_unknown(case), *case.events(What.RESUME_OK))}
     for id, lines in case.dump.logs.items():
         made: dict[str, LogLine] = {}
         for line in lines:

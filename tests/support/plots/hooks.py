@@ -104,6 +104,12 @@ CLEAN = [
         [*sent("a", FAIL), *sent("a", UNKNOWN, at=2.0)],
     ),
     Plot(
+        "a payload of a sender that died, repeated when the hook was gone",
+        "I12",
+        logged(made(1), got(2, "a")),
+        [*sent("a")[:1], *sent("a", FAIL, at=2.0)],
+    ),
+    Plot(
         "two at once, in any order", "I12", logged(made(1), got(2, "b"), got(3, "a")), [*sent("a", until=3), *sent("b")]
     ),
     Plot("a token that is kept", "I12", logged(made(1), hooks=(stored(ended_at=START),))),

@@ -22,7 +22,7 @@ from holdfast.store.sqlite.threads import WriteTurn, forks
 LIMIT_SECONDS = 2.0
 _OURS = (
     "Holdfast commits the transaction of a step when the step returns, and rolls it back when it raises: leave commit, "
-    "rollback, close and `with` out"
+    "rollback, close, `with`, executescript and isolation_level out"
 )
 
 
@@ -187,5 +187,6 @@ class SqliteStepTransaction:
             return None
         return TimeoutError(
             f"its transaction was open for more than {LIMIT_SECONDS:g} s and was rolled back: no other process can "
-            "write to a SQLite file meanwhile. Do what takes long in a step of its own, before or after this one"
+            "write to a SQLite file meanwhile, nor other code of this one. Do what takes long in a step of its own; "
+            "submit with options(session=context().session)"
         )
