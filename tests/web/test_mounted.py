@@ -170,6 +170,20 @@ def test_a_client_that_hangs_up_breaks_nothing(host: Host, sent: bytes, caplog: 
     assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
 
 
+def test_bodies_that_do_not_come_take_no_room(host: Host) -> None:
+    """Each announces a megabyte, and sends little of it. 64 of them once took the room of all for 30 s."""
+    address, _, port = host.place.partition(":")
+    with contextlib.ExitStack() as lines:
+        for number in range(70):
+            line = lines.enter_context(socket.create_connection((address, int(port)), timeout=patient(30)))
+            line.sendall(HEAD.replace(b"unknown", b"%d" % number) + b"Content-Length: 1000000\r\n\r\nabc")
+        eventually(lambda: host.web._webhooks._under_way == 70 * 3)
+        run, path = host.shop.webhook()
+        assert host.ask("POST", f"/holdfast{path}", b'"yes"')[0] == 202
+        assert run.result(timeout=patient(30)) == ["yes"]
+    eventually(lambda: host.web._webhooks._under_way == 0)
+
+
 def test_what_was_sent_whole_is_delivered_even_if_the_sender_hangs_up(host: Host) -> None:
     run, path = host.shop.webhook(True)
     head = f"POST /holdfast{path} HTTP/1.1\r\nHost: shop\r\nContent-Length: 2\r\n\r\nhi".encode()

@@ -132,11 +132,26 @@ def test_a_rate_holds_for_each_secret_and_for_each_source() -> None:
 def test_too_many_bodies_at_once_are_refused(shop: WebShop, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = webhooks.WebhookEndpoint(shop.app.runtime)
     monkeypatch.setattr(webhooks, "_MAX_BYTES_UNDER_WAY", 3 * 2**20)
-    with endpoint._room(2**20), endpoint._room(2**20), endpoint._room(2**20):
-        with pytest.raises(webhooks.Problem, match="too many webhooks"), endpoint._room(2**20):
-            pass
-    with endpoint._room(2**20):
-        pass
+    with endpoint._room_for("a") as first, endpoint._room_for("b") as second:
+        first(2**20)
+        second(2**20)
+        second(2**20)
+        with pytest.raises(webhooks.Problem, match="too many webhooks"):
+            first(1)
+    with endpoint._room_for("a") as again:
+        again(3 * 2**20)
+    assert (endpoint._under_way, endpoint._under_way_of) == (0, {})
+
+
+def test_one_source_does_not_take_the_room_of_all(shop: WebShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = webhooks.WebhookEndpoint(shop.app.runtime)
+    monkeypatch.setattr(webhooks, "_MAX_BYTES_OF_SOURCE", 2**20)
+    with endpoint._room_for("a") as first, endpoint._room_for("a") as second, endpoint._room_for("b") as other:
+        first(2**19)
+        second(2**19)
+        with pytest.raises(webhooks.Problem, match="too many webhooks"):
+            second(1)
+        other(2**20)
 
 
 # --- who sends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -73,9 +73,11 @@ def _checked(name: str, parameter: Parameter, text: str) -> Any:
     return text
 
 
-async def body_of(request: Request, limit: int, *, seconds: float = BODY_SECONDS) -> bytes:
-    """Return the body. Raises `Problem`: 413 if it is longer than `limit`, 408 if it does not come in time; and
-    `ClientDisconnect`.
+async def body_of(
+    request: Request, limit: int, *, seconds: float = BODY_SECONDS, came: Callable[[int], object] = int
+) -> bytes:
+    """Return the body. `came` is told the size of each part. Raises `Problem`: 413 if the body is longer than `limit`,
+    408 if it does not come in time; and `ClientDisconnect`.
     """
     too_long = Problem(413, "TooLarge", f"a body may have up to {limit:,} bytes")
     length = request.headers.get("content-length", "0")
@@ -88,6 +90,7 @@ async def body_of(request: Request, limit: int, *, seconds: float = BODY_SECONDS
                 size += len(part)
                 if size > limit:
                     raise too_long
+                came(len(part))
                 parts.append(part)
     except TimeoutError:
         raise Problem(408, "TimedOut", f"the body did not come within {seconds:g} s") from None

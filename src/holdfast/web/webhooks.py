@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +33,8 @@ HIDDEN = f"{PREFIX}..."  # in a form that no server escapes
 GRACE_SECONDS = 5.0  # for a delivery whose sender has hung up
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _BURST_SECONDS = 10.0  # of the rate, that may come at once
-_MAX_BYTES_UNDER_WAY = 64 * 2**20  # of bodies, in memory at a time
+_MAX_BYTES_UNDER_WAY = 64 * 2**20  # of bodies that are coming, in memory at a time
+_MAX_BYTES_OF_SOURCE = 16 * 2**20  # of those, from one source: a slow one must not take the room of all
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _OF_THE_SERVER = frozenset(
@@ -50,6 +52,7 @@ class WebhookEndpoint:
         self._by_source = _buckets(settings.webhook_source_rate)
         self._by_secret = _buckets(settings.webhook_token_rate)
         self._under_way = 0
+        self._under_way_of: Counter[str] = Counter()  # by source
 
     async def answer(self, request: Request, secret: str) -> Response:
         """Deliver a request, and return the response. Raises `Problem`, `ClientDisconnect`."""
@@ -57,11 +60,12 @@ class WebhookEndpoint:
         hide(request.scope)
         if request.method not in METHODS:
             raise Problem(405, "MethodNotAllowed", "a webhook takes POST", headers={"allow": ", ".join(METHODS)})
-        self._take(self._by_source, source_of(request.client.host if request.client else None))
+        source = source_of(request.client.host if request.client else None)
+        self._take(self._by_source, source)
         self._take(self._by_secret, name_of(secret))
-        with self._room(self._webhooks.limit):
-            body = await body_of(request, self._webhooks.limit)
-            received = WebhookRequest(method=request.method, headers=_headers(request), body=body, query=query)
+        with self._room_for(source) as take_room:
+            body = await body_of(request, self._webhooks.limit, came=take_room)
+        received = WebhookRequest(method=request.method, headers=_headers(request), body=body, query=query)
         receiving = self._webhooks.receive(secret, received, answer_seconds=ANSWER_SECONDS)
         return _response(await while_connected(request, receiving, GRACE_SECONDS))
 
@@ -71,15 +75,27 @@ class WebhookEndpoint:
             raise Problem(429, "TooManyRequests", f"too many webhooks; wait for {seconds:.1f} s", headers=after)
 
     @contextmanager
-    def _room(self, size: int) -> Iterator[None]:
-        """Hold room for a body while it comes."""
-        if self._under_way + size > max(size, _MAX_BYTES_UNDER_WAY):
-            raise Problem(503, "Busy", "too many webhooks are under way; try again", headers={"retry-after": "1"})
-        self._under_way += size
+    def _room_for(self, source: str) -> Iterator[Callable[[int], None]]:
+        """Hold room for a body while it comes. Yields what takes room for a part of it, and raises `Problem`."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            largest = self._webhooks.limit  # there is always room for one body
+            of_source = self._under_way_of[source] + size > max(largest, _MAX_BYTES_OF_SOURCE)
+            if of_source or self._under_way + size > max(largest, _MAX_BYTES_UNDER_WAY):
+                raise Problem(503, "Busy", "too many webhooks are under way; try again", headers={"retry-after": "1"})
+            taken += size
+            self._under_way += size
+            self._under_way_of[source] += size
+
         try:
-            yield
+            yield take
         finally:
-            self._under_way -= size
+            self._under_way -= taken
+            self._under_way_of[source] -= taken
+            if not self._under_way_of[source]:
+                del self._under_way_of[source]
 
 
 def hide(scope: Scope) -> None:

@@ -24,6 +24,7 @@ from holdfast.runtime.engine import Engine
 from holdfast.runtime.wait import get_readable
 from holdfast.store.contract import EntryOrder
 from holdfast.workflows.children import push_all
+from holdfast.workflows.events import HOOK_CREATED, HOOK_RECEIVED
 from holdfast.workflows.hooks_records import (
     HOOK,
     PAYLOAD,
@@ -39,6 +40,7 @@ from holdfast.workflows.hooks_records import (
 from holdfast.workflows.hooks_requests import WebhookRequest
 from holdfast.workflows.hooks_store import StoredHook, find
 from holdfast.workflows.hooks_types import check, plain
+from holdfast.workflows.looking import read
 
 _TRIES = 10
 MAX_LISTED = 10_000
@@ -107,8 +109,10 @@ class Sent:
         return packed
 
     def for_any(self) -> Packed:
-        """Return the payload for a hook whose type is not known yet."""
-        return self._plain if isinstance(self._plain, Packed) else _or_raise(self._exact)
+        """Return the payload for a hook whose type is not known yet: what a hook without a type is to get. The body
+        makes plain values of it, if its hook has a type.
+        """
+        return self._exact if isinstance(self._exact, Packed) else _or_raise(self._plain)
 
     def _request(self, answer_to: str) -> Packed:
         if not isinstance(self._payload, WebhookRequest):
@@ -198,7 +202,7 @@ async def _submitted(
     engine: Engine, name: str, sent: Sent, resume_id: str, record: InvocationRecord, payloads: Any
 ) -> InvocationId | None:
     """Insert a run together with a payload for its first hook of that name, or push it to the run that was faster.
-    Return the run; None if that has ended meanwhile.
+    Return the run; None if that has ended, or made the hook, meanwhile. Raises `HookNotFound` if it has disposed of it.
     """
     packed = sent.for_any()
     run = RunState(inbox=(_inbox_entry(engine, name, packed, resume_id),), pushed=1, effects_key=record.id)
@@ -206,10 +210,36 @@ async def _submitted(
     (holder,) = await engine.submitter.submit([record], [*payloads, *packed.payloads])
     if holder is None:
         return record.id
+    if (received := await _received(engine, holder, name)) is not None:
+        if payload_id(name, resume_id) in received:
+            return holder.id  # it is repeated
+        await _refuse_disposed(engine, holder, name)
+        return None
     verdict = await _push(engine, holder.id, name, packed, resume_id)
     if isinstance(verdict, Full):
         raise InboxFull(f"{holder.task} {holder.id} is too far behind: its inbox is full. Try again later")
     return holder.id if isinstance(verdict, Applied) else None
+
+
+async def _received(engine: Engine, run: InvocationRecord, name: str) -> set[str] | None:
+    """Return the payloads that the log of a run has; None if its body has made no hook of that name."""
+    if run.run is None or not run.attempt:
+        return None
+    events = [event for _, event in await read(engine, run, run.run.generation)]
+    if not any(event.type == HOOK_CREATED and event.name == name for event in events):
+        return None
+    return {event.entry for event in events if event.type == HOOK_RECEIVED}
+
+
+async def _refuse_disposed(engine: Engine, holder: InvocationRecord, name: str) -> None:
+    """Raise `HookNotFound` if a run that had a hook has it no longer, and goes on: nothing would take a payload."""
+    there = await find(engine, name)
+    (now,) = await get_readable(engine.store, engine.app, [holder.id])
+    if there is None and now is not None and now.status not in FINAL:
+        raise HookNotFound(
+            f"{holder.task} {holder.id} has disposed of its hook of this token, and has not ended. Until it has, or "
+            "makes another hook, it takes no payload, and no other run is started. Try again later"
+        )
 
 
 # --- the public face
@@ -260,7 +290,7 @@ class HookAccess:
         and leave the payload for its first hook of the token. Return the run.
 
         Of several callers at once, one submits; all payloads come to that run. The token is the key of the run until
-        that ends.
+        that ends. Raises `HookNotFound` if the run has disposed of its hook, and has not ended.
         """
         name, sent = name_of(valid_token(token)), Sent(engine, payload)
         if not hasattr(workflow, "prepared"):

@@ -209,10 +209,14 @@ def _model_values(value: Any) -> Any:
 
 
 def converted(value: Any, type: Any) -> Any:
-    """Return the object of a type that a payload stands for, in the body. Raises `NotDecodable`."""
+    """Return the object of a type that a payload stands for, in the body. Raises `NotDecodable`.
+
+    A payload may be no plain value, if the type was not known when it was sent: see `resume_or_submit`.
+    """
     if type is Any:
         return value
     try:
+        value = plain(value)
         if (adapter := _adapter(type)) is not None:
             return adapter.validate_json(msgspec.json.encode(value))
         return msgspec.convert(value, type, str_keys=True)
