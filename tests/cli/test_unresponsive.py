@@ -235,6 +235,7 @@ def test_a_worker_that_does_not_answer_is_told_of_and_gives_back_what_it_has_not
     runner.says(" again: an answer from pid")
     assert len(runner.said("unresponsive: no answer")) == 1, "that is said once"
     eventually(lambda: shop.worker().unresponsive_since is None, "the roster tells it")
+    eventually(lambda: shop.worker().begun is None, "what has begun is the worker's to tell again")
     shop.go("silent")
     assert invocation.result(timeout=patient(30)) == 1, "it was left alone"
     assert waiting.result(timeout=patient(30)) == worker

@@ -575,3 +575,51 @@ def test_a_heartbeat_tells_at_once_of_workers_that_come_and_go() -> None:
         await shop.member.stop()
 
     virtually(play)
+
+
+def test_what_the_workers_held_is_left_to_those_who_have_declared_their_runner_dead() -> None:
+    async def play(shop: Supervised) -> None:
+        await shop.member.start()
+        names = ["held 0", "held 1"]
+        await shop.submit(**{name: shop.make("held", name) for name in names})
+
+        async def all_run() -> bool:
+            return len(shop.running) == 2
+
+        await shop.fleet.until(all_run, 10.0)
+        before = {name: await shop.fleet.record(shop.ids[name]) for name in names}
+        (entry,) = await shop.fleet.store.roster(APP)
+        assert await shop.fleet.store.remove_runner(APP, entry.id, heartbeat_at=entry.heartbeat_at)
+
+        async def are_killed() -> bool:
+            return all(process.returncode == -signal.SIGKILL for process in shop.started[:2])
+
+        await shop.fleet.until(are_killed, 5.0)
+        await asyncio.sleep(0.05)
+        assert {name: await shop.fleet.record(shop.ids[name]) for name in names} == before
+        shop.gate.set()
+        await shop.all_ended()
+
+    virtually(play)
+
+
+def test_a_worker_that_cannot_use_the_store_for_a_moment_now_and_then_is_not_replaced() -> None:
+    async def play(shop: Supervised) -> None:
+        await shop.member.start()
+        await shop.two_workers_live()
+        store, why = shop.fleet.store, "its tasks keep a deleted log"
+        with pytest.MonkeyPatch.context() as patched:
+            for _ in range(5):
+                patched.setattr(store, "needs_restart", lambda **_: why)
+                await asyncio.sleep(2.0)
+                patched.setattr(store, "needs_restart", lambda **_: "")
+                await asyncio.sleep(2.0)
+            assert [process.returncode for process in shop.started] == [None, None]
+            patched.setattr(store, "needs_restart", lambda **_: why)
+
+            async def are_replaced() -> bool:
+                return len(shop.started) == 4
+
+            await shop.fleet.until(are_replaced, 10.0)
+
+    virtually(play)
