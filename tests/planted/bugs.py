@@ -841,7 +841,7 @@ BUGS = (
         "run that is resumed holds no slot",
         RUNS,
         "workflows/host.py",
-        "            self._slots[run.key] = most\n",
+        "            self._slots[run.key] = max_slots\n",
         "",
         OWNERS,
         "steps of runs that have waited run beside the slots",

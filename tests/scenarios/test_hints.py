@@ -176,8 +176,11 @@ import os, sys
 from holdfast import App
 app = App(sys.argv[1], name="shop")
 add = app.task(name="add")(lambda a, b: a + b)
-print(add.submit(1, 2).id, flush=True)
-os._exit(0)
+for _ in sys.stdin:
+    if (worker := os.fork()) == 0:
+        print(add.submit(1, 2).id, flush=True)
+        os._exit(0)
+    os.waitpid(worker, 0)
 """
 
 
@@ -187,8 +190,16 @@ def test_a_process_may_end_right_after_its_submit(tmp_path: Path) -> None:
     two = Two(url, tmp_path)
     with two.working, two.other, two.hired():
         two.add.submit(0, 0).result(PROMPT_SECONDS)
-        for _ in range(6):
-            two.are_quiet()
-            program = [sys.executable, "-c", SUBMITS_AND_ENDS, url]
-            id = subprocess.run(program, capture_output=True, text=True, check=True).stdout.strip()
-            eventually(functools.partial(two.is_done, id), "it is done", seconds=PROMPT_SECONDS)
+        program = subprocess.Popen(
+            [sys.executable, "-c", SUBMITS_AND_ENDS, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with program as master:
+            assert master.stdin is not None
+            assert master.stdout is not None
+            for _ in range(6):
+                two.are_quiet()
+                master.stdin.write("\n")
+                master.stdin.flush()
+                id = master.stdout.readline().strip()
+                eventually(functools.partial(two.is_done, id), "it is done", seconds=PROMPT_SECONDS)
+            master.stdin.close()

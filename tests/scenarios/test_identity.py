@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from tests.support.crowd import together
 from tests.support.patience import patient
 
 from holdfast import App, UsageError
@@ -268,13 +268,13 @@ def test_twins_in_one_map_inside_a_transaction(tmp_path: Path, mongo_url: str) -
 # --- processes
 
 
-def _submit_keys(url: str, ready: Any, answers: Any, key_for: float) -> None:
+def submit_keys(url: str, number: int, ready: Callable[[], object]) -> tuple[list[str], str]:
     with App(url) as app:
         ship = declare(app, unique=True)
         app.invocations(limit=1)
-        ready.wait(60)
-        keyed = [ship.options(key=f"order {turn}", key_for=key_for).submit(turn).id for turn in range(10)]
-        answers.put((keyed, ship.submit(99).id))
+        ready()
+        keyed = [ship.options(key=f"order {turn}", key_for=3600).submit(turn).id for turn in range(10)]
+        return [str(id) for id in keyed], str(ship.submit(99).id)
 
 
 @pytest.mark.slow
@@ -284,20 +284,13 @@ def test_of_eight_processes_with_one_key_one_stores_a_call(
 ) -> None:
     """At first, and once more when the time of the keys is over and all of them want them at once."""
     url = f"sqlite:///{tmp_path}/shop.db" if kind == "sqlite" else request.getfixturevalue("mongo_url")
-    context = multiprocessing.get_context("spawn")
     with App(url) as app:
         ship = declare(app, unique=True)
         old = [ship.options(key=f"order {turn}", key_for=0).submit(turn) for turn in range(5)]
         with app.runner():
             for invocation in old:
                 invocation.result(timeout=patient(20))
-        ready, answers = context.Barrier(8), context.Queue()
-        processes = [context.Process(target=_submit_keys, args=(url, ready, answers, 3600)) for _ in range(8)]
-        for process in processes:
-            process.start()
-        got = [answers.get(timeout=patient(120)) for _ in processes]
-        for process in processes:
-            process.join(120)
+        got = together(submit_keys, url)
         assert len({tuple(keyed) for keyed, _ in got}) == len({twin for _, twin in got}) == 1
         records = app.invocations(limit=100)
         assert len(records) == 5 + 10 + 1

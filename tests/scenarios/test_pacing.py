@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.crowd import together
 from tests.support.patience import patient
 
 from holdfast import App, Invocation, Status, UsageError
@@ -238,28 +238,21 @@ def test_throttle_on_every_store(app: App) -> None:
 # --- processes
 
 
-def _hammer(url: str, ready: Any, process: int) -> None:
+def hammer(url: str, number: int, ready: Callable[[], object]) -> None:
     with App(url) as app:
         index = declare(app, [], debounce="1h", unique_by="shop")
         app.invocations(limit=1)
-        ready.wait(60)
+        ready()
         for turn in range(10):
-            index.submit(f"shop {turn % 2}", process * 100 + turn)
+            index.submit(f"shop {turn % 2}", number * 100 + turn)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite", "mongodb"], indirect=True)
 def test_calls_of_eight_processes_are_one_of_each_kind(url: str) -> None:
-    context = multiprocessing.get_context("spawn")
     with App(url) as app:
         app.invocations(limit=1)
-        ready = context.Barrier(8)
-        processes = [context.Process(target=_hammer, args=(url, ready, number)) for number in range(8)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(120)
-        assert [process.exitcode for process in processes] == [0] * 8
+        together(hammer, url)
         records = app.invocations(limit=100)
         assert len(records) == 2
         for record in records:

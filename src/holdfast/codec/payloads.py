@@ -103,7 +103,7 @@ class Spill:
     """
 
     def __init__(self, limits: SizeLimits, seen: Seen | None = None) -> None:
-        self.limit, self._most = limits
+        self.limit, self._max_bytes = limits
         self._seen = {} if seen is None else seen
         self._index: dict[str, int] = {}
         self._payloads: list[Payload] = []
@@ -114,8 +114,8 @@ class Spill:
 
     def put_out(self, data: bytes, *, is_value: bool = False) -> Large:
         """Store encoded bytes apart, or bytes that are the value themselves."""
-        if len(data) > self._most:
-            text = f"takes {len(data):,} bytes, more than payload_limit allows ({self._most:,})"
+        if len(data) > self._max_bytes:
+            text = f"takes {len(data):,} bytes, more than payload_limit allows ({self._max_bytes:,})"
             raise Refused(f"{text}; store it elsewhere and pass its name, or raise the setting")
         payload = self._seen.get(id(data)) or self._met(Payload.of(data))
         index = self._index.setdefault(payload.digest, len(self._payloads))

@@ -110,7 +110,7 @@ class Answer(msgspec.Struct, array_like=True, tag=True):
     fatal: bool = False
     lost: int = 0  # log records that were dropped
     shared: SharedValues | None = None  # what a step has set for its run
-    told: tuple[str, ...] = ()  # streams whose errors were raised in the call
+    reported: tuple[str, ...] = ()  # streams whose errors were raised in the call
 
 
 class Written(msgspec.Struct, array_like=True, tag=True):
@@ -380,7 +380,7 @@ class _Worker:
         self._shared = None
         answer, sent = answer_of(self._outcome(question, parts[0], payloads))
         answer.shared = self._shared
-        answer.told = self._chunks.end()
+        answer.reported = self._chunks.end()
         return answer, sent
 
     def _outcome(self, question: Question, arguments: bytes, payloads: dict[str, bytes]) -> Outcome:
@@ -531,7 +531,7 @@ class ChunkSender:
             return ()
         self._send(buffer)
         buffer.cut(StreamClosed(ENDED))
-        return buffer.told
+        return buffer.reported
 
 
 # --- log records

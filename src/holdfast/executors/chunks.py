@@ -51,7 +51,7 @@ class ChunkBuffer:
         self._waiting: deque[Future[None]] = deque()  # for room
         self._closed: set[str] = set()  # by this call
         self._errors: dict[str, Exception] = {}
-        self._told: set[str] = set()  # streams whose errors were raised in the call
+        self._reported: set[str] = set()  # streams whose errors were raised in the call
         self._cut: Exception | None = None
         self.is_served = False  # the consumer comes by itself, and need not be told of each chunk
         # Of the consumer:
@@ -102,7 +102,7 @@ class ChunkBuffer:
     def _check(self, stream: str) -> None:
         error = self._cut or self._errors.get(stream)
         if error is not None:
-            self._told.add(stream)
+            self._reported.add(stream)
             raise error
 
     def _is_above(self, times: int = 1) -> bool:
@@ -159,7 +159,7 @@ class ChunkBuffer:
 
     def forward(self, item: Outgoing) -> tuple[Future[None] | None, Exception | None]:
         """Put what a process for tasks has sent. Return what to wait for, and why it was refused. Its code is not told
-        by that: see `tell`.
+        by that: see `mark_reported`.
         """
         error = self._cut or self._errors.get(item.stream)
         if error is not None:
@@ -167,13 +167,13 @@ class ChunkBuffer:
         return self.put(item), None
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def reported(self) -> tuple[str, ...]:
         """Return the streams whose errors were raised in the call."""
-        return tuple(self._told)
+        return tuple(self._reported)
 
-    def tell(self, streams: Iterable[str]) -> None:
+    def mark_reported(self, streams: Iterable[str]) -> None:
         """Note that the errors of these streams were raised in the call, in another process."""
-        self._told.update(streams)
+        self._reported.update(streams)
 
     def cut(self, error: Exception) -> None:
         """Take no more chunks at all, forget those that were not taken, and free waiting writers."""
@@ -187,9 +187,9 @@ class ChunkBuffer:
         self._flushes.clear()
 
     @property
-    def untold(self) -> Exception | None:
+    def unreported(self) -> Exception | None:
         """Return why chunks were refused, if the call was not told."""
-        return next((error for stream, error in self._errors.items() if stream not in self._told), None)
+        return next((error for stream, error in self._errors.items() if stream not in self._reported), None)
 
 
 def _resolve(future: Future[None]) -> None:

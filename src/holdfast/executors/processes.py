@@ -223,8 +223,8 @@ class _Slot:
                 for what in self._pending:
                     child.control(what)
             answer, parts = child.receive_answer(functools.partial(self._said, call, child))
-            if answer.told and call.chunks is not None:
-                call.chunks(call).tell(answer.told)
+            if answer.reported and call.chunks is not None:
+                call.chunks(call).mark_reported(answer.reported)
             if answer.lost:
                 self._telemetry.emit(TaskLogsLost(call.task, answer.lost))
             if answer.shared is not None and isinstance(call.about, Context):
@@ -262,7 +262,7 @@ class _Slot:
         """Tell the call that runs in a child. From any thread."""
         with self._guard:
             if self._child is child:
-                child.tell(news)
+                child.send(news)
 
     def _asked(self, question: Question, parts: list[bytes]) -> _Child:
         """Return the child that has the question now.
@@ -342,9 +342,9 @@ class _Child:
 
     def control(self, what: str) -> None:
         """Ask something of the call that it runs: see `child.CallControls`."""
-        self.tell(Control(what, self.calls))
+        self.send(Control(what, self.calls))
 
-    def tell(self, message: Control | StreamNews) -> None:
+    def send(self, message: Control | StreamNews) -> None:
         """Send a message to the call that it runs, in the middle of it."""
         self._channel.post(message)
         wake(self._process.pid)

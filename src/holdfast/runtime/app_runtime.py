@@ -83,8 +83,8 @@ async def explained(
     elif record.status in OWNED:
         children = await store.find(record.app, Filter(parent=record.id, statuses=_OPEN), MAX_NAMED + 1)
         if children:
-            beside = await _with_queue(store, children[0], limit_of, around)
-            held_up = explain(children[0], beside).text
+            its_queue = await _with_queue(store, children[0], limit_of, around)
+            held_up = explain(children[0], its_queue).text
             around = msgspec.structs.replace(around, children=children, first_child=held_up)
     return explain(record, around)
 

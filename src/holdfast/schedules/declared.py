@@ -40,7 +40,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     call: StoredCall
     rules: Rules = Rules()
     name: str = ""
-    beside: tuple[str, ...] = ()
+    module_tasks: tuple[str, ...] = ()  # other tasks of the declaring module
 
 
 def by_name(declared: Sequence[Declaration]) -> dict[str, Declaration]:
@@ -115,7 +115,7 @@ class Declarations:
     async def _ensure(self, name: str, declared: Declaration, there: ScheduleRecord | None) -> None:
         if there is None:
             fresh = self._registry.new(name, declared.timing, declared.call, declared.rules, declared=True)
-            there = await self._registry.ensure(replace(fresh, beside=declared.beside))
+            there = await self._registry.ensure(replace(fresh, module_tasks=declared.module_tasks))
         if not there.declared:  # it is what a person wanted last, perhaps since the declared one was damaged
             why = (
                 f"a schedule of that name was created at run time, and fires instead ({there.call.task}, "
@@ -141,7 +141,7 @@ class Declarations:
             if f"schedule:{record.name}" in declared:
                 if record.retired_at is not None:
                     await self._registry.change(record.name, lambda record, now: {"retired_at": None, "through": now})
-            elif record.retired_at is None and not known.isdisjoint((record.call.task, *record.beside)):
+            elif record.retired_at is None and not known.isdisjoint((record.call.task, *record.module_tasks)):
                 self._report(events.DeclarationRetired("schedules", f"schedule '{record.name}'"))
                 await self._registry.change(record.name, lambda record, now: {"retired_at": record.retired_at or now})
             elif record.retired_at is None and record.name not in self._reported:
@@ -153,7 +153,7 @@ class Declarations:
 
 def _as_declared(declared: Declaration, record: ScheduleRecord, now: float) -> dict[str, object]:
     """Return the fields to change in a stored schedule. A new timing, or a revival, counts from now on."""
-    fields: dict[str, object] = {"call": declared.call, "rules": declared.rules, "beside": declared.beside}
+    fields: dict[str, object] = {"call": declared.call, "rules": declared.rules, "module_tasks": declared.module_tasks}
     if record.timing != declared.timing or record.retired_at is not None:
         fields |= {"timing": declared.timing, "retired_at": None, "through": now}
     return fields

@@ -121,7 +121,9 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_at: Moment | None  # None: nothing will come, or not now (paused, retired, over)
     rules: Rules = Rules()
     declared: bool = False  # in code, so that it is retired when no code declares it any more
-    beside: tuple[str, ...] = ()  # other tasks of the declaring module: a runner that knows one has the module
+    module_tasks: tuple[str, ...] = msgspec.field(
+        default=(), name="beside"
+    )  # other tasks of the declaring module: a runner that knows one has the module
     pause: Pause | None = None
     retired_at: Moment | None = None
     progress: Progress = Progress()

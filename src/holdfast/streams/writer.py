@@ -250,7 +250,7 @@ class ChunkWriter:
         is_busy = port.is_preparing or port.waiting or port.restarts or not port.buffer.is_empty
         if port.ending is None or is_busy or port.is_cut:
             return
-        (outcome, deliver), error = port.ending, port.buffer.untold
+        (outcome, deliver), error = port.ending, port.buffer.unreported
         port.ending = None
         self.cut(port.key)
         if error is not None and isinstance(outcome, Returned) and port.call is not None:
@@ -515,15 +515,15 @@ class ChunkWriter:
             for stream in group:
                 self._fail(stream, error)
             return
-        told = []
+        news = []
         for stream, page, verdict in zip(group, pages, verdicts, strict=True):
             try:
                 if self._take(stream, page, verdict):
-                    told.append(stream.log)
+                    news.append(stream.log)
             except CorruptRecord as error:
                 self._fail(stream, error)
-        if told:
-            self._engine.hub.send(Hint(STREAM, tuple(told), len(told)))
+        if news:
+            self._engine.hub.send(Hint(STREAM, tuple(news), len(news)))
         for stream in group:
             self._wake(stream)
 

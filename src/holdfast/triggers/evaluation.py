@@ -66,7 +66,7 @@ def trigger_records(tasks: Sequence[DeclaredTask], app: str, telemetry: Telemetr
     _warn_of_unknown_tasks(tasks, telemetry)
     versions = _versions(tasks)
     return [
-        replace(_with_versions(_record(task, each, app), versions), beside=_beside(task, tasks))
+        replace(_with_versions(_record(task, each, app), versions), module_tasks=_module_tasks(task, tasks))
         for task in tasks
         for each in task.definition.triggers
     ]
@@ -94,7 +94,7 @@ def _with_versions(record: TriggerRecord, versions: Mapping[str, list[str]]) -> 
     return replace(record, clauses=clauses)
 
 
-def _beside(task: DeclaredTask, tasks: Iterable[DeclaredTask]) -> tuple[str, ...]:
+def _module_tasks(task: DeclaredTask, tasks: Iterable[DeclaredTask]) -> tuple[str, ...]:
     """Return the names of other tasks of the same module."""
     module, colon, _ = task.name.partition(":")
     others = [each.name for each in tasks if each is not task and each.name.startswith(module + ":")] if colon else []
@@ -187,7 +187,7 @@ def declarations(tasks: Sequence[DeclaredTask], engine: Engine) -> list[Declarat
             call=_declared_call(task, each, engine),
             rules=each.rules,
             name=each.name,
-            beside=_beside(task, tasks),
+            module_tasks=_module_tasks(task, tasks),
         )
         for task in tasks
         for each in task.definition.schedules
@@ -213,7 +213,7 @@ def _tick_declarations(tasks: Sequence[DeclaredTask]) -> list[Declaration]:
             ),
             rules=Rules(catch_up=CatchUp.LAST),
             name=tick_name(known_as(each, task.name), number),
-            beside=_beside(task, tasks),
+            module_tasks=_module_tasks(task, tasks),
         )
         for task in tasks
         for each in task.definition.triggers

@@ -144,7 +144,9 @@ class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
     takes: tuple[str, ...] | None = None  # the parameters of the task; None: any
     within_seconds: Seconds = WITHIN_SECONDS  # between the first and the last happening of a firing
     evaluator: str = ""  # the task that decides, if code is called for
-    beside: tuple[str, ...] = ()  # other tasks of the declaring module: a runner that knows one has the module
+    module_tasks: tuple[str, ...] = msgspec.field(
+        default=(), name="beside"
+    )  # other tasks of the declaring module: a runner that knows one has the module
     retired_at: Moment | None = None
     created_at: Moment = 0.0
     version: Count = 1

@@ -131,7 +131,7 @@ class TriggerRegistry:
             known = {task for runner in roster for task in runner.tasks}
             for record in stored:
                 rests = f"trigger:{record.name}" not in declared
-                has_module = not known.isdisjoint((record.call.task, *record.beside))
+                has_module = not known.isdisjoint((record.call.task, *record.module_tasks))
                 if rests and record.retired_at is None and has_module:
                     self._emit(DeclarationRetired("triggers", f"trigger '{record.name}'"))
                     await self._rest(record, self._store.now())

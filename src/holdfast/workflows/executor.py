@@ -392,22 +392,22 @@ class WorkflowExecutor(Executor):
 
         what = f"appending pages of {len(group)} runs"
         verdicts = await self._outage.until_accepted(what, attempt)
-        told: list[tuple[str, Callable[[Run], object]]] = []
+        answers: list[tuple[str, Callable[[Run], object]]] = []
         for writing, verdict in zip(group, verdicts, strict=True):
             match verdict:
                 case Appended():
-                    told.append((writing.key, Run.appended))
+                    answers.append((writing.key, Run.appended))
                 case Fenced(epoch):
-                    told.append((writing.key, functools.partial(Run.fenced, why=f"epoch {epoch} owns the log")))
+                    answers.append((writing.key, functools.partial(Run.fenced, why=f"epoch {epoch} owns the log")))
                 case Behind():
                     why = "its log has pages of this epoch that this owner did not write"
-                    told.append((writing.key, functools.partial(Run.lost, why=why)))
+                    answers.append((writing.key, functools.partial(Run.lost, why=why)))
 
-        def tell() -> None:
-            for key, do in told:
+        def answer_all() -> None:
+            for key, do in answers:
                 self.host.with_run(key, do)
 
-        self.host.inbox.post(tell)
+        self.host.inbox.post(answer_all)
 
     # --- attributes
 

@@ -393,11 +393,11 @@ class Host:
             self._asked[key] -= count
             run.pump()
 
-    def keep_slots(self, run: Run, most: int) -> None:
+    def keep_slots(self, run: Run, max_slots: int) -> None:
         """Give back the slots that a run does not need now."""
-        spare = self._slots.get(run.key, 0) - most
+        spare = self._slots.get(run.key, 0) - max_slots
         if spare > 0:
-            self._slots[run.key] = most
+            self._slots[run.key] = max_slots
             self._there.post(functools.partial(self._there.give_slots, run.key, spare))
 
     def ended(self, run: Run, outcome: Outcome, step_keys: Sequence[str]) -> None:
