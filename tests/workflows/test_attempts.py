@@ -224,3 +224,33 @@ def test_a_long_replay_lets_others_go_on_in_between(monkeypatch: pytest.MonkeyPa
         assert set(turns) >= set(range(1, 50))
 
     virtually(scenario)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_calls_that_are_not_awaited_are_named_when_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """To a type checker a plain step is a plain function: its call needs no await there."""
+
+    async def scenario(fleet: Fleet) -> None:
+        shop, packed = Declared(), list[str]()
+
+        @shop.app.step(name="pack")
+        def pack(order: str) -> None:
+            packed.append(order)
+
+        @shop.app.workflow(name="invoice")
+        async def invoice() -> None: ...
+
+        @shop.app.workflow(name="order")
+        async def order() -> None:
+            pack("one")
+            invoice()  # type: ignore[unused-coroutine]
+            await asyncio.gather(*[pack(each) for each in ("two", "three")])  # type: ignore[call-overload]
+
+        await fleet.started(*shop.tasks)
+        assert (await fleet.end(await submit(fleet, order))).status is Status.SUCCESS
+        assert packed == ["two", "three"]
+        (why,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.workflows"]
+        line = order.definition.function.__code__.co_firstlineno
+        assert f"pack ({__file__}:{line + 2}), invoice ({__file__}:{line + 3})" in why
+
+    virtually(scenario)
