@@ -369,9 +369,12 @@ class Workflow(Submittable[P, R]):
             return self.definition.function(*args, **kwargs)
         if isinstance(life, PlainLife):
             return life.wait_for(self._opened_in(life, args, kwargs, is_awaited=True))
-        return self._awaited(cast(AsyncLife, life), args, kwargs, where())
+        at = where()
+        made = cast(AsyncLife, life).made(self.name, at)
+        return self._awaited(cast(AsyncLife, life), args, kwargs, at, made)
 
-    async def _awaited(self, life: AsyncLife, args: tuple[Any, ...], kwargs: dict[str, Any], at: str) -> Any:
+    async def _awaited(self, life: AsyncLife, args: tuple[Any, ...], kwargs: dict[str, Any], at: str, made: int) -> Any:
+        life.unawaited.pop(made, None)
         return await life.future_of(self._opened_in(life, args, kwargs, is_awaited=True, at=at))
 
     def __repr__(self) -> str:

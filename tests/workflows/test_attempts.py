@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import pytest
 from tests.support.fleet import APP, Fleet, Line, virtually
 from tests.support.runs import Declared, submit
 
@@ -12,7 +14,9 @@ from holdfast.ids import InvocationId
 from holdfast.model.status import Status
 from holdfast.retries import Fixed
 from holdfast.workflows import events as e
+from holdfast.workflows import run
 from holdfast.workflows.api import sleep
+from holdfast.workflows.host import Host
 
 
 class SlowLog(Line):
@@ -185,5 +189,68 @@ def test_a_step_that_may_run_once_is_not_run_later() -> None:
         record = await fleet.end(await submit(fleet, order))
         assert fleet.codec.decode(record.result or b"") == "RetryLater"
         assert tries == [1]
+
+    virtually(scenario)
+
+
+def test_a_long_replay_lets_others_go_on_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slices of a few milliseconds: here of one event each, since virtual time stands still in a replay."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.settings["workflow_linger_seconds"] = 0.1
+        shop, replayed, turns = Declared(), list[int](), list[int]()
+
+        @shop.app.step(name="count")
+        async def count(number: int) -> int:
+            return number
+
+        @shop.app.workflow(name="long")
+        async def long() -> None:
+            for number in range(50):
+                replayed.append(await count(number))
+            await sleep(60.0)
+
+        def call_soon(host: Host, function: Callable[[], None]) -> None:
+            turns.append(len(replayed))
+            host.loop.call_soon(function)
+
+        await fleet.started(*shop.tasks)
+        id = await submit(fleet, long)
+        await fleet.until_status(id, Status.SUSPENDED)
+        replayed.clear()
+        monkeypatch.setattr(run, "SLICE_SECONDS", -1.0)
+        monkeypatch.setattr(Host, "call_soon", call_soon)
+        await fleet.end(id)
+        assert set(turns) >= set(range(1, 50))
+
+    virtually(scenario)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_calls_that_are_not_awaited_are_named_when_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """To a type checker a plain step is a plain function: its call needs no await there."""
+
+    async def scenario(fleet: Fleet) -> None:
+        shop, packed = Declared(), list[str]()
+
+        @shop.app.step(name="pack")
+        def pack(order: str) -> None:
+            packed.append(order)
+
+        @shop.app.workflow(name="invoice")
+        async def invoice() -> None: ...
+
+        @shop.app.workflow(name="order")
+        async def order() -> None:
+            pack("one")
+            invoice()  # type: ignore[unused-coroutine]
+            await asyncio.gather(*[pack(each) for each in ("two", "three")])  # type: ignore[call-overload]
+
+        await fleet.started(*shop.tasks)
+        assert (await fleet.end(await submit(fleet, order))).status is Status.SUCCESS
+        assert packed == ["two", "three"]
+        (why,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.workflows"]
+        line = order.definition.function.__code__.co_firstlineno
+        assert f"pack ({__file__}:{line + 2}), invoice ({__file__}:{line + 3})" in why
 
     virtually(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,11 @@ def test_a_fork_before_what_is_no_step_is_refused(deploy: Callable[[Declare], Ap
         run = app.get_task("shop:checkout").submit("42")
         with pytest.raises(UsageError, match="expected the id of a step"):
             run.fork(step)
+
+
+def test_a_run_with_a_damaged_log_is_explained(deploy: Callable[[Declare], App], tmp_path: Path, until: Until) -> None:
+    id = asleep(deploy(declare_workflow), until)
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("UPDATE holdfast_log SET events = x'00' WHERE run = ? AND first = 1", (id,))
+    connection.close()
+    assert "its log cannot be read: the log of" in parked(deploy(declare_workflow), id, until)

@@ -71,9 +71,7 @@ class Step(StepBase[P, R]):
             return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
         if isinstance(life, PlainLife):
             return cast(R, life.wait_for(self._opened(life, args, kwargs, where())))
-        return cast(
-            R, _awaited(cast(AsyncLife, life), self, args, kwargs, where())
-        )  # it is awaited, as every step there
+        return cast(R, _awaitable(cast(AsyncLife, life), self, args, kwargs))  # it is awaited, as every step there
 
 
 class AsyncStep(StepBase[P, R]):
@@ -86,13 +84,21 @@ class AsyncStep(StepBase[P, R]):
             return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
         if isinstance(life, PlainLife):
             return cast(Coroutine[Any, Any, R], life.wait_for(self._opened(life, args, kwargs, where())))
-        return _awaited(cast(AsyncLife, life), self, args, kwargs, where())
+        return _awaitable(cast(AsyncLife, life), self, args, kwargs)
+
+
+def _awaitable(
+    life: AsyncLife, step: StepBase[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Coroutine[Any, Any, Any]:
+    at = where()
+    return _awaited(life, step, args, kwargs, at, life.made(step.name, at))
 
 
 async def _awaited(
-    life: AsyncLife, step: StepBase[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: str
+    life: AsyncLife, step: StepBase[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: str, made: int
 ) -> Any:
     """Open the call when it is awaited. `at` is where it was written: a task of its own has no caller by then."""
+    life.unawaited.pop(made, None)
     return await life.future_of(step._opened(life, args, kwargs, at))
 
 

@@ -143,6 +143,7 @@ class Life(ABC):
         self.data: dict[str, object] = {}
         self.ended: BodyEnd | None = None
         self.is_evicting = False
+        self.unawaited: dict[int, str] = {}  # calls that the body has written and not awaited, with file and line
         self._keys: set[str] = set()  # of keyed calls
         self._old_paths: set[str] = set()  # patches that this run does without
         self._random: Random | None = None
@@ -355,6 +356,13 @@ class AsyncLife(Life):
         self._main: asyncio.Task[Any] | None = None
         self._futures: dict[str, BodyFuture] = {}
         self._args: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._made = 0
+
+    def made(self, name: str, at: str) -> int:
+        """Note a call that begins when it is awaited. Return its number in `unawaited`."""
+        self._made += 1
+        self.unawaited[self._made] = f"{name} ({at})"
+        return self._made
 
     def _alive(self) -> None:
         if self.is_evicting:

@@ -18,9 +18,11 @@ import msgspec
 from holdfast.clock import format_duration
 from holdfast.codec import Codec, Payloads, references
 from holdfast.errors import (
+    CorruptRecord,
     InboxFull,
     InvocationStatusTransitionError,
     LogEventNotFound,
+    NotDecodable,
     StepNotFound,
     UsageError,
 )
@@ -333,8 +335,12 @@ class Looking:
         """Return what a run waits for, and since when; nothing if its log does not say."""
         if record.run is None or record.status in FINAL:
             return []
+        try:
+            calls = await self.calls(engine, record)
+        except (CorruptRecord, NotDecodable):  # the next owner parks it, and says so
+            return []
         now = engine.store.now()
-        return [RunWait(_waits(call, now), call.child) for call in await self.calls(engine, record) if call.is_open]
+        return [RunWait(_waits(call, now), call.child) for call in calls if call.is_open]
 
     async def wake(self, engine: Engine, record: InvocationRecord) -> None:
         """End the sleeps of a run, and its waits for the next attempt of a step."""

@@ -737,6 +737,10 @@ class Run:
     def _body_ended(self, life: Life) -> None:
         assert life.ended is not None
         self._stop_timers()
+        if life.unawaited:
+            named = ", ".join([*life.unawaited.values()][:5])
+            life.unawaited.clear()
+            self.host.warn(self.record, f"its body has called without await, so that nothing was done: {named}")
         if self.elsewhere.asking or self.elsewhere.end_with_run():
             return
         value, error = life.ended
