@@ -464,7 +464,7 @@ def test_a_secret_setting_is_never_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["hook_secret", "hook_secret_previous"])
-@pytest.mark.parametrize("secret", ["s3cr3t", "ä" * 15, 32])
+@pytest.mark.parametrize("secret", ["s3cr3t", "ä" * 15, 32, "\udcff" * 40])
 def test_a_short_secret_is_refused_and_not_repeated(tmp_path: Path, name: str, secret: object) -> None:
     with pytest.raises(
         InvalidSetting, match=r"\*\*\* \(keyword\) is not allowed; use a secret text of 32 bytes or more"

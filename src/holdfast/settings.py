@@ -288,8 +288,12 @@ class _Spec:
         if self.is_secret:
             # A token is sent in a header, which has no blanks, and letters of ASCII only.
             is_sent = self.form == "secret" or re.fullmatch(r"[\x21-\x7e]*", value)
-            if not is_sent or len(value.encode("utf-8", "replace")) < self.low:
-                raise self.invalid(value, source)
+            try:
+                size = len(value.encode())
+            except UnicodeEncodeError:  # a variable of the environment that is no UTF-8
+                size = -1
+            if not is_sent or size < self.low:
+                raise self.invalid(value, source) from None
             return value
         if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
             raise self.invalid(value, source)

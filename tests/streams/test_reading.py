@@ -193,7 +193,7 @@ def test_a_frozen_reader_holds_up_nobody_and_reads_on_when_it_wakes(app: App, pr
 
 
 def _until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.patience import patient
 from tests.workflows.fleet import Fleet
 from tests.workflows.shop import Shop, open_shop
 
@@ -36,7 +37,7 @@ def until() -> Callable[[Callable[[], object]], None]:
     """Wait until something holds."""
 
     def wait(holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while not holds():
             assert time.monotonic() < deadline
             time.sleep(0.02)

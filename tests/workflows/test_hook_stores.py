@@ -114,7 +114,7 @@ def test_a_resume_wakes_a_suspended_run_and_reaches_one_in_memory(url: str) -> N
         with app, app.runner():
             run = adder.submit()
             until_hooked(app, run)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + patient(20)
             while not linger and run.status is not Status.SUSPENDED:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)

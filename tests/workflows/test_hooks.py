@@ -1024,6 +1024,22 @@ def test_hooks_are_found_by_token_by_run_and_in_lists(t: Harness) -> None:
     assert [each.token for each in t.waiting_hooks()] == ["a:0", "b:0", "a:1", "b:1", "a:2", "b:2"]
 
 
+def test_a_damaged_hook_is_no_open_one_and_hides_no_other(t: Harness) -> None:
+    declare_publish(t).submit("1")
+    t.drain()
+
+    async def damage() -> None:
+        engine = await t.app.runtime.engine()
+        (entry,) = await engine.store.entries(t.app.name, HOOK)
+        await engine.store.put_entry(msgspec.structs.replace(entry, name=name_of("bad"), body=b'{"by": 1}'))
+
+    t.app.runtime.run(damage())
+    assert [found.token for found in t.app.hooks()] == ["approve:1"]
+    with pytest.raises(HookNotFound):
+        t.app.resume_hook("bad", 1)
+    assert [found.token for found in t.app.hooks()] == ["approve:1"]
+
+
 def test_a_waiting_run_says_for_which_hook_it_waits(t: Harness) -> None:
     run = declare_publish(t).submit("42")
     t.drain()
@@ -1105,7 +1121,7 @@ def test_a_token_that_is_none_is_refused(t: Harness, token: Any) -> None:
         ({"verify": "nobody"}, "declares no such verifier"),
         ({"verify": print}, "declares no such verifier"),
         ({"resume_id": "no header!"}, "the name of a header"),
-        ({"metadata": object()}, "cannot be written as JSON"),
+        ({"metadata": object()}, "metadata= cannot be written as JSON"),
         ({"metadata": "x" * 20_000}, "metadata= has 20,002 bytes"),
     ],
 )

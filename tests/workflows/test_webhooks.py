@@ -64,7 +64,7 @@ class Site:
         self.run()
         count = len(self.urls)
         run = flow.submit()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while len(self.urls) == count:
             assert time.monotonic() < deadline, run.explain()
             time.sleep(0.005)

@@ -389,7 +389,7 @@ def _schema(type: Any) -> dict[str, Any]:
 
 
 def _metadata(metadata: object) -> Any:
-    values = plain(metadata)
+    values = plain(metadata, "metadata=")
     if (size := len(msgspec.json.encode(values))) > MAX_METADATA_BYTES:
         raise UsageError(f"metadata= has {size:,} bytes, and {MAX_METADATA_BYTES:,} are allowed")
     return values

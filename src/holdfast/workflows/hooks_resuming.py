@@ -7,13 +7,14 @@ inbox, the push finds it there; later, the owner of the run finds it in the log.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.codec import Packed
-from holdfast.errors import HookNotFound, InboxFull, PayloadDoesNotFit, StoreError, UsageError
+from holdfast.errors import CorruptRecord, HookNotFound, InboxFull, PayloadDoesNotFit, StoreError, UsageError
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
 from holdfast.model.changes import Applied, Full, Push, Verdict
@@ -337,14 +338,18 @@ class HookAccess:
         self, engine: Engine, *, run: str | None = None, limit: int = 100, before: str | None = None
     ) -> list[HookRecord]:
         """Return stored hooks, or those of a run. Their order is that of their names, which are hashes; `before` is the
-        name of the last one of the page before.
+        name of the last one of the page before. Unreadable ones are left out.
         """
         if type(limit) is not int or not 0 <= limit <= MAX_LISTED:
             raise UsageError(f"limit={limit!r}: expected a whole number from 0 to {MAX_LISTED:,}")
         entries = await engine.store.entries(
             engine.app, HOOK, order=EntryOrder.LATEST, limit=limit, before=before, subject=run
         )
-        return [_record(StoredHook(entry, read_hook(entry))) for entry in entries]
+        found = []
+        for entry in entries:
+            with contextlib.suppress(CorruptRecord):
+                found.append(_record(StoredHook(entry, read_hook(entry))))
+        return found
 
     ahooks = awaited(hooks)
 

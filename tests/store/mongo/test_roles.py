@@ -229,7 +229,7 @@ def test_a_submitter_emits_and_its_own_triggers_hear_of_it(empty: Mongod) -> Non
                 inside = submitter.emit("order", {"n": 2}, session=session)
             for event in (outside, inside):
                 assert {name.partition("#")[0] for name in event.outbox} == {"known", "new"}
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + patient(20)
             while sorted(record.task for record in submitter.invocations()) != ["known", "known", "new", "new"]:
                 assert time.monotonic() < deadline, submitter.invocations()
                 time.sleep(0.02)
@@ -438,7 +438,7 @@ def test_a_hook_is_resumed_by_a_runner_or_an_admin_and_seen_by_a_monitor(empty: 
 
     with declared("submitter") as submitter, declared("runner") as runner, runner.runner():
         run = submitter.get_task("asks").submit()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while not runner.hooks(run=run.id):
             assert time.monotonic() < deadline
             time.sleep(0.02)
