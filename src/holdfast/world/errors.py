@@ -61,3 +61,45 @@ class WorldError(Exception):
 
 def bad_request(message: str) -> WorldError:
     return WorldError(WORLD_ERROR, 400, message)
+
+
+def too_large(message: str) -> WorldError:
+    return WorldError(TOO_LARGE, 413, message)
+
+
+def conflict(message: str) -> WorldError:
+    return WorldError(CONFLICT, 409, message)
+
+
+def expired(message: str) -> WorldError:
+    return WorldError(RUN_EXPIRED, 410, message)
+
+
+def run_not_found(run: str) -> WorldError:
+    return WorldError(RUN_NOT_FOUND, 404, f"the run {run:.80} is not in this store")
+
+
+def step_not_found(step: str, run: str) -> WorldError:
+    return WorldError(STEP_NOT_FOUND, 404, f"the step {step:.80} of {run:.80} is not in this store")
+
+
+def event_not_found(what: str) -> WorldError:
+    return WorldError(EVENT_NOT_FOUND, 404, f"{what} is not in this store")
+
+
+def hook_not_found(what: str) -> WorldError:
+    return WorldError(HOOK_NOT_FOUND, 404, f"the hook {what:.80} is not there, was disposed of, or its run has ended")
+
+
+def attribute_error(message: str) -> WorldError:
+    return WorldError(ATTRIBUTES, 400, message)
+
+
+def not_supported(spec: int, newest: int) -> WorldError:
+    message = f"the run has spec version {spec}, and this World knows those up to {newest}; upgrade the server"
+    return WorldError(NOT_SUPPORTED, 409, message)
+
+
+def too_early(step: str, seconds: float) -> WorldError:
+    message = f"the step {step:.80} waits for its retryAfter: it may start in {seconds:g} s"
+    return WorldError(TOO_EARLY, 425, message, seconds)

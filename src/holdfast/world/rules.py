@@ -13,6 +13,18 @@ from typing import Any
 import msgspec
 
 from holdfast.model.decoding import Count, Moment
+from holdfast.world.errors import (
+    WorldError,
+    attribute_error,
+    conflict,
+    event_not_found,
+    expired,
+    hook_not_found,
+    not_supported,
+    run_not_found,
+    step_not_found,
+    too_early,
+)
 
 # --- events
 
@@ -38,7 +50,6 @@ PAYLOAD_FIELDS: Mapping[str, str] = {
     HOOK_RECEIVED: "payload",
 }
 """The field of `eventData` that carries what user code gave; `resolveData: "none"` leaves it out."""
-NEEDS_PAYLOAD = frozenset({RUN_CREATED, RUN_FAILED, STEP_CREATED, STEP_COMPLETED, STEP_FAILED, STEP_RETRYING})
 DUE_FIELDS: Mapping[str, str] = {STEP_RETRYING: "retryAfter", WAIT_CREATED: "resumeAt", WAIT_COMPLETED: "resumeAt"}
 RUN_ENDS: Mapping[str, str] = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 STEP_ENDS: Mapping[str, str] = {STEP_COMPLETED: "completed", STEP_FAILED: "failed"}
@@ -53,7 +64,7 @@ OLDEST_SPEC, NEWEST_SPEC, DEFAULT_SPEC, LEGACY_SPEC = 2, 7, 5, 1
 STRUCTURED_SPEC = 5  # from which on errors are bytes that user code has made; before, they are JSON
 OF_LEGACY_RUNS = frozenset({RUN_CANCELLED, WAIT_COMPLETED, HOOK_RECEIVED})
 
-MAX_ATTRIBUTES, MAX_KEY, MAX_VALUE_BYTES, MAX_CHANGES_BYTES = 64, 256, 256, 8192
+MAX_ATTRIBUTES, MAX_KEY, MAX_VALUE_BYTES, MAX_CHANGES_BYTES, MAX_CREATION_BYTES = 64, 256, 256, 8192, 32_768
 RESERVED = "$"
 MAX_ID, MAX_NAME, MAX_TOKEN, MAX_REASON = 256, 1024, 2048, 512
 PAST_SECONDS, FUTURE_SECONDS = 86_400.0, 300.0  # around now, in which the id of a new run may have been made
@@ -72,74 +83,24 @@ class WorldEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     data: bytes = b""
     due: Moment | None = None
     occurred_at: Moment | None = None
+    resume: str = ""  # of hook_received: two with the same are one
 
     @property
     def name(self) -> str:
         return str(self.facts.get("stepName", ""))
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedEvent(msgspec.Struct, frozen=True):
     """An event at its position in the log."""
 
     position: int
     event: WorldEvent
 
 
-# --- refusals
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Why an event is not written: the class by which cores from 4.2 on recognise it, and the status for older ones."""
-
-    name: str
-    status: int
-    message: str
-    retry_after: float | None = None
-
-
-WORLD_ERROR = "WorkflowWorldError"
-
-
-def bad_request(message: str) -> Refusal:
-    return Refusal(WORLD_ERROR, 400, message)
-
-
-def conflict(message: str) -> Refusal:
-    return Refusal("EntityConflictError", 409, message)
-
-
-def expired(message: str) -> Refusal:
-    return Refusal("RunExpiredError", 410, message)
-
-
-def run_not_found(run: str) -> Refusal:
-    return Refusal("WorkflowRunNotFoundError", 404, f"the run {run:.80} is not in this store")
-
-
-def not_found(what: str) -> Refusal:
-    return Refusal(WORLD_ERROR, 404, f"{what} is not in this store")
-
-
-def hook_not_found(what: str) -> Refusal:
-    return Refusal("HookNotFoundError", 404, f"the hook {what} is not there, or was disposed of")
-
-
-def not_supported(spec: int) -> Refusal:
-    return Refusal(
-        "RunNotSupportedError",
-        409,
-        f"the run has spec version {spec}, and this World knows those up to {NEWEST_SPEC}; upgrade the server",
-    )
-
-
-def attribute_error(message: str) -> Refusal:
-    return Refusal("AttributeValidationError", 400, message)
-
-
 # --- the fold
 
 
-class Step(msgspec.Struct):
+class WorldStep(msgspec.Struct):
     """A step, as the events of a log have left it. `input`, `output` and `error` are encoded payloads."""
 
     id: str
@@ -155,10 +116,11 @@ class Step(msgspec.Struct):
     input: bytes = b""
     output: bytes = b""
     error: bytes = b""
+    stack: str = ""  # of the error, where it is no bytes of user code
     position: int = 0
 
 
-class Hook(msgspec.Struct):
+class WorldHook(msgspec.Struct):
     id: str
     token: str
     created_at: float
@@ -171,7 +133,7 @@ class Hook(msgspec.Struct):
     position: int = 0
 
 
-class Wait(msgspec.Struct):
+class WorldWait(msgspec.Struct):
     id: str
     created_at: float
     updated_at: float
@@ -181,7 +143,7 @@ class Wait(msgspec.Struct):
     position: int = 0
 
 
-class Run(msgspec.Struct):
+class WorldRun(msgspec.Struct):
     """The fold of a log up to `tail`. Its steps, hooks and waits are in the order in which they were created."""
 
     id: str
@@ -195,17 +157,20 @@ class Run(msgspec.Struct):
     output: bytes = b""
     error: bytes = b""
     error_code: str = ""
+    stack: str = ""
+    public_key: str = ""
     cancel_reason: str = ""
     created_at: float = 0.0
     updated_at: float = 0.0
     started_at: float | None = None
     completed_at: float | None = None
     attributes: dict[str, str] = {}
-    steps: dict[str, Step] = {}
-    hooks: dict[str, Hook] = {}
-    waits: dict[str, Wait] = {}
+    steps: dict[str, WorldStep] = {}
+    hooks: dict[str, WorldHook] = {}
+    waits: dict[str, WorldWait] = {}
     attribute_calls: set[str] = set()
-    size: int = 0  # bytes of what it holds, about
+    resumes: dict[str, int] = {}  # the position of hook_received, by the id of the resume
+    cancelled_in: int = 0  # the position of run_cancelled
 
     @property
     def exists(self) -> bool:
@@ -216,34 +181,34 @@ class Run(msgspec.Struct):
         return self.status in RUN_ENDS.values()
 
     @property
-    def open_hooks(self) -> list[Hook]:
+    def open_hooks(self) -> list[WorldHook]:
         return [] if self.is_ended else [hook for hook in self.hooks.values() if not hook.is_disposed]
 
     @property
-    def open_waits(self) -> list[Wait]:
+    def open_waits(self) -> list[WorldWait]:
         return [wait for wait in self.waits.values() if wait.completed_at is None]
 
     @property
-    def open_steps(self) -> list[Step]:
+    def open_steps(self) -> list[WorldStep]:
         return [step for step in self.steps.values() if step.completed_at is None]
 
 
-def fold(run: Run, log: Iterable[Placed]) -> Run:
+def fold(run: WorldRun, log: Iterable[PlacedEvent]) -> WorldRun:
     """Add these events to a run, and return it."""
     for placed in log:
         _apply(run, placed.position, placed.event)
         run.tail = placed.position
-        run.size += len(placed.event.data) + 200
     return run
 
 
-def _apply(run: Run, position: int, event: WorldEvent) -> None:
+def _apply(run: WorldRun, position: int, event: WorldEvent) -> None:
     run.updated_at = event.at
     kind, facts = event.type, event.facts
     if kind == RUN_CREATED:
         run.status, run.spec, run.created_at = "pending", event.spec, event.at
         run.name, run.deployment = str(facts.get("workflowName", "")), str(facts.get("deploymentId", ""))
         run.context, run.input = facts.get("executionContext"), event.data
+        run.public_key = str(facts.get("encryptionPublicKey", ""))
         run.attributes = {str(key): str(value) for key, value in (facts.get("attributes") or {}).items()}
     elif kind == RUN_STARTED:
         run.status = "running"
@@ -254,15 +219,17 @@ def _apply(run: Run, position: int, event: WorldEvent) -> None:
             run.output = event.data
         elif kind == RUN_FAILED:
             run.error, run.error_code = event.data, str(facts.get("errorCode", ""))
+            run.stack = str(facts.get("stack", ""))
         else:
-            run.cancel_reason = str(facts.get("cancelReason", ""))
+            run.cancel_reason, run.cancelled_in = str(facts.get("cancelReason", "")), position
     elif kind == ATTR_SET:
         run.attributes = changed_attributes(run.attributes, facts.get("changes") or ())
-        run.attribute_calls = run.attribute_calls | ({event.call} if event.call else set())
+        if event.call:
+            run.attribute_calls.add(event.call)
     elif kind in OF_STEPS:
         _apply_to_step(run, position, event)
     elif kind == HOOK_CREATED:
-        run.hooks[event.call] = Hook(
+        run.hooks[event.call] = WorldHook(
             id=event.call,
             token=str(facts.get("token", "")),
             created_at=event.at,
@@ -272,21 +239,24 @@ def _apply(run: Run, position: int, event: WorldEvent) -> None:
             is_system=facts.get("isSystem"),
             position=position,
         )
-    elif kind == HOOK_RECEIVED and event.call in run.hooks:
-        run.hooks[event.call].received += 1
+    elif kind == HOOK_RECEIVED:
+        if event.resume:
+            run.resumes[event.resume] = position
+        if event.call in run.hooks:
+            run.hooks[event.call].received += 1
     elif kind == HOOK_DISPOSED and event.call in run.hooks:
         run.hooks[event.call].is_disposed = True
     elif kind == WAIT_CREATED:
-        wait = Wait(id=event.call, created_at=event.at, updated_at=event.at, resume_at=event.due, position=position)
+        wait = WorldWait(id=event.call, created_at=event.at, updated_at=event.at, resume_at=event.due, position=position)
         wait.spec = event.spec
         run.waits[event.call] = wait
     elif kind == WAIT_COMPLETED and event.call in run.waits:
         run.waits[event.call].completed_at = run.waits[event.call].updated_at = event.at
 
 
-def _apply_to_step(run: Run, position: int, event: WorldEvent) -> None:
+def _apply_to_step(run: WorldRun, position: int, event: WorldEvent) -> None:
     if event.type == STEP_CREATED:
-        made = Step(id=event.call, name=event.name, created_at=event.at, updated_at=event.at, input=event.data)
+        made = WorldStep(id=event.call, name=event.name, created_at=event.at, updated_at=event.at, input=event.data)
         made.spec, made.position = event.spec, position
         run.steps[event.call] = made
         return
@@ -299,17 +269,18 @@ def _apply_to_step(run: Run, position: int, event: WorldEvent) -> None:
         step.started_at = event.at if step.started_at is None else step.started_at
     elif event.type == STEP_RETRYING:
         step.status, step.error, step.retry_after = "pending", event.data, event.due
+        step.stack = str(event.facts.get("stack", ""))
     else:
         step.status, step.completed_at = STEP_ENDS[event.type], event.at
         if event.type == STEP_COMPLETED:
             step.output = event.data
         else:
-            step.error = event.data
+            step.error, step.stack = event.data, str(event.facts.get("stack", ""))
 
 
-def new_run(id: str) -> Run:
+def new_run(id: str) -> WorldRun:
     """Return the fold of an empty log."""
-    return Run(id=id, steps={}, hooks={}, waits={}, attributes={})
+    return WorldRun(id=id, steps={}, hooks={}, waits={}, attributes={}, attribute_calls=set(), resumes={})
 
 
 # --- guards
@@ -323,13 +294,15 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Unchanged(msgspec.Struct, frozen=True):
-    """What was asked for is so already: no event is written."""
+    """What was asked for is so already: no event is written. `position` is that of the event that says so; 0: none."""
+
+    position: int = 0
 
 
-Judgement = Accepted | Unchanged | Refusal
+Judgement = Accepted | Unchanged | WorldError
 
 
-def judge(run: Run, event: WorldEvent, *, now: float, token_owner: str = "") -> Judgement:
+def judge(run: WorldRun, event: WorldEvent, *, now: float, token_owner: str = "") -> Judgement:
     """Return what becomes of an event. `token_owner` is the other run that has the token of a new hook."""
     if (refusal := _of_version(run, event)) is not None:
         return refusal
@@ -344,30 +317,36 @@ def judge(run: Run, event: WorldEvent, *, now: float, token_owner: str = "") -> 
     return _of_wait(run, event)
 
 
-def _of_version(run: Run, event: WorldEvent) -> Refusal | None:
+def _of_version(run: WorldRun, event: WorldEvent) -> WorldError | None:
     spec = run.spec if run.exists else event.spec
-    if spec > NEWEST_SPEC:
-        return not_supported(spec)
-    if run.exists and run.spec <= LEGACY_SPEC and event.type not in OF_LEGACY_RUNS | {RUN_CREATED}:
-        return conflict(f"the run {run.id} has spec version {run.spec}, and takes no {event.type} any more")
+    if spec > NEWEST_SPEC and event.type != RUN_CREATED:
+        return not_supported(spec, NEWEST_SPEC)
+    if run.exists and spec <= LEGACY_SPEC and event.type not in OF_LEGACY_RUNS | {RUN_CREATED}:
+        return conflict(f"{event.type} is not supported for legacy runs: {run.id} has spec version {spec}")
     return None
 
 
-def _of_run(run: Run, event: WorldEvent) -> Judgement:
+def _ended(run: WorldRun, what: str) -> WorldError:
+    return conflict(f"the run {run.id} takes no {what}: it is a terminal run, in the terminal state '{run.status}'")
+
+
+def _of_run(run: WorldRun, event: WorldEvent) -> Judgement:
     kind = event.type
     if kind == RUN_CREATED:
-        return conflict(f"the run {run.id} exists already") if run.exists else Accepted((event,))
+        if run.exists:
+            return conflict(f"the run {run.id} exists already")
+        return why_no_attributes({}, event.facts) or Accepted((event,))
     if not run.exists:
         is_created = kind == RUN_STARTED and event.data and event.facts.get("workflowName")
         return _created_and_started(event) if is_created else run_not_found(run.id)
     if kind == RUN_STARTED:
         if run.is_ended:
-            return expired(f"the run {run.id} is {run.status}")
+            return expired(f"the run {run.id} is in the terminal state '{run.status}'")
         return Unchanged() if run.status == "running" else Accepted((_without_creation(event),))
     if run.is_ended:
         if kind == RUN_CANCELLED and run.status == "cancelled":
-            return Unchanged()
-        return conflict(f"the run {run.id} is {run.status}, and takes no {kind}")
+            return Unchanged(run.cancelled_in)
+        return _ended(run, kind)
     if kind == ATTR_SET:
         if event.call and event.call in run.attribute_calls:
             return conflict(f"the attributes of {event.call} are set already")
@@ -375,62 +354,65 @@ def _of_run(run: Run, event: WorldEvent) -> Judgement:
     return Accepted((event,))
 
 
-_OF_CREATION = ("deploymentId", "workflowName", "executionContext", "attributes", "allowReservedAttributes")
+_OF_CREATION = (
+    *("deploymentId", "workflowName", "executionContext", "attributes", "allowReservedAttributes"),
+    "encryptionPublicKey",
+)
 
 
 def _created_and_started(event: WorldEvent) -> Judgement:
     facts = {name: event.facts[name] for name in _OF_CREATION if name in event.facts}
     created = msgspec.structs.replace(event, type=RUN_CREATED, facts=facts)
-    wrong = why_no_attributes({}, {"attributes": facts.get("attributes"), **facts})
-    return wrong or Accepted((created, _without_creation(event)))
+    return why_no_attributes({}, facts) or Accepted((created, _without_creation(event)))
 
 
 def _without_creation(event: WorldEvent) -> WorldEvent:
     return msgspec.structs.replace(event, facts={}, data=b"")
 
 
-def _of_step(run: Run, event: WorldEvent, now: float) -> Judgement:
+def _of_step(run: WorldRun, event: WorldEvent, now: float) -> Judgement:
     step, kind = run.steps.get(event.call), event.type
-    if kind == STEP_CREATED:
-        if run.is_ended:
-            return conflict(f"the run {run.id} is {run.status}, and takes no new step")
-        return conflict(f"the step {event.call} exists already") if step else Accepted((event,))
+    creates = kind == STEP_CREATED or (kind == STEP_STARTED and bool(event.data))
     if step is None:
-        if kind != STEP_STARTED or not event.data or not event.name:
-            return not_found(f"the step {event.call:.80} of {run.id}")
+        if not creates:
+            return step_not_found(event.call, run.id)
         if run.is_ended:
-            return conflict(f"the run {run.id} is {run.status}, and takes no new step")
+            return _ended(run, "new step")
+        if kind == STEP_CREATED:
+            return Accepted((event,))
         created = msgspec.structs.replace(event, type=STEP_CREATED, facts={"stepName": event.name})
         return Accepted((created, _without_input(event)), step_created=True)
+    if creates:
+        return _ended(run, "new step") if run.is_ended else conflict(f"the step {step.id} exists already")
     if step.status in STEP_ENDS.values():
-        return conflict(f"the step {step.id} is {step.status}, and takes no {kind}")
-    if kind == STEP_STARTED and event.data:
-        return conflict(f"the step {step.id} exists already")
+        return conflict(f"the step {step.id} takes no {kind}: it is in the terminal state '{step.status}'")
     if run.is_ended and step.status != "running":
-        return expired(f"the run {run.id} is {run.status}, and its step {step.id} does not run")
+        return expired(f"the run {run.id} is in the terminal state '{run.status}', and {step.id} does not run")
     if kind == STEP_STARTED and step.retry_after is not None and step.retry_after > now:
-        wait = max(1.0, float(-(-(step.retry_after - now) // 1)))
-        return Refusal("TooEarlyError", 425, f"the step {step.id} is to be tried again in {wait:g} s", wait)
-    return Accepted((_without_input(event) if kind == STEP_STARTED else event,))
+        return too_early(step.id, max(1.0, float(-(-(step.retry_after - now) // 1))))
+    return Accepted((event,))
 
 
 def _without_input(event: WorldEvent) -> WorldEvent:
     return msgspec.structs.replace(event, data=b"")
 
 
-def _of_hook(run: Run, event: WorldEvent, token_owner: str) -> Judgement:
+def _of_hook(run: WorldRun, event: WorldEvent, token_owner: str) -> Judgement:
     hook = run.hooks.get(event.call)
     if event.type == HOOK_CREATED:
         if hook is not None:
             return conflict(f"the hook {hook.id} exists already")
         if run.is_ended:
-            return conflict(f"the run {run.id} is {run.status}, and takes no new hook")
+            return _ended(run, "new hook")
         if token_owner:
             facts = {"token": event.facts["token"], "conflictingRunId": token_owner}
             return Accepted((msgspec.structs.replace(event, type=HOOK_CONFLICT, facts=facts, data=b""),))
         return Accepted((event,))
-    if hook is None or (run.is_ended and not hook.is_disposed):
-        return hook_not_found(f"{event.call:.80}")
+    if event.resume and (position := run.resumes.get(event.resume)):
+        return Unchanged(position)
+    if hook is None or run.is_ended:
+        is_legacy = run.spec <= LEGACY_SPEC and not run.is_ended
+        return Accepted((event,)) if is_legacy else hook_not_found(event.call)
     if hook.is_disposed:
         if event.type == HOOK_DISPOSED:
             return conflict(f"the hook {hook.id} was disposed of already")
@@ -438,18 +420,18 @@ def _of_hook(run: Run, event: WorldEvent, token_owner: str) -> Judgement:
     return Accepted((event,))
 
 
-def _of_wait(run: Run, event: WorldEvent) -> Judgement:
+def _of_wait(run: WorldRun, event: WorldEvent) -> Judgement:
     wait = run.waits.get(event.call)
     if event.type == WAIT_CREATED:
         if wait is not None:
             return conflict(f"the wait {wait.id} exists already")
+    elif run.spec <= LEGACY_SPEC and not run.is_ended:
+        return Accepted((event,))
     elif wait is None:
-        return not_found(f"the wait {event.call:.80} of {run.id}")
+        return event_not_found(f"the wait {event.call:.80} of {run.id}")
     elif wait.completed_at is not None:
         return conflict(f"the wait {wait.id} is completed already")
-    if run.is_ended:
-        return conflict(f"the run {run.id} is {run.status}, and takes no {event.type}")
-    return Accepted((event,))
+    return _ended(run, event.type) if run.is_ended else Accepted((event,))
 
 
 # --- attributes
@@ -465,7 +447,7 @@ def changed_attributes(before: Mapping[str, str], changes: Sequence[Mapping[str,
     return after
 
 
-def why_no_attributes(before: Mapping[str, str], facts: Mapping[str, Any]) -> Refusal | None:
+def why_no_attributes(before: Mapping[str, str], facts: Mapping[str, Any]) -> WorldError | None:
     """Return why attributes, or changes of them, are refused; None if they are not."""
     given = facts.get("attributes")
     changes = facts.get("changes")
@@ -484,10 +466,10 @@ def why_no_attributes(before: Mapping[str, str], facts: Mapping[str, Any]) -> Re
             return attribute_error(f"the attribute {key!r:.60}: keys that begin with {RESERVED} are reserved")
         if value is not None and (not isinstance(value, str) or _utf8(value) > MAX_VALUE_BYTES):
             return attribute_error(f"the attribute {key!r:.60}: expected a text of up to {MAX_VALUE_BYTES} bytes")
-    if sum(_utf8(str(change.get("key"))) + _utf8(str(change.get("value") or "")) for change in changes) > (
-        MAX_CHANGES_BYTES * 4
-    ):
-        return attribute_error(f"the attributes have more than {MAX_CHANGES_BYTES * 4:,} bytes together")
+    size = sum(_utf8(str(change["key"])) + _utf8(str(change.get("value") or "")) for change in changes)
+    most = MAX_CHANGES_BYTES if given is None else MAX_CREATION_BYTES
+    if size > most:
+        return attribute_error(f"the attributes have {size:,} bytes, and {most:,} can be set at once: split them")
     if len(changed_attributes(before, changes)) > MAX_ATTRIBUTES:
         return attribute_error(f"a run has at most {MAX_ATTRIBUTES} attributes")
     return None
@@ -500,13 +482,13 @@ def _utf8(text: str) -> int:
 # --- runs that nothing is on the way to
 
 
-def needs_delivery(run: Run, last_delivery: float | None, now: float) -> bool:
+def needs_delivery(run: WorldRun, last_delivery: float | None, now: float) -> bool:
     """Return whether a run without a message has to get one. `last_delivery` is when the last one ended.
 
     A wait that is due, or an event after the last delivery, wants a replay. A run that waits for a hook, or for a later
     time, and has not changed since, does not. One that waits for nothing could go on by nothing else.
     """
-    if not run.exists or run.is_ended or run.spec <= LEGACY_SPEC:
+    if not run.exists or run.is_ended or not OLDEST_SPEC <= run.spec <= NEWEST_SPEC:
         return False
     if any(wait.resume_at is not None and wait.resume_at <= now for wait in run.open_waits):
         return True
