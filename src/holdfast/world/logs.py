@@ -15,6 +15,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.model.log import Appended, Page
+from holdfast.model.records import InvocationRecord
 from holdfast.runtime.engine import Engine
 from holdfast.streams.rules import FEWEST_PAGES, pages_at_once
 from holdfast.world.records import decode, encode, payloads_of, size_of
@@ -22,6 +23,7 @@ from holdfast.world.rules import PlacedEvent, WorldEvent, WorldRun, fold, new_ru
 
 MAX_RUNS = 2000
 MAX_BYTES = 64 * 2**20
+_TRY = "~"  # an operation that a client repeats is another try, whose events have other times
 
 
 class RunLog:
@@ -35,7 +37,8 @@ class RunLog:
         self.size = 0
         self.is_read = False  # from the store, at least once
         self.lock = asyncio.Lock()  # of the writers in this process: they take turns instead of colliding
-        self.projected = 0  # the tail up to which its invocation is known to agree with it
+        self.record: InvocationRecord | None = None  # its invocation, as it was last seen
+        self.projected = 0  # the tail up to which the invocation is known to agree
 
     @property
     def tail(self) -> int:
@@ -60,9 +63,14 @@ class RunLog:
             events = decode(page)
             fold(self.run, [PlacedEvent(number, event) for number, event in enumerate(events, page.first)])
             self.events += events
-            self.operations[page.operation] = (page.first, page.last)
+            self.operations[asked(page.operation)] = (page.first, page.last)
             self.size += sum(map(size_of, events))
         return self.tail > before
+
+
+def asked(operation: str) -> str:
+    """Return the operation that a client asked for, of the one that a page has."""
+    return operation.rpartition(_TRY)[0]
 
 
 class WarmLogs:
@@ -100,7 +108,7 @@ class WarmLogs:
 
     async def append(self, log: RunLog, events: Sequence[WorldEvent], operation: str) -> bool:
         """Append events behind what is known. Return whether they are there; if not, the log was read on instead, and
-        may have them already.
+        may have what an earlier try of the operation wrote.
         """
         page = Page(
             app=self._engine.app,
@@ -108,7 +116,7 @@ class WarmLogs:
             first=log.tail + 1,
             last=log.tail + len(events),
             epoch=0,
-            operation=operation,
+            operation=f"{operation}{_TRY}{self._engine.ids.operation()}",
             at=events[-1].at,
             events=encode(events),
             payloads=payloads_of(events),
@@ -117,9 +125,9 @@ class WarmLogs:
         (verdict,) = await self._engine.store.append([page])
         crashpoint("world.appended")
         if isinstance(verdict, Appended):
-            if log.tail < page.last:
-                self._add(log, [page])
-            return log.operations.get(operation) is not None
+            log.is_read = True
+            self._add(log, [page])
+            return True
         pages: Sequence[Page] = getattr(verdict, "pages", ())
         if not self._add(log, pages) and not await self.refresh(log):
             raise CorruptRecord(f"the log of {log.id} is damaged at position {page.first}", kind="page", id=log.id)

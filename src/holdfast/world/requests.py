@@ -75,7 +75,9 @@ def valid_new_run(run: str, now: float) -> InvocationId:
         raise bad_request(f"runId={run!r:.80}: expected 'wrun_' and a ULID")
     age = now - made_at(id)
     if age > rules.PAST_SECONDS or -age > rules.FUTURE_SECONDS:
-        raise bad_request(f"runId={run!r:.80}: its time is {age:.0f} s before now; a day before is allowed, or 5 min after")
+        raise bad_request(
+            f"runId={run!r:.80}: its time is {age:.0f} s before now; a day before is allowed, or 5 min after"
+        )
     return id
 
 
@@ -150,7 +152,7 @@ def wanted(event: object, params: object, codec: Codec, limits: SizeLimits) -> W
     kind = event.get("eventType")
     if not isinstance(kind, str) or kind not in rules.CREATABLE:
         raise bad_request(f"eventType={kind!r:.80}: expected one of {', '.join(sorted(rules.CREATABLE))}")
-    details = {name: value for name, value in fields("eventData", event.get("eventData")).items()}
+    details = dict(fields("eventData", event.get("eventData")))
     payload_field, due_field = rules.PAYLOAD_FIELDS.get(kind), rules.DUE_FIELDS.get(kind)
     has_payload = payload_field is not None and payload_field in details
     payload = details.pop(payload_field, None) if payload_field else None
@@ -216,7 +218,9 @@ def _plain(facts: Fields) -> dict[str, Any]:
     try:
         encoded = msgspec.msgpack.encode(facts)
         if len(encoded) > MAX_FACTS_BYTES:
-            raise too_large(f"eventData has {len(encoded):,} bytes besides its payload; {MAX_FACTS_BYTES:,} are allowed")
+            raise too_large(
+                f"eventData has {len(encoded):,} bytes besides its payload; {MAX_FACTS_BYTES:,} are allowed"
+            )
         plain: dict[str, Any] = msgspec.msgpack.decode(encoded)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise bad_request(f"eventData cannot be stored: {error}") from error

@@ -1,8 +1,8 @@
 """What a World run is: a fold of its log, and which events may follow. Pure.
 
-`events.create` judges an event on the fold of all pages so far, and appends it behind them. A writer that meets pages it
-did not know folds them and judges again, so a guard holds whatever the number of servers, without a transaction. Runs,
-steps, hooks and waits are never stored: they are what the fold says.
+`events.create` judges an event on the fold of all pages so far, and appends it behind them. A writer that meets pages
+that it did not know folds them and judges again. So a guard holds whatever the number of servers, without a
+transaction. Runs, steps, hooks and waits are never stored: they are what the fold says.
 """
 
 from __future__ import annotations
@@ -247,7 +247,9 @@ def _apply(run: WorldRun, position: int, event: WorldEvent) -> None:
     elif kind == HOOK_DISPOSED and event.call in run.hooks:
         run.hooks[event.call].is_disposed = True
     elif kind == WAIT_CREATED:
-        wait = WorldWait(id=event.call, created_at=event.at, updated_at=event.at, resume_at=event.due, position=position)
+        wait = WorldWait(
+            id=event.call, created_at=event.at, updated_at=event.at, resume_at=event.due, position=position
+        )
         wait.spec = event.spec
         run.waits[event.call] = wait
     elif kind == WAIT_COMPLETED and event.call in run.waits:
