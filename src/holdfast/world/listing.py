@@ -29,7 +29,6 @@ from holdfast.world.records import (
     invocation_of,
     is_world,
     run_fields,
-    run_name,
     task_of,
 )
 from holdfast.world.requests import MAX_LIMIT, Paging, position
@@ -63,7 +62,7 @@ class Listing:
         else:
             rest = [placed for placed in reversed(events) if after is None or placed.position < after]
         shown = rest[: page.limit]
-        found = [event_fields(run_name(log.id), placed, all_data) for placed in shown]
+        found = [event_fields(log.run.id, placed, all_data) for placed in shown]
         return _page(found, str(shown[-1].position) if shown else None, len(rest) > len(shown))
 
     # --- of all runs
@@ -81,7 +80,7 @@ class Listing:
                     break
         shown = found[: page.limit]
         fields = [run_fields(log.run, all_data) for log in shown]
-        return _page(fields, run_name(shown[-1].id) if shown else None, len(found) > len(shown))
+        return _page(fields, shown[-1].run.id if shown else None, len(found) > len(shown))
 
     async def _logs_of(self, where: Filter, page: Paging) -> AsyncIterator[RunLog]:
         """Yield the logs of runs behind the cursor, in the order of the page. Invocations that lag are repaired."""
@@ -139,8 +138,8 @@ class Listing:
             if len(found) > page.limit:
                 break
         shown = found[: page.limit]
-        fields = [event_fields(run_name(log.id), placed, all_data) for log, placed in shown]
-        last = f"{run_name(shown[-1][0].id)}:{shown[-1][1].position}" if shown else None
+        fields = [event_fields(log.run.id, placed, all_data) for log, placed in shown]
+        last = f"{shown[-1][0].run.id}:{shown[-1][1].position}" if shown else None
         return _page(fields, last, len(found) > len(shown))
 
     async def run_of_step(self, id: str) -> RunLog | None:

@@ -18,7 +18,7 @@ from holdfast.model.log import Appended, Page
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.engine import Engine
 from holdfast.streams.rules import FEWEST_PAGES, pages_at_once
-from holdfast.world.records import decode, encode, payloads_of, size_of
+from holdfast.world.records import decode, encode, payloads_of, run_name, size_of
 from holdfast.world.rules import PlacedEvent, WorldEvent, WorldRun, fold, new_run
 
 MAX_RUNS = 2000
@@ -31,7 +31,7 @@ class RunLog:
 
     def __init__(self, id: InvocationId) -> None:
         self.id = id
-        self.run: WorldRun = new_run(id)
+        self.run: WorldRun = new_run(run_name(id))
         self.events: list[WorldEvent] = []
         self.operations: dict[str, tuple[int, int]] = {}  # first and last position
         self.size = 0
@@ -50,7 +50,7 @@ class RunLog:
 
     def as_of(self, position: int) -> WorldRun:
         """Return the fold up to a position."""
-        return self.run if position == self.tail else fold(new_run(self.id), self.placed(until=position))
+        return self.run if position == self.tail else fold(new_run(self.run.id), self.placed(until=position))
 
     def add(self, pages: Sequence[Page]) -> bool:
         """Add pages that follow; those that are known are passed over. Return whether any was new."""

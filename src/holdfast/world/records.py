@@ -157,7 +157,7 @@ def run_fields(run: WorldRun, with_data: bool = True) -> Answer:
     """Return the wire form of a run."""
     return _given(
         {
-            "runId": run_name(run.id),
+            "runId": run.id,
             "status": run.status,
             "deploymentId": run.deployment,
             "workflowName": run.name,
@@ -180,7 +180,7 @@ def run_fields(run: WorldRun, with_data: bool = True) -> Answer:
 def step_fields(run: WorldRun, step: WorldStep, with_data: bool = True) -> Answer:
     return _given(
         {
-            "runId": run_name(run.id),
+            "runId": run.id,
             "stepId": step.id,
             "stepName": step.name,
             "status": step.status,
@@ -205,7 +205,7 @@ def hook_fields(run: WorldRun, hook: WorldHook, app: str, with_data: bool = True
     resume = {"deploymentId": run.deployment, "workflowName": run.name, "runSpecVersion": run.spec, **carried}
     return _given(
         {
-            "runId": run_name(run.id),
+            "runId": run.id,
             "hookId": hook.id,
             "token": hook.token,
             "ownerId": "holdfast",
@@ -225,7 +225,7 @@ def wait_fields(run: WorldRun, wait: WorldWait) -> Answer:
     return _given(
         {
             "waitId": wait.id,
-            "runId": run_name(run.id),
+            "runId": run.id,
             "status": "waiting" if wait.completed_at is None else "completed",
             "resumeAt": time_of(wait.resume_at),
             "completedAt": time_of(wait.completed_at),

@@ -152,6 +152,7 @@ def wanted(event: object, params: object, codec: Codec, limits: SizeLimits) -> W
     kind = event.get("eventType")
     if not isinstance(kind, str) or kind not in rules.CREATABLE:
         raise bad_request(f"eventType={kind!r:.80}: expected one of {', '.join(sorted(rules.CREATABLE))}")
+    call = _call(kind, event.get("correlationId"))
     details = dict(fields("eventData", event.get("eventData")))
     payload_field, due_field = rules.PAYLOAD_FIELDS.get(kind), rules.DUE_FIELDS.get(kind)
     has_payload = payload_field is not None and payload_field in details
@@ -165,7 +166,7 @@ def wanted(event: object, params: object, codec: Codec, limits: SizeLimits) -> W
     checked = WorldEvent(
         type=kind,
         at=0.0,
-        call=_call(kind, event.get("correlationId")),
+        call=call,
         spec=_spec(kind, event.get("specVersion")),
         facts=_plain(facts),
         data=data,

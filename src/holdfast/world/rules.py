@@ -281,7 +281,7 @@ def _apply_to_step(run: WorldRun, position: int, event: WorldEvent) -> None:
 
 
 def new_run(id: str) -> WorldRun:
-    """Return the fold of an empty log."""
+    """Return the fold of the empty log of a run with this run id."""
     return WorldRun(id=id, steps={}, hooks={}, waits={}, attributes={}, attribute_calls=set(), resumes={})
 
 
@@ -427,8 +427,8 @@ def _of_wait(run: WorldRun, event: WorldEvent) -> Judgement:
     if event.type == WAIT_CREATED:
         if wait is not None:
             return conflict(f"the wait {wait.id} exists already")
-    elif run.spec <= LEGACY_SPEC and not run.is_ended:
-        return Accepted((event,))
+    elif run.spec <= LEGACY_SPEC:
+        return _ended(run, event.type) if run.is_ended else Accepted((event,))
     elif wait is None:
         return event_not_found(f"the wait {event.call:.80} of {run.id}")
     elif wait.completed_at is not None:

@@ -47,7 +47,6 @@ from holdfast.world.records import (
     hook_fields,
     position_of,
     run_fields,
-    run_name,
     step_fields,
     wait_fields,
 )
@@ -184,7 +183,7 @@ class WorldStorage:
     async def _create_run(self, log: RunLog, judged: Accepted, operation: str) -> None:
         if log.record is None:
             if len(judged.events) > 1:
-                valid_new_run(run_name(log.id), self._engine.store.now())
+                valid_new_run(log.run.id, self._engine.store.now())
             await self._projection.insert(log, judged.events[0], operation)
 
     def _written(self, log: RunLog, first: int, last: int) -> Written:
@@ -202,7 +201,7 @@ class WorldStorage:
         answer: Answer = {}
         if written.last:
             placed = PlacedEvent(written.last, log.events[written.last - 1])
-            answer["event"] = event_fields(run_name(run.id), placed, all_data)
+            answer["event"] = event_fields(run.id, placed, all_data)
         if written.step_created:
             answer["stepCreated"] = True
         answer |= self._entity(run, event, all_data)
@@ -230,7 +229,7 @@ class WorldStorage:
             return self._events_after(log, position(since), MAX_LIMIT)
         if type(count) is int and 0 <= count < written.first - 1:
             passed = log.placed(count, written.first - 1)
-            events = [event_fields(run_name(log.id), placed) for placed in passed]
+            events = [event_fields(log.run.id, placed) for placed in passed]
             return {"events": events, "cursor": str(written.first - 1), "hasMore": False}
         if asked.event.type == rules.RUN_STARTED and not params.get("skipPreload"):
             is_small = log.tail <= MAX_PRELOAD_EVENTS and log.size <= MAX_PRELOAD_BYTES
@@ -239,7 +238,7 @@ class WorldStorage:
 
     def _events_after(self, log: RunLog, after: int, limit: int) -> Answer:
         found = log.placed(after, after + limit)
-        events = [event_fields(run_name(log.id), placed) for placed in found]
+        events = [event_fields(log.run.id, placed) for placed in found]
         return {
             "events": events,
             "cursor": str(found[-1].position) if found else None,
@@ -254,7 +253,7 @@ class WorldStorage:
         if number is None or not 0 < number <= log.tail:
             raise event_not_found(f"the event {event_id!r:.80} of {run_id}")
         placed = PlacedEvent(number, log.events[number - 1])
-        return await self._resolved(event_fields(run_name(log.id), placed, all_data))
+        return await self._resolved(event_fields(log.run.id, placed, all_data))
 
     @translated
     async def events_list(self, *, run_id: str, pagination: Fields | None = None, resolve_data: str = "all") -> Answer:
