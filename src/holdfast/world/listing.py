@@ -132,8 +132,7 @@ class Listing:
                 continue
             events = [each for each in log.placed() if each.event.call == call]
             for each in events if page.is_ascending else reversed(events):
-                is_behind = after is None or log.id != cursor or (each.position > after) is page.is_ascending
-                if is_behind and each.position != after:
+                if log.id != cursor or after is None or _follows(each.position, after, page):
                     found.append((log, each))
             if len(found) > page.limit:
                 break
@@ -168,6 +167,10 @@ class Listing:
         shown = found[: page.limit]
         fields = [hook_fields(log.run, hook, self._engine.app, all_data) for _, (log, hook) in shown]
         return _page(fields, shown[-1][0] if shown else None, len(found) > len(shown))
+
+
+def _follows(number: int, after: int, page: Paging) -> bool:
+    return number > after if page.is_ascending else number < after
 
 
 def _page(data: list[Answer], cursor: str | None, has_more: bool) -> Answer:
