@@ -86,10 +86,17 @@ class WorldHooks:
             return (await taken(self._engine, there)).owner
         log = await self._logs.fresh(there.hook.run)
         hook = log.run.hooks.get(there.hook.call)
-        if not log.run.is_ended and log.run.exists and (hook is None or not hook.is_disposed):
+        is_its_own = hook is None or (hook.token == there.hook.token and not hook.is_disposed)
+        if log.run.exists and not log.run.is_ended and is_its_own:
             return there.hook.run
         await self._remove(there)
         return ""
+
+    async def release_unless_open(self, log: RunLog, hook: str, token: str) -> None:
+        """Give up a claim whose event was refused, unless another writer has created the same hook by it."""
+        there = log.run.hooks.get(hook)
+        if log.run.is_ended or there is None or there.is_disposed or there.token != token:
+            await self.release(log, hook, token)
 
     async def release(self, log: RunLog, hook: str, token: str) -> None:
         """Give a token up that the hook has, if it does."""

@@ -199,6 +199,9 @@ def _where(statuses: frozenset[str] | None, task: str | None) -> Filter:
     """Return which invocations may be runs with these statuses."""
     wanted: set[Status] = set()
     for status in statuses or ():
-        wanted |= OPEN - {Status.REGISTERED} if status == "running" else {STATUSES[status]}
+        if status in ("pending", "running"):
+            wanted |= {Status.REGISTERED, Status.REROUTED} if status == "pending" else OPEN - {Status.REGISTERED}
+        else:
+            wanted.add(STATUSES[status])
     tasks = frozenset() if task is None else frozenset({task})
     return Filter(queues=frozenset({QUEUE}), statuses=frozenset(wanted), tasks=tasks)

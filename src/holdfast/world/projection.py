@@ -181,12 +181,11 @@ _MOST_LOOKED = 100_000
 def change_to(record: InvocationRecord, run: WorldRun, engine: Engine) -> Change | None:
     """Return the change that brings an invocation to where its run is; None if it is there."""
     target, sources = STATUSES[run.status], frozenset({record.status})
-    if record.status is target and dict(record.attributes) == run.attributes:
+    is_there = record.status in _WAITING if run.status == "pending" else record.status is target
+    if is_there and dict(record.attributes) == run.attributes:
         return None
     if target is Status.REGISTERED:
-        return (
-            None  # its attributes were part of its insert; or another writer has sent it on: it comes back when it runs
-        )
+        target = Status.REROUTED  # where it waits as well, and can be brought to
     at = max(engine.store.now(), record.changed_at)
     facts: ChangeFacts = {"operation": engine.ids.operation(), "at": at, "attributes": run.attributes}
     facts["why"] = _why(run)
@@ -197,6 +196,8 @@ def change_to(record: InvocationRecord, run: WorldRun, engine: Engine) -> Change
     before = (Status.REROUTED,) if record.status in _RETURNING else ()
     path = (*before, Status.PENDING, Status.RUNNING, target)
     facts |= {"actor": ACTOR, "never_began": record.attempt > 0}
+    if target is Status.REROUTED:
+        path, facts["never_began"] = (*before, Status.PENDING, target), False
     if target is Status.SUCCESS:
         facts["result"] = run.output or engine.codec.encode(None)
     elif target is Status.FAILED:

@@ -161,7 +161,7 @@ class WorldStorage:
                     is_fresh = await self._read_on(log)
                     continue
                 if claimed:
-                    await self._hooks.release(log, event.call, str(event.facts["token"]))
+                    await self._hooks.release_unless_open(log, event.call, str(event.facts["token"]))
                 return self._refused(log, judged)
             if not log.run.exists:
                 await self._create_run(log, judged, operation)
