@@ -37,7 +37,7 @@ from holdfast.world.rules import PlacedEvent
 _AT_ONCE = 20  # logs that are read side by side
 
 
-class Listing:
+class WorldLists:
     def __init__(self, engine: Engine, logs: WarmLogs, projection: Projection) -> None:
         self._engine = engine
         self._logs = logs

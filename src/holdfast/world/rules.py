@@ -488,7 +488,7 @@ def needs_delivery(run: WorldRun, last_delivery: float | None, now: float) -> bo
     """Return whether a run without a message has to get one. `last_delivery` is when the last one ended.
 
     A wait that is due, or an event after the last delivery, wants a replay. A run that waits for a hook, or for a later
-    time, and has not changed since, does not. One that waits for nothing could go on by nothing else.
+    time, and has not changed since, does not. A run that waits for nothing could go on by nothing else.
     """
     if not run.exists or run.is_ended or not OLDEST_SPEC <= run.spec <= NEWEST_SPEC:
         return False

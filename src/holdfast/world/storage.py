@@ -36,7 +36,7 @@ from holdfast.world.errors import (
     step_not_found,
 )
 from holdfast.world.hooks import WorldHooks
-from holdfast.world.listing import Listing
+from holdfast.world.listing import WorldLists
 from holdfast.world.logs import RunLog, WarmLogs
 from holdfast.world.projection import PROJECTED, Projection
 from holdfast.world.records import (
@@ -87,7 +87,7 @@ def translated(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     return call
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenEvent(msgspec.Struct, frozen=True):
     """What became of an event: the last position of its page (0: none), and whether a step was created with it."""
 
     log: RunLog
@@ -105,7 +105,7 @@ class WorldStorage:
         self._hooks = WorldHooks(engine, self._logs)
         self._projection = Projection(engine, self._logs, self._hooks)
         self._streams = WorldStreams(engine)
-        self._listing = Listing(engine, self._logs, self._projection)
+        self._listing = WorldLists(engine, self._logs, self._projection)
 
     # --- events
 
@@ -145,7 +145,7 @@ class WorldStorage:
             return valid_new_run(run, self._engine.store.now())
         return valid_run(run)
 
-    async def _write(self, log: RunLog, asked: Wanted, operation: str) -> Written:
+    async def _write(self, log: RunLog, asked: Wanted, operation: str) -> WrittenEvent:
         """Judge an event on the log and append it, until the log has it or refuses it as it is in the store now."""
         event, is_fresh, is_kept, owner, claimed = asked.event, False, False, "", False
         while True:
@@ -186,16 +186,16 @@ class WorldStorage:
                 valid_new_run(log.run.id, self._engine.store.now())
             await self._projection.insert(log, judged.events[0], operation)
 
-    def _written(self, log: RunLog, first: int, last: int) -> Written:
+    def _written(self, log: RunLog, first: int, last: int) -> WrittenEvent:
         kinds = {event.type for event in log.events[first - 1 : last]}
-        return Written(log, first, last, step_created={rules.STEP_CREATED, rules.STEP_STARTED} <= kinds)
+        return WrittenEvent(log, first, last, step_created={rules.STEP_CREATED, rules.STEP_STARTED} <= kinds)
 
-    def _refused(self, log: RunLog, judged: Unchanged | WorldError) -> Written:
+    def _refused(self, log: RunLog, judged: Unchanged | WorldError) -> WrittenEvent:
         if isinstance(judged, WorldError):
             raise judged
-        return Written(log, judged.position, judged.position)
+        return WrittenEvent(log, judged.position, judged.position)
 
-    def _answer(self, written: Written, asked: Wanted) -> Answer:
+    def _answer(self, written: WrittenEvent, asked: Wanted) -> Answer:
         log, event, all_data = written.log, asked.event, asked.with_data
         run = log.as_of(written.last) if written.last else log.run
         answer: Answer = {}
@@ -219,7 +219,7 @@ class WorldStorage:
             return {"wait": wait_fields(run, wait)}
         return {}
 
-    def _news(self, written: Written, asked: Wanted) -> Answer:
+    def _news(self, written: WrittenEvent, asked: Wanted) -> Answer:
         """Return the events that the writer may not know: since its cursor, those that its event was pushed past, or
         the whole log for a run that starts.
         """
