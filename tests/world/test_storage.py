@@ -199,3 +199,51 @@ def test_times_are_of_utc_to_the_millisecond(world: World) -> None:
     created = made["event"]["createdAt"]
     assert created.tzinfo is UTC
     assert created.microsecond % 1000 == 0
+
+
+def test_a_stream_whose_run_is_not_known(world: World) -> None:
+    run = world.run()
+    names = ["strm_" + run.removeprefix("wrun_") + "_user", "__health_check_1"]
+    owners = [run, "wrun_health_check"]
+
+    async def read(name: str) -> list[bytes]:
+        _, chunks = await world.storage.streams_read(run_id="-", name=name)
+        return [chunk async for chunk in chunks]
+
+    async def write(owner: str, name: str) -> None:
+        await world.storage.streams_write(run_id=owner, name=name, chunks=["a"])
+        await world.storage.streams_close(run_id=owner, name=name)
+
+    async def both(owner: str, name: str) -> list[bytes]:
+        reader = asyncio.create_task(read(name))
+        await asyncio.sleep(0)
+        await write(owner, name)
+        return await reader
+
+    for owner, name in zip(owners, names, strict=True):
+        assert world.call("streams_get_info", run_id="-", name=name)["tailIndex"] == -1
+        assert world.do(both(owner, name)) == [b"a"]
+        assert world.call("streams_get_info", run_id="-", name=name) == {"tailIndex": 0, "done": True}
+        assert world.call("streams_get_chunks", run_id="-", name=name)["data"] == [{"index": 0, "data": b"a"}]
+
+
+def test_what_is_written_after_the_close_is_dropped(world: World) -> None:
+    run = world.run()
+    world.call("streams_write", run_id=run, name="s", chunks=["a"])
+    world.call("streams_close", run_id=run, name="s")
+    for server in (world, world.other()):
+        server.call("streams_write", run_id=run, name="s", chunks=["b"])
+        server.call("streams_close", run_id=run, name="s")
+    assert world.call("streams_get_info", run_id=run, name="s") == {"tailIndex": 0, "done": True}
+
+
+def test_a_repeated_write_to_a_stream_happens_once(world: World) -> None:
+    run = world.run()
+    large = [bytes([number]) * 60_000 for number in range(30)]  # several pages
+    world.call("streams_write", run_id=run, name="s", chunks=large, operation_id="op-1")
+    other = world.other()
+    for server in (world, other):
+        server.call("streams_write", run_id=run, name="s", chunks=["x"])
+        server.call("streams_write", run_id=run, name="s", chunks=large, operation_id="op-1")
+    found = world.call("streams_get_chunks", run_id=run, name="s", limit=1000)["data"]
+    assert [chunk["data"] for chunk in found] == [*large, b"x", b"x"]

@@ -1,8 +1,8 @@
 """The invocations of runs, for lists, triggers and waiters. The log is the truth, and an invocation follows it.
 
 A run that waits for its first delivery is REGISTERED, one that has begun is SUSPENDED, and its end is that of an
-invocation. Each change walks all its edges in one write. Whoever finds an invocation that lags behind its log repairs
-it: the writer, a reader, or the sweep.
+invocation. Each change walks all its edges in one write. An invocation that lags behind its log is
+repaired by the writer, a reader, or the sweep.
 """
 
 from __future__ import annotations

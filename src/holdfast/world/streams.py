@@ -28,6 +28,7 @@ from holdfast.world.logs import asked
 from holdfast.world.records import Answer, invocation_of
 from holdfast.world.requests import MAX_LIMIT, USUAL_LIMIT, position
 
+UNKNOWN = "-"  # in the place of a run, where only the name of the stream is known
 MAX_OPEN = 1000
 MAX_CHUNKS = 10_000
 _REPEATED_WITHIN_SECONDS = 300.0  # a client gives up repeating a write long before
@@ -186,8 +187,22 @@ class WorldStreams:
         is_closed = decode(pages[0])[-1].kind == CLOSE
         return pages[0].last - is_closed, is_closed
 
+    async def _owner(self, run: object, name: str) -> InvocationId | None:
+        """Return the invocation of a stream that is to be read. Without a run, the name tells: clients before version 5
+        name a stream after its run, and of others the entry is searched. None: there is no such stream yet.
+        """
+        if run != UNKNOWN:
+            return owner_of(run)
+        named = invocation_of(name[:31].replace("strm_", "wrun_", 1))
+        if named is not None:
+            return named
+        entries = await self._store.entries(self._engine.app, KIND)
+        return next((InvocationId(e.name.partition("/")[0]) for e in entries if e.name.endswith(f"/{name}")), None)
+
     async def info(self, run: object, name: object) -> Answer:
-        count, is_closed = await self._end(stream_log(owner_of(run), valid_name(name)))
+        name = valid_name(name)
+        id = await self._owner(run, name)
+        count, is_closed = (0, False) if id is None else await self._end(stream_log(id, name))
         return {"tailIndex": count - 1, "done": is_closed}
 
     async def names(self, run: object) -> list[str]:
@@ -197,13 +212,17 @@ class WorldStreams:
 
     async def chunks(self, run: object, name: object, limit: object, cursor: object) -> Answer:
         """Return a page of what is there now, with the indexes of the chunks."""
-        log = stream_log(owner_of(run), valid_name(name))
+        name = valid_name(name)
+        id = await self._owner(run, name)
         limit = USUAL_LIMIT if limit is None else limit
         if type(limit) is not int or limit < 1:
             raise bad_request(f"limit={limit!r:.40}: expected a whole number from 1 to {MAX_LIMIT:,}")
         if cursor is not None and not isinstance(cursor, str):
             raise bad_request(f"cursor={cursor!r:.80}: expected a text")
         limit, after = min(limit, MAX_LIMIT), position(cursor) if cursor else 0
+        if id is None:
+            return {"data": [], "cursor": None, "hasMore": False, "done": False}
+        log = stream_log(id, name)
         count, is_closed = await self._end(log)
         data: list[Answer] = []
         async for index, chunk in self._stored(log, after, count):
@@ -238,9 +257,11 @@ class WorldStreams:
 
     async def read(self, run: object, name: object, start: object) -> tuple[int, AsyncIterator[bytes]]:
         """Return the index of the first chunk, and the chunks from there on, as they come."""
-        id, name = owner_of(run), valid_name(name)
+        name = valid_name(name)
         if type(start) is not int:
             raise bad_request(f"start={start!r:.40}: expected an index, a whole number; below 0 it counts from the end")
+        while (id := await self._owner(run, name)) is None:
+            await self._until_written()
         first = start if start >= 0 else rules.first_index(start, (await self._end(stream_log(id, name)))[0])
         return first, self._live(id, name, first)
 
@@ -268,6 +289,15 @@ class WorldStreams:
             return await self._engine.part(LiveTails).of(id, name).after(place, rules.FEWEST_PAGES)
         except InvocationNotFound:
             return await self._pages_without_run(stream_log(id, name), place)
+
+    async def _until_written(self) -> None:
+        """Wait until a stream may have come."""
+        wakeup = Wakeup()
+        unsubscribe = self._engine.hub.on(STREAM, lambda hint: wakeup.notify())
+        try:
+            await wakeup.wait(look_after(rules.LONGEST_LOOK_SECONDS))
+        finally:
+            unsubscribe()
 
     async def _pages_without_run(self, log: InvocationId, place: int) -> Sequence[Page]:
         """Wait for pages of a stream whose run is not there: it may come yet, and health checks have none."""
