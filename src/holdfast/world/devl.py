@@ -52,7 +52,8 @@ def _unpacked(data: bytes) -> bytes:
 class _Reader:
     def __init__(self, values: Any) -> None:
         self._values = values
-        self._depth = 0
+        self._read: dict[int, Any] = {}
+        self._under_way: set[int] = set()
 
     def root(self) -> Any:
         if isinstance(self._values, int):
@@ -66,16 +67,19 @@ class _Reader:
             raise ValueError(f"the payload is damaged: {index!r:.40} is no index")
         if index < 0:
             return _SPECIAL[index]
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or refers to itself")
+        if index in self._read:
+            return self._read[index]
+        if index in self._under_way or len(self._under_way) >= MAX_DEPTH:
+            raise ValueError(f"it refers to itself, or is nested more than {MAX_DEPTH} deep")
+        self._under_way.add(index)
         value = self._values[index]
         if isinstance(value, dict):
             value = {key: self._at(each) for key, each in value.items()}
         elif isinstance(value, list):
             is_typed = bool(value) and isinstance(value[0], str)
             value = self._typed(value[0], value[1:]) if is_typed else self._list(value)
-        self._depth -= 1
+        self._under_way.discard(index)
+        self._read[index] = value
         return value
 
     def _list(self, value: list[Any]) -> list[Any]:
@@ -100,7 +104,9 @@ class _Reader:
         if name == "Object":
             return value
         if name in _BYTES:
-            return value if isinstance(value, bytes) else base64.b64decode("" if value == _EMPTY else value)
+            return (
+                value if isinstance(value, bytes) else base64.b64decode("" if value == _EMPTY else value, validate=True)
+            )
         if name.endswith(("Error", "Exception")) and isinstance(value, dict):
             return {"name": name, **value}
         raise ValueError(f"it has a value of type {name!r:.60}, which cannot be shown")
