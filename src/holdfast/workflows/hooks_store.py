@@ -78,8 +78,8 @@ async def claim(engine: Engine, wanted: WantedHook, *, is_first_owner: bool = Fa
         stored = await engine.store.put_entry(hook_entry(engine.app, wanted.name, wanted.entry))
         if not stored and (there := await find(engine, wanted.name)) is not None:
             if there.hook.run != wanted.entry.run or there.hook.ended_at is not None:
-                if (taken := await _taken(engine, there)).owner:
-                    return taken
+                if (held := await taken(engine, there)).owner:
+                    return held
                 continue
             stored = await _replace(engine, there, wanted)
         if stored:
@@ -117,7 +117,7 @@ async def _replace(engine: Engine, there: StoredHook, wanted: WantedHook) -> boo
     return await engine.store.put_entry(hook_entry(engine.app, wanted.name, entry, version=version), there.entry)
 
 
-async def _taken(engine: Engine, there: StoredHook) -> Taken:
+async def taken(engine: Engine, there: StoredHook) -> Taken:
     """Return which run has a token; no owner: it was freed, or is free by now."""
     entry, hook = there
     if hook.ended_at is not None:
