@@ -986,6 +986,34 @@ def test_what_waits_for_its_arguments_is_not_begun_if_it_may_not_be(meanwhile: s
 # --- a place that is free again
 
 
+def test_a_run_gets_no_slot_that_is_promised_to_what_a_claim_will_bring() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        gates = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+        async def held(name: str) -> None:
+            await gates[name].wait()
+
+        member = await fleet.started(held, concurrency=2, make_line=SlowClaims)
+        worker, granted = worker_of(member), list[int]()
+        first = await fleet.submit("held", "a")
+        await fleet.until_status(first, Status.RUNNING)
+        await asyncio.sleep(3.0)
+        assert isinstance(member.line, SlowClaims)
+        member.line.seconds = 0.5
+        second = await fleet.submit("held", "b")
+        await fleet.until_status(second, Status.RUNNING)  # its claim is not answered yet
+        worker.want_slots(first, 1, granted.append)  # as the owner of a run does
+        await asyncio.sleep(1.0)
+        assert (granted, worker._running.taken) == ([], 2)
+        gates["b"].set()
+        await fleet.end(second)
+        await asyncio.sleep(0.1)
+        assert granted == [1]
+        gates["a"].set()
+
+    virtually(scenario)
+
+
 @pytest.mark.parametrize("outcome", ["a result", "an error"])
 def test_a_place_is_free_as_soon_as_a_large_end_is_stored(outcome: str) -> None:
     async def scenario(fleet: Fleet) -> None:
