@@ -759,6 +759,23 @@ def test_what_a_claim_brings_after_the_permit_has_ended_goes_back() -> None:
     virtually(scenario)
 
 
+def test_nothing_is_claimed_again_after_the_permit_has_ended() -> None:
+    """The claim got no answer. The store is back for claims, and not for the heartbeats of this runner."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(nap)
+        member.line.errors |= dict.fromkeys(("claim", "heartbeat"), StoreUnavailable("not today"))
+        id = await fleet.submit("nap", 0.1)
+        await asyncio.sleep(DEAD_AFTER)
+        del member.line.errors["claim"]
+        await asyncio.sleep(DEAD_AFTER)
+        assert await fleet.story(id) == ["registered"]
+        del member.line.errors["heartbeat"]
+        assert (await fleet.end(id)).status is Status.SUCCESS
+
+    virtually(scenario)
+
+
 # --- a cancel of what lies in reserve
 
 
@@ -983,7 +1000,62 @@ def test_what_waits_for_its_arguments_is_not_begun_if_it_may_not_be(meanwhile: s
     virtually(scenario)
 
 
+def test_arguments_that_arrive_for_an_earlier_life_begin_nothing() -> None:
+    """A run may be let go and be claimed again by its worker while they are on their way."""
+
+    async def scenario(fleet: Fleet) -> None:
+        calls = 0
+
+        async def weighty(load: str) -> None:
+            nonlocal calls
+            calls += 1
+            await asyncio.sleep(60.0)
+
+        member = await fleet.started(weighty, make_line=SlowPayloads)
+        small = SizeLimits(inline=64, max_bytes=2**20)
+        packed = fleet.codec.pack_call(("x" * 500,), {}, (), small, {})
+        record = replace(fleet.new("weighty"), arguments=packed.data)
+        await fleet.engine(fleet.store).submitter.submit([record], packed.payloads)
+        first = await fleet.until_status(record.id, Status.RUNNING)
+        await asyncio.sleep(1.0)
+        second = replace(first, epoch=first.epoch + 1)
+        fleet.store._put(second)
+        worker_of(member).begin([second])
+        await asyncio.sleep(6.0)
+        assert calls == 1
+
+    virtually(scenario)
+
+
 # --- a place that is free again
+
+
+def test_a_run_gets_no_slot_that_is_promised_to_what_a_claim_will_bring() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        gates = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+        async def held(name: str) -> None:
+            await gates[name].wait()
+
+        member = await fleet.started(held, concurrency=2, make_line=SlowClaims)
+        worker, granted = worker_of(member), list[int]()
+        first = await fleet.submit("held", "a")
+        await fleet.until_status(first, Status.RUNNING)
+        await asyncio.sleep(3.0)
+        assert isinstance(member.line, SlowClaims)
+        member.line.seconds = 0.5
+        second = await fleet.submit("held", "b")
+        await fleet.until_status(second, Status.RUNNING)  # its claim is not answered yet
+        worker.want_slots(first, 1, granted.append)  # as the owner of a run does
+        await asyncio.sleep(1.0)
+        assert (granted, worker._running.taken) == ([], 2)
+        gates["b"].set()
+        await fleet.end(second)
+        await asyncio.sleep(0.1)
+        assert granted == [1]
+        gates["a"].set()
+
+    virtually(scenario)
 
 
 @pytest.mark.parametrize("outcome", ["a result", "an error"])

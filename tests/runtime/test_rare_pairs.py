@@ -77,6 +77,22 @@ def test_a_timeout_that_falls_into_the_grace_of_a_cancel_changes_nothing() -> No
     virtually(scenario)
 
 
+def test_a_call_that_cleans_up_for_longer_than_a_look_is_asked_once() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        stage = Patient(fleet)
+        member = await stage.start(cleanup_seconds=7.0)
+        id = await stage.submit(cancel_grace=30.0)
+        asked_at = fleet.clock.now()
+        for _ in range(2):
+            await member.engine.canceller.cancel([id], by="a test")
+            await asyncio.sleep(1.0)
+        record = await fleet.end(id)
+        assert (record.status, stage.seen) == (Status.CANCELLED, ["CancelledError"])
+        assert record.changed_at - asked_at >= 7.0, "it was cancelled again while it cleaned up"
+
+    virtually(scenario)
+
+
 def test_a_cancelled_call_that_could_not_be_stopped_leaves_nothing_behind_when_it_ends() -> None:
     async def scenario(fleet: Fleet) -> None:
         gate = asyncio.Event()
