@@ -272,7 +272,7 @@ class TestWorkThatHasNotBegun:
         eventually(lambda: runner.said("paused queue"), "it claims nothing")
         tasks = [shop.module.quick] * 3 + [shop.module.quick_in_a_second, shop.module.quick] * 20
         calls = [task.submit(n) for n, task in enumerate(tasks[:3])]
-        hog = shop.module.holds_the_lock_for.submit(10)
+        hog = shop.module.holds_the_lock_for.submit(int(patient(6)))
         calls += [task.submit(n) for n, task in enumerate(tasks[3:], 3)]
         shop.app.queues.resume("default")
         shop.begun("hog")

@@ -185,14 +185,13 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_successor(shop: Shop) -> N
 @pytest.mark.parametrize(
     ("hooks", "task"),
     [
-        (HOOKS, "block_the_loop"),
-        ("", "block_the_loop"),
-        ("", "keep_the_interpreter"),
-        ("", "start_a_program"),
-        (HANGING_START, ""),
-        (HANGING_STOP, "hold"),
+        pytest.param(HOOKS, "block_the_loop", id="blocked loop, hooks"),
+        pytest.param("", "block_the_loop", id="blocked loop", marks=pytest.mark.faults),
+        pytest.param("", "keep_the_interpreter", id="interpreter lock"),
+        pytest.param("", "start_a_program", id="program"),
+        pytest.param(HANGING_START, "", id="hanging start", marks=pytest.mark.faults),
+        pytest.param(HANGING_STOP, "hold", id="hanging stop"),
     ],
-    ids=["blocked loop, hooks", "blocked loop", "interpreter lock", "program", "hanging start", "hanging stop"],
 )
 def test_a_worker_does_not_outlive_its_runner(shop: Shop, hooks: str, task: str) -> None:
     if "interpreter" in task and not sys.platform.startswith("linux"):
@@ -221,7 +220,7 @@ def test_a_worker_whose_runner_dies_while_it_imports_ends(shop: Shop) -> None:
 # --- hooks that hang or raise
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.faults), "1"])
 def test_a_stop_is_not_held_up_by_a_blocked_loop_with_hooks(shop: Shop, workers: str) -> None:
     runner = shop.run(HOOKS, "--workers", workers, "--drain-timeout", "0.1s")
     call = shop.submit("block_the_loop", "begun")
@@ -254,7 +253,7 @@ def test_a_stop_hook_that_hangs_is_given_up_and_named(shop: Shop, hook: str) -> 
     assert shop.submit("who").result(timeout=patient(30)) != worker
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.faults), "1"])
 def test_a_stop_hook_that_raises_is_named_and_changes_nothing_else(shop: Shop, workers: str) -> None:
     runner = shop.run(RAISING_STOP, "--workers", workers, "--drain-timeout", "0.1s")
     call = shop.submit("hold", "begun")

@@ -232,8 +232,8 @@ def runner_of_today(url: str) -> Iterator[None]:
         "HOLDFAST_URL": url,
         "PYTHONPATH": os.pathsep.join(sys.path),
         "HOLDFAST_RECOVER_RUNNING_INVOCATIONS_CRON": "* * * * * *",
-        "HOLDFAST_RUNNER_HEARTBEAT_SECONDS": "0.5",
-        "HOLDFAST_RUNNER_CONSIDERED_DEAD_AFTER_MINUTES": "0.05",
+        "HOLDFAST_RUNNER_HEARTBEAT_SECONDS": "0.3",
+        "HOLDFAST_RUNNER_CONSIDERED_DEAD_AFTER_MINUTES": "0.02",
     }
     command = [sys.executable, "-m", "holdfast", "run", "tests.fixtures.shop:app", "--concurrency", "4"]
     quiet = subprocess.DEVNULL

@@ -17,6 +17,7 @@ from tests.workflows.test_recovery import SQLITE
 from holdfast import App, Status
 from holdfast.errors import InvocationCancelled, InvocationRefused, KeyTaken, UsageError
 from holdfast.runtime.cancel import Canceller
+from holdfast.triggers.service import Sweep
 from holdfast.workflows.api import sleep
 
 Until = Callable[[Callable[[], object]], None]
@@ -156,7 +157,14 @@ def test_a_child_that_was_given_up_raises_the_same_to_whoever_awaits_it_again(ap
         assert again.submit().result(patient(20)) == "was cancelled"
 
 
-def test_a_child_that_a_limit_refuses_tells_its_parent(app: App, until: Until) -> None:
+def test_a_child_that_a_limit_refuses_tells_its_parent(app: App, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: the store ends the child in a claim, and the claimer delivers its outbox. The services rest."""
+
+    async def rests(self: Sweep) -> bool:
+        return False
+
+    monkeypatch.setattr(Sweep, "sweep", rests)
+
     @app.step(name="holds")
     async def holds() -> None:
         await asyncio.sleep(30)

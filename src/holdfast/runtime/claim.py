@@ -188,6 +188,8 @@ class Claimer:
             self._engine.hub.send(
                 *[Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in hinted if names]
             )
+        if claimed.refused:
+            self._engine.outbox.ended(claimed.refused)  # a parent may wait for one of them
         telemetry = self._engine.telemetry
         if claimed.records and telemetry.wants(events.Claimed):
             telemetry.emit(events.Claimed(self._owner, claimed.records))

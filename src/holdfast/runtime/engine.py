@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.codec import Codec, SizeLimits
-from holdfast.ids import Ids
+from holdfast.ids import Ids, InvocationId
 from holdfast.model.changes import Change, Verdict
 from holdfast.model.names import core_app, is_core
 from holdfast.model.records import InvocationRecord
@@ -44,6 +44,9 @@ class Outbox:
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
         return await self._store.apply([change for _, change in wanted])
+
+    def ended(self, ids: Sequence[InvocationId]) -> None:
+        """Deliver soon what the outboxes of these invocations name, which the store has ended by itself."""
 
     async def get_ready(self) -> None:
         """Read what the first end would have to wait for."""

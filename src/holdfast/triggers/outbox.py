@@ -66,9 +66,13 @@ class TriggerOutbox(Outbox):
         ]
         if written:
             crashpoint("outbox.written")
-            self._dispatching.add(task := asyncio.get_running_loop().create_task(self._dispatch_ids(written)))
-            task.add_done_callback(self._dispatching.discard)
+            self.ended(written)
         return verdicts
+
+    def ended(self, ids: Sequence[InvocationId]) -> None:
+        """Deliver soon what the outboxes of these invocations name."""
+        self._dispatching.add(task := asyncio.get_running_loop().create_task(self._dispatch_ids(ids)))
+        task.add_done_callback(self._dispatching.discard)
 
     def _has_end(self, changes: Sequence[Change]) -> bool:
         return any(change.path[-1] in FINAL and change.app == self._app for change in changes)
