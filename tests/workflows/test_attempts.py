@@ -11,6 +11,7 @@ from tests.support.runs import Declared, submit
 
 from holdfast.errors import RetryLater
 from holdfast.ids import InvocationId
+from holdfast.model.decoding import LATEST
 from holdfast.model.status import Status
 from holdfast.retries import Fixed
 from holdfast.workflows import events as e
@@ -252,5 +253,31 @@ def test_calls_that_are_not_awaited_are_named_when_the_run_ends(caplog: pytest.L
         (why,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.workflows"]
         line = order.definition.function.__code__.co_firstlineno
         assert f"pack ({__file__}:{line + 2}), invoice ({__file__}:{line + 3})" in why
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("how", ["a retry", "a time limit"])
+def test_a_moment_beyond_every_calendar_is_the_last_one(how: str) -> None:
+    """It would make the record unreadable."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.settings["workflow_linger_seconds"] = 0.1
+        shop = Declared()
+
+        @shop.app.step(name="late", retries=Fixed(3, 9e11))
+        async def late() -> None:
+            raise ValueError
+
+        @shop.app.task(name="never", queue="nobody")
+        async def never() -> None: ...
+
+        @shop.app.workflow(name="order", timeout=None if how == "a retry" else 9e11)
+        async def order() -> None:
+            await (late() if how == "a retry" else never.submit())
+
+        await fleet.started(*shop.tasks, queues=("default",))
+        record = await fleet.until_status(await submit(fleet, order), Status.SUSPENDED)
+        assert record.wake_at == LATEST
 
     virtually(scenario)

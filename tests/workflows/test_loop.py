@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workflows.lives import START, answer, begun, made_step, new_life, nothing
+from tests.workflows.lives import CODEC, START, answer, begun, call_of, made_step, new_life, nothing
 
 from holdfast.errors import NotDeterministic, UsageError, WorkflowError
+from holdfast.model.decoding import EARLIEST, LATEST
 from holdfast.workflows import events as e
 from holdfast.workflows.api import sleep
 from holdfast.workflows.events import Event
-from holdfast.workflows.life import AsyncLife, current_life
+from holdfast.workflows.life import AsyncLife, PlainLife, current_life
 from holdfast.workflows.loop import BodyLoop, Evicted
+from holdfast.workflows.rules import Replay
 
 HERE = __file__
 ROOT = Path(__file__).parents[2]
@@ -143,17 +145,25 @@ class TestSameEverywhere:
 
         asyncio.run(main())
 
-    def test_far_timers_fit_into_the_log(self) -> None:
+    @pytest.mark.parametrize("at", [float("inf"), -1e300, float("nan")])
+    def test_far_timers_fit_into_the_log(self, at: float) -> None:
         async def body() -> None:
-            await asyncio.sleep(float("inf"))
+            asyncio.get_running_loop().call_at(at, print)
 
         life = begun(body)
         (command,) = life.commands
         recorded = e.encode([Event(type=e.WAIT_CREATED, at=1.0, call="wait#1", due=command.call.due)])
         assert b"wait_created" in recorded
         assert command.call.due is not None
-        assert command.call.due < 253_402_300_800
+        assert EARLIEST <= command.call.due <= LATEST
         life.evict()
+
+    def test_far_timers_of_a_plain_body_fit_into_the_log(self) -> None:
+        life = PlainLife(
+            Replay([], code="code", same=lambda *_: False), CODEC, call_of(nothing), generation=0, now=START
+        )
+        life._opened_timer("sleep", 9e11)
+        assert life.commands[0].call.due == LATEST
 
 
 class TestGenerators:

@@ -135,6 +135,10 @@ class TestMismatch:
         log = replay(child, completed("refund@2#1"), created("pack#1"), open=(step("pack#1"),))
         assert "refund@2#1 next" in mismatch(log)
 
+    def test_of_many_open_calls_a_few_are_named(self) -> None:
+        why = mismatch(replay(created("charge#1"), open=tuple(step(f"pack#{number}") for number in range(1, 1001))))
+        assert why.endswith("pack#3 at /new.py:7 and 997 more")
+
     def test_a_body_that_waits_for_nothing_is_told_so(self) -> None:
         assert "the code waits for nothing" in mismatch(replay(created("charge#1")))
 

@@ -28,6 +28,7 @@ from holdfast.executors.call import (
     raised,
 )
 from holdfast.executors.context import Context
+from holdfast.model.decoding import ahead
 from holdfast.model.retries import Never, Retry, decide
 from holdfast.workflows import events as e
 from holdfast.workflows.events import Event
@@ -228,7 +229,7 @@ class Attempts:
             )
             return self._run.record_end(command, event, outcome.payloads)
         past.failures += 1
-        past.retry_at = due = at + wait
+        past.retry_at = due = ahead(at, wait)
         event = Event(
             type=e.STEP_RETRYING,
             at=at,

@@ -31,6 +31,7 @@ from holdfast.executors.call import Call
 from holdfast.executors.chunks import NothingToAwait, Outgoing
 from holdfast.executors.context import Context
 from holdfast.executors.sharing import check_attributes
+from holdfast.model.decoding import ahead
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import guard, running_body
 from holdfast.telemetry.tasks import here
@@ -608,7 +609,7 @@ class PlainLife(Life):
 
     def _opened_timer(self, kind: str, seconds: float) -> str:
         self._alive()
-        id, due = self.replay.number("wait"), self._now + seconds
+        id, due = self.replay.number("wait"), ahead(self._now, seconds)
         self.open(Command(call=OpenCall(id=id, name=kind, where=where(), due=due, seconds=seconds)))
         return id
 

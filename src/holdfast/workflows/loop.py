@@ -39,7 +39,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from holdfast.errors import NotDeterministic
-from holdfast.model.decoding import LATEST
+from holdfast.model.decoding import EARLIEST, LATEST
 from holdfast.runtime.app_runtime import running_body
 
 T = TypeVar("T")
@@ -255,7 +255,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         self._check("call_at")
-        timer = BodyTimer(min(when, LATEST), callback, args, self, context)
+        timer = BodyTimer(min(max(EARLIEST, when), LATEST), callback, args, self, context)
         timer.kind = _kind_of(callback)
         if not self.is_evicting:
             self._on_timer(timer)

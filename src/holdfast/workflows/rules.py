@@ -51,6 +51,7 @@ from holdfast.workflows.events import (
 
 COPIED, DERIVED = "copied", "derived"  # what the creation of a hook says about itself (`why`)
 SameArguments = Callable[[bytes, bytes], bool]
+_MOST_NAMED = 3  # of open calls
 _CLOCK_SECONDS = 1e-3  # deadlines are computed from recorded times, so they are the same but for rounding
 
 
@@ -319,7 +320,9 @@ class Replay:
         return ""
 
     def _nobody_asked(self, event: Event) -> str:
-        waits = ", ".join(map(str, self.open.values())) or "nothing"
+        named = [str(call) for call in itertools.islice(self.open.values(), _MOST_NAMED)]
+        more = f" and {len(self.open) - _MOST_NAMED} more" if len(self.open) > _MOST_NAMED else ""
+        waits = f"{', '.join(named)}{more}" or "nothing"
         return (
             f"the log has {_described(event)} next ({event.type}), and the code waits for {waits}" + self._on_python()
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import TimedOut
 from holdfast.executors.call import Raised, raised
+from holdfast.model.decoding import ahead
 from holdfast.workflows import events as e
 from holdfast.workflows.attempts import Item
 from holdfast.workflows.events import Event
@@ -36,7 +37,7 @@ class TimeLimit:
         timeout = run.record.terms.timeout
         if timeout is not None:
             # The log of a fork began long before the fork itself.
-            self.at = max(run.first_started_at, run.record.created_at) + timeout
+            self.at = ahead(max(run.first_started_at, run.record.created_at), timeout)
             self._later(self.at, self.pass_over)
 
     def _later(self, at: float, function: Callable[[], None]) -> None:
