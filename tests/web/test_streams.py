@@ -205,15 +205,14 @@ def test_a_client_that_hangs_up_frees_everything(shop: WebShop, web: WebApp, add
 @pytest.mark.slow
 def test_a_frozen_client_holds_up_only_itself(shop: WebShop, web: WebApp, address: str) -> None:
     run = shop.speak.submit(["x" * 50_000] * 200, True)
-    frozen = Following(address, path_of(run))  # it reads nothing: 10 MB are more than sockets hold
-    with Following(address, path_of(run)) as client:
-        events = (event for event in client.events() if event != {":": ""})
-        for _ in range(200):
-            assert len(next(events)["data"]) == 50_002
-        shop.words.put(None)
-        assert next(events)["event"] == "end"
-    assert len(web.streams) == 1
-    frozen.close()
+    with Following(address, path_of(run)):  # it reads nothing: 10 MB are more than sockets hold
+        with Following(address, path_of(run)) as client:
+            events = (event for event in client.events() if event != {":": ""})
+            for _ in range(200):
+                assert len(next(events)["data"]) == 50_002
+            shop.words.put(None)
+            assert next(events)["event"] == "end"
+        eventually(lambda: len(web.streams) == 1)  # that of the client is over, soon after its last byte
     eventually(lambda: len(web.streams) == 0)
 
 
