@@ -322,6 +322,12 @@ def test_64_attributes_are_allowed_and_reserved_ones_for_frameworks(quick: World
     quick.refused(CONFLICT, 409, started, "attr_set", data=changes(k0="y"))
 
 
+def test_an_attribute_of_a_new_run_is_a_text(quick: World) -> None:
+    with pytest.raises(WorldError) as caught:
+        quick.run(data={"attributes": {"a": None}})
+    assert caught.value.name == "AttributeValidationError"
+
+
 def test_attributes_of_a_new_run_are_checked(quick: World) -> None:
     data = {**CREATION, "attributes": {"$root": "v"}}
     run = quick.new_id()

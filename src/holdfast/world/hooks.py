@@ -70,6 +70,14 @@ class WorldHooks:
             return ""
         raise StoreError(f"the token of the hook {hook:.80} is claimed and freed again and again")
 
+    async def owner(self, run: InvocationId, hook: str, token: str) -> str:
+        """Return the run whose open hook has a token, unless that is this one; empty if the token is free."""
+        there = await find(self._engine, name_of(token))
+        if there is None or (there.hook.run, there.hook.call) == (run, hook):
+            return ""
+        owner = await self._owner(there)
+        return run_name(owner) if owner else ""
+
     def _id_entry(self, wanted: HookEntry, name: str) -> Entry:
         body = WorldHookEntry(hook=name, run=wanted.run, call=wanted.call, created_at=wanted.created_at)
         return Entry(

@@ -35,10 +35,17 @@ class RunLog:
         self.events: list[WorldEvent] = []
         self.operations: dict[str, tuple[int, int]] = {}  # first and last position
         self.size = 0
+        self.last_page = 0  # where it begins
         self.is_read = False  # from the store, at least once
         self.lock = asyncio.Lock()  # of the writers in this process: they take turns instead of colliding
         self.record: InvocationRecord | None = None  # its invocation, as it was last seen
         self.projected = 0  # the tail up to which the invocation is known to agree
+
+    def clear(self) -> None:
+        """Know nothing any more."""
+        self.run, self.events, self.operations = new_run(self.run.id), [], {}
+        self.size = self.last_page = self.projected = 0
+        self.record = None
 
     @property
     def tail(self) -> int:
@@ -64,6 +71,7 @@ class RunLog:
             fold(self.run, [PlacedEvent(number, event) for number, event in enumerate(events, page.first)])
             self.events += events
             self.operations[asked(page.operation)] = (page.first, page.last)
+            self.last_page = page.first
             self.size += sum(map(size_of, events))
         return self.tail > before
 
@@ -96,8 +104,11 @@ class WarmLogs:
         return log
 
     async def refresh(self, log: RunLog) -> bool:
-        """Read on. Return whether anything was new."""
+        """Read on. Return whether anything was new. An ended run may have been removed: then nothing of it is left."""
         store, app, limit, has_news = self._engine.store, self._engine.app, FEWEST_PAGES, False
+        if log.run.is_ended and not await store.read_log(app, log.id, after=log.last_page - 1, limit=1):
+            self._size -= log.size if self._logs.get(log.id) is log else 0
+            log.clear()
         while True:
             pages = await store.read_log(app, log.id, after=log.tail, limit=limit)
             has_news |= self._add(log, pages)

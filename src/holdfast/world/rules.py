@@ -466,7 +466,7 @@ def why_no_attributes(before: Mapping[str, str], facts: Mapping[str, Any]) -> Wo
         seen.add(key)
         if key.startswith(RESERVED) and not may_be_reserved:
             return attribute_error(f"the attribute {key!r:.60}: keys that begin with {RESERVED} are reserved")
-        if value is not None and (not isinstance(value, str) or _utf8(value) > MAX_VALUE_BYTES):
+        if (value is not None or given is not None) and (not isinstance(value, str) or _utf8(value) > MAX_VALUE_BYTES):
             return attribute_error(f"the attribute {key!r:.60}: expected a text of up to {MAX_VALUE_BYTES} bytes")
     size = sum(_utf8(str(change["key"])) + _utf8(str(change.get("value") or "")) for change in changes)
     most = MAX_CHANGES_BYTES if given is None else MAX_CREATION_BYTES

@@ -30,6 +30,7 @@ from holdfast.world import rules
 from holdfast.world.errors import (
     WORLD_ERROR,
     WorldError,
+    conflict,
     event_not_found,
     hook_not_found,
     run_not_found,
@@ -411,6 +412,28 @@ class WorldStorage:
     async def run(self, run_id: str) -> WorldRun:
         """Return a run as its log has it now. Raises `WorldError`."""
         return (await self._log(run_id)).run
+
+    async def token_owner(self, run_id: str, hook_id: str, token: str) -> str:
+        """Return the run that has a token, unless it is this hook of this run; empty if the token is free."""
+        return await self._hooks.owner(valid_run(run_id), hook_id, token)
+
+    async def import_run(self, id: InvocationId, parts: Sequence[Sequence[WorldEvent]], operation: str) -> None:
+        """Write the whole log of a run that another World began, page by page, and then its invocation.
+
+        Called again after a crash, it goes on. Raises `WorldError` if there is another log, or a token is taken.
+        """
+        log = await self._logs.fresh(id)
+        for number, events in enumerate(parts):
+            if f"{operation}:{number}" not in log.operations:
+                await self._logs.append(log, events, f"{operation}:{number}")
+        wanted_operations = [f"{operation}:{number}" for number in range(len(parts))]
+        if list(log.operations) != wanted_operations or log.tail != sum(map(len, parts)):
+            raise conflict("it is in this store already, with other events")
+        for hook in log.run.open_hooks:
+            if owner := await self._hooks.claim(log, hook.id, hook.token, hook.created_at):
+                raise conflict(f"the token of its hook {hook.id} belongs to {owner}")
+        await self._projection.insert(log, log.events[0], operation)
+        await self._projection.bring(log)
 
     async def sweep(self, limit: int = 200) -> bool:
         """Repair projections that lag behind their logs. Return True if there may be more to look at in this round."""
