@@ -68,6 +68,15 @@ class Raised(NamedTuple):
     kinds: tuple[str, ...] = ()  # the names of its class and of the bases of that, for retry policies
     retry_after: float | None = None  # it asks for another attempt, so many seconds later
     fatal: bool = False  # it asks for none
+    attributes: Mapping[str, str] | None = None  # that the invocation is to have from now on
+
+
+class Deferred(NamedTuple):
+    """The call asks to be made again, so many seconds later. That is no failure."""
+
+    seconds: float
+    why: str
+    attributes: Mapping[str, str] | None = None
 
 
 class Unfit(NamedTuple):
@@ -102,10 +111,28 @@ class LetGo(NamedTuple):
     why: str = ""
 
 
-Outcome = Returned | Raised | Unfit | Interrupted | Crashed | LetGo
+Outcome = Returned | Raised | Deferred | Unfit | Interrupted | Crashed | LetGo
 INTERRUPTED = Interrupted()
 NOT_BEGUN = Interrupted("its code had not begun")
 STOPPED = Interrupted("the runner stopped")  # while a cancelled call had time to end by itself
+
+
+class CallAgain(Exception):
+    """Raised by a coroutine of Holdfast itself whose call is to be made again without having failed: see `Deferred`."""
+
+    def __init__(self, seconds: float, why: str, attributes: Mapping[str, str]) -> None:
+        super().__init__(why)
+        self.deferred = Deferred(seconds, why, attributes)
+
+
+class CallFailed(Exception):
+    """Raised by a task of Holdfast itself that decides what follows: another attempt, so many seconds later, or none
+    (`seconds` None). `attributes` are those of the invocation from now on.
+    """
+
+    def __init__(self, why: str, seconds: float | None, attributes: Mapping[str, str]) -> None:
+        super().__init__(why)
+        self.seconds, self.attributes = seconds, attributes
 
 
 def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> None:
@@ -150,6 +177,8 @@ def run(call: Call) -> Outcome:
         value = call.function(*args, **kwargs)
         crashpoint("user.after")
         return returned(call, value)
+    except CallAgain as again:
+        return again.deferred
     except BaseException as error:
         return raised(call, error)
     finally:
@@ -207,6 +236,9 @@ def raised(call: Call, error: BaseException) -> Raised:
         record = ErrorRecord(type_name=type(error).__name__, message=message, traceback="", data=None)
     why = f"{record.type_name.rpartition(':')[2]}: {record.message}"
     kinds, fatal = exception_names(type(error)), isinstance(error, Fatal)
+    if isinstance(error, CallFailed):
+        ends = error.seconds is None
+        return Raised(record, why, payloads, kinds, error.seconds, fatal=ends, attributes=error.attributes)
     if not isinstance(error, RetryLater):
         return Raised(record, why, payloads, kinds, fatal=fatal)
     try:
