@@ -84,9 +84,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Settings:
     """All settings of one app. Use `load`; a direct call takes keywords only and is checked just the same."""
 
-    url: str = _setting(
-        "", "the store; empty: holdfast.db beside pyproject.toml, or here", also="WORKFLOW_MONGODB_URI"
-    )
+    url: str = _setting("", "the store; empty: holdfast.db beside pyproject.toml, or here", also="WORKFLOW_MONGODB_URI")
     name: str = _setting("", "the app's name; empty for 'default'")
     app: str = _setting("", "module:attribute of the app, for the command line")
     concurrency: int = _setting(10, "slots of a runner, per worker", low=1, high=10_000)

@@ -8,7 +8,7 @@ value here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.clock import parse_duration
@@ -118,7 +118,7 @@ STOPPED = Interrupted("the runner stopped")  # while a cancelled call had time t
 
 
 class CallAgain(Exception):
-    """Raised by a coroutine of Holdfast itself whose call is to be made again without having failed: see `Deferred`."""
+    """Raised by a coroutine of Holdfast itself, whose call is to be made again and has not failed: see `Deferred`."""
 
     def __init__(self, seconds: float, why: str, attributes: Mapping[str, str]) -> None:
         super().__init__(why)
@@ -177,8 +177,6 @@ def run(call: Call) -> Outcome:
         value = call.function(*args, **kwargs)
         crashpoint("user.after")
         return returned(call, value)
-    except CallAgain as again:
-        return again.deferred
     except BaseException as error:
         return raised(call, error)
     finally:
@@ -200,6 +198,8 @@ async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None)
         value = await (coroutine if injector is None else injector.awaited(coroutine))
         crashpoint("user.after")
         return returned(call, value)
+    except CallAgain as again:
+        return again.deferred
     except BaseException as error:
         return raised(call, error)
 

@@ -50,12 +50,13 @@ class ServedApp(Protocol):
 
 class WorldApp:
     """Serve the World of one app. `is_local` is for the own server on a loopback address: there, programs of this
-    machine need no token.
+    machine need no token. With `waits_for_start`, nothing is delivered before the first call of `start`.
     """
 
-    def __init__(self, app: ServedApp, *, is_local: bool = False) -> None:
+    def __init__(self, app: ServedApp, *, is_local: bool = False, waits_for_start: bool = False) -> None:
         self._runtime = app.runtime
         self._is_local = is_local
+        self._waits_for_start = waits_for_start
         self._starting: asyncio.Lock | None = None
         self.deliveries = Deliveries(app.runtime)
         self._streams: set[asyncio.Event] = set()
@@ -93,11 +94,14 @@ class WorldApp:
             if not self.deliveries.is_running:
                 await self._runtime.arun(self.deliveries.start())
 
+    async def _start_by(self, method: str) -> None:
+        if not self._waits_for_start or method == "start":
+            await self.start()
+
     async def stop(self) -> None:
         """End streams, and deliveries when those under way have had their time."""
         self.end_streams()
-        self.deliveries.stop()
-        await self._runtime.arun(self.deliveries.wait())
+        await self._runtime.arun(self.deliveries.stopped())
 
     def end_streams(self) -> None:
         """End streams that are read: their readers come back, here or elsewhere, with their place."""
@@ -129,16 +133,18 @@ class WorldApp:
             return "health"
         self._refuse_stranger(headers)
         if (found := _STREAM.fullmatch(path)) is not None and method == "GET":
-            await self.start()
+            await self._start_by("streams.read")
             await self._read_stream(unquote(found["run"]), unquote(found["name"]), scope, receive, answer)
             return "streams.read"
         name = path.removeprefix(f"{PREFIX}/")
         if method != "POST" or name not in METHODS:
-            raise WorldError(WORLD_ERROR, 400, f"there is no call at this address: POST {PREFIX}/METHOD, or see /health")
+            raise WorldError(
+                WORLD_ERROR, 400, f"there is no call at this address: POST {PREFIX}/METHOD, or see /health"
+            )
         given = keywords_of(METHODS[name], wire.decode(await self._body(headers, receive)))
         if (base_url := given.get("base_url")) is not None:
             refuse_itself(base_url, scope, headers)
-        await self.start()
+        await self._start_by(name)
         answered = await self._runtime.arun(self._called(name, given))
         await answer.send(answered)
         return name
@@ -153,7 +159,9 @@ class WorldApp:
         if token := self._runtime.settings.world_token:
             given = _BEARER.fullmatch(headers.get("authorization", ""))
             if given is None or not is_same(given["token"], token):
-                raise WorldError(UNAUTHORIZED, 401, "give the token of the setting world_token: Authorization: Bearer …")
+                raise WorldError(
+                    UNAUTHORIZED, 401, "give the token of the setting world_token: Authorization: Bearer …"
+                )
         elif not self._is_local:
             raise WorldError(UNAUTHORIZED, 401, "set world_token (HOLDFAST_WORLD_TOKEN): others can reach this server")
         elif not names_this_machine(headers.get("host", "")) or "origin" in headers or "sec-fetch-site" in headers:

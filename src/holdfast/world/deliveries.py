@@ -7,7 +7,7 @@ servers, and takes its turn at the services. So several servers share one store 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast._version import __version__
 from holdfast.executors.local import InlineExecutor
@@ -19,11 +19,34 @@ from holdfast.runtime.engine import Engine
 from holdfast.runtime.hints import first_of
 from holdfast.runtime.worker import Account
 from holdfast.telemetry.events import RunnerBroke
-from holdfast.world.delivery import Addresses, Deliverer
+from holdfast.world.delivery import Addresses, Deliverer, Post
+from holdfast.world.http_client import post
 from holdfast.world.queue import Messages
 from holdfast.world.upkeep import MessageOutbox, WorldUpkeep
 
 DRAIN_SECONDS = 30.0  # for deliveries under way, when the server stops; then they are released
+
+
+BasicFeatures = Callable[[Engine, CoreTaskRegistry], Sequence[Feature]]
+
+
+def runner_of_messages(engine: Engine, basic_features: BasicFeatures, *, post: Post = post) -> Runner:
+    """Return a runner for the messages of an app, whose engine this is."""
+    messages, addresses = engine.part(Messages), engine.part(Addresses)
+    of_messages = messages.engine
+    of_messages.outbox = outbox = MessageOutbox(messages)
+    upkeep = WorldUpkeep(messages, outbox, addresses)
+
+    def features(core: CoreTaskRegistry) -> Sequence[Feature]:
+        return *basic_features(of_messages, core), upkeep
+
+    options = RunnerOptions(
+        version=__version__, concurrency=engine.settings.world_concurrency, drain_timeout_seconds=DRAIN_SECONDS
+    )
+    definitions = [Deliverer(of_messages, addresses, post).definition]
+    return Runner(
+        of_messages, definitions, options, features, make_executor=lambda kind, deliver: InlineExecutor(deliver)
+    )
 
 
 class Deliveries:
@@ -33,70 +56,61 @@ class Deliveries:
         self._runtime = runtime
         self._runner: Runner | None = None
         self._done: asyncio.Task[Account] | None = None
+        self._is_over = asyncio.Event()
+        self._is_stopped = False
 
     async def start(self) -> None:
         """Begin to deliver. Raises what keeps the runner from starting."""
-        if self._done is not None:
+        if self._done is not None or self._is_stopped:
             return
         engine = await self._runtime.engine()
-        self._runner = runner = self._made(engine)
+        self._runner = runner = runner_of_messages(engine, self._runtime.basic_features)
         ready = asyncio.Event()
         self._done = done = asyncio.create_task(runner.run(ready.set))
         self._runtime.runners.add(self)
         await first_of(ready, done)
         if done.done():
-            await self.wait()
+            self._forget()
+            done.result()
         else:
             done.add_done_callback(self._report)
 
-    def _made(self, engine: Engine) -> Runner:
-        messages, addresses = engine.part(Messages), engine.part(Addresses)
-        of_messages = messages.engine
-        outbox = MessageOutbox(messages)
-        of_messages.outbox = outbox
-        upkeep = WorldUpkeep(messages, outbox, addresses)
-
-        def features(core: CoreTaskRegistry) -> Sequence[Feature]:
-            return *self._runtime.basic_features(of_messages, core), upkeep
-
-        options = RunnerOptions(
-            version=__version__,
-            concurrency=self._runtime.settings.world_concurrency,
-            drain_timeout_seconds=DRAIN_SECONDS,
-        )
-        definitions = [Deliverer(of_messages, addresses).definition]
-        return Runner(
-            of_messages, definitions, options, features, make_executor=lambda kind, deliver: InlineExecutor(deliver)
-        )
-
     def stop(self, *, hurry: bool = False) -> None:
         """Ask it to stop. Deliveries under way have their time, unless there is a `hurry`."""
+        self._is_stopped = True
         if self._runner is not None:
             self._runner.stop(hurry=hurry)
+        else:
+            self._is_over.set()
 
-    async def wait(self) -> Account:
-        """Wait until it has stopped. Raises the error that ended it."""
-        if self._done is None:
-            return Account()
-        try:
-            return await asyncio.shield(self._done)
-        finally:
-            if self._done is not None and self._done.done():
-                self._done = self._runner = None
-                self._runtime.runners.discard(self)
+    async def stopped(self) -> None:
+        """Stop, and wait until that is done."""
+        self.stop()
+        await self.ended()
 
-    def end(self) -> Account:
+    async def ended(self) -> None:
+        """Wait until it has stopped, or the runner has broken. Raises the error of that."""
+        await self._is_over.wait()
+        if self._done is not None:
+            self._done.result()
+
+    def end(self) -> None:
         """End now, from another thread than the engine's: when the app is closed."""
-        return self._runtime.run(self._end())
+        self._runtime.run(self._end())
 
-    async def _end(self) -> Account:
+    async def _end(self) -> None:
         self.stop(hurry=True)
-        return await self.wait()
+        await self._is_over.wait()
 
     @property
     def is_running(self) -> bool:
         return self._done is not None and not self._done.done()
 
+    def _forget(self) -> None:
+        self._is_over.set()
+        self._runtime.runners.discard(self)
+
     def _report(self, done: asyncio.Task[Account]) -> None:
+        self._forget()
         if not done.cancelled() and (error := done.exception()) is not None:
             self._runtime.telemetry.emit(RunnerBroke(error))

@@ -13,7 +13,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.executors.call import CallAgain, CallFailed
 from holdfast.ids import derived_id
@@ -173,10 +173,19 @@ def _url(entry: Entry) -> str:
 # --- the task
 
 
+class Post(Protocol):
+    """See `holdfast.world.http_client.post`."""
+
+    async def __call__(
+        self, address: Address, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float
+    ) -> Reply: ...
+
+
 class Deliverer:
     """Makes deliveries, for one server. `engine` is that of messages."""
 
-    def __init__(self, engine: Engine, addresses: Addresses) -> None:
+    def __init__(self, engine: Engine, addresses: Addresses, post: Post = post) -> None:
+        self._post = post
         self._rng = engine.rng
         self._settings = engine.settings
         self._addresses = addresses
@@ -195,7 +204,8 @@ class Deliverer:
     async def deliver(self, queue: str, body: bytes, headers: dict[str, str], base_url: str | None = None) -> None:
         """Post a message. Returns if the application has taken it."""
         call = here.get()
-        assert call is not None and isinstance(call.about, InvocationRecord)
+        assert call is not None
+        assert isinstance(call.about, InvocationRecord)
         record: InvocationRecord = call.about
         attempt = attempt_of(record)
         if attempt > MAX_DELIVERIES:  # its last ones ended with the servers that made them
@@ -225,9 +235,7 @@ class Deliverer:
             why = f"{failed.why}; that was delivery {failures} in a row that failed, and there are {MAX_DELIVERIES}"
             raise CallFailed(why, None, noted)
         counted = f"delivery {attempt} of {MAX_DELIVERIES}" if failed.counts else "it does not count"
-        raise CallFailed(
-            f"{failed.why} ({counted})", wait_after(failures + refusals, self._rng.random()), noted
-        )
+        raise CallFailed(f"{failed.why} ({counted})", wait_after(failures + refusals, self._rng.random()), noted)
 
     async def _posted(
         self, base_url: str | None, path: str, headers: Mapping[str, str], body: bytes
@@ -239,7 +247,7 @@ class Deliverer:
             if address is None or str(address) in refused:
                 continue
             try:
-                reply = await post(address, path, headers, body, seconds=self._settings.world_delivery_timeout)
+                reply = await self._post(address, path, headers, body, seconds=self._settings.world_delivery_timeout)
                 return str(address), judge(reply)
             except Unreachable as error:
                 refused[str(address)] = str(error)

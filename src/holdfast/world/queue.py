@@ -14,13 +14,15 @@ import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import StoreFull, StoreUnavailable
+from holdfast.codec import references
+from holdfast.errors import NotDecodable, PayloadLost, StoreFull, StoreUnavailable
 from holdfast.ids import InvocationId, derived_id, is_id
+from holdfast.model.crashes import crashes_in_a_row
 from holdfast.model.records import OUTCOMES, InvocationRecord, Terms, agreed_retention, first_history
 from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.engine import Engine
@@ -168,9 +170,13 @@ class Messages:
         found = await self._store.find(self.engine.app, where, 1, order=Order.LATEST_END)
         return found[0] if found else None
 
-    def content(self, record: InvocationRecord, payloads: Mapping[str, bytes]) -> dict[str, Any]:
-        """Return what is delivered: `queue`, `body`, `headers`, `base_url`. Raises `NotDecodable`."""
-        _, call = self.engine.codec.decode_call(record.arguments, payloads)
+    async def content(self, record: InvocationRecord) -> dict[str, Any]:
+        """Return what is delivered: `queue`, `body`, `headers`, `base_url`; nothing if it cannot be read any more."""
+        try:
+            payloads = await self.engine.payloads.fetch(references(record.arguments))
+            _, call = self.engine.codec.decode_call(record.arguments, payloads)
+        except (NotDecodable, PayloadLost):
+            return {}
         return call
 
     # --- delivering again
@@ -179,12 +185,10 @@ class Messages:
         """Have a message delivered at once; return the id of the message that is. An ended one is sent once more; one
         that waits is replaced, and counts its attempts anew. Idempotent, by the request.
         """
-        from holdfast.codec import references  # beside its only use
-
         if record.status in OWNED:
             raise bad_request(f"{PREFIX}{record.id} is being delivered; if that fails, it is tried again by itself")
-        payloads = await self.engine.payloads.fetch(references(record.arguments))
-        call = dict(self.content(record, payloads))
+        if not (call := await self.content(record)):
+            raise bad_request(f"{PREFIX}{record.id} cannot be delivered again: its content cannot be read any more")
         operation = f"again {record.id} {request}"
         made = derived_id("world message", self.engine.app, operation)
         id = InvocationId(request[:_TIME_CHARACTERS] + made[_TIME_CHARACTERS:]) if is_id(request) else made
@@ -224,12 +228,10 @@ def world_app(app: str) -> str:
     return app + APP
 
 
-def message_of(record: InvocationRecord, now: float) -> Message:
+def as_message(record: InvocationRecord) -> Message:
     """Return a message for people."""
     noted, is_owned = record.attributes, record.status in OWNED
-    status = (
-        _STATUSES[record.status] if record.status in FINAL else "delivering" if is_owned else "waiting"
-    )
+    status = _STATUSES[record.status] if record.status in FINAL else "delivering" if is_owned else "waiting"
     error = record.error if record.error is not None else (record.errors[-1].error if record.errors else None)
     since = next((line.at for line in reversed(record.history) if line.status is Status.PENDING), None)
     return Message(
@@ -259,8 +261,6 @@ def attempt_of(record: InvocationRecord) -> int:
     """Return the number of the delivery that is next, or under way: it counts those that reached the application and
     failed, and crashes of a server, since the application last took the message.
     """
-    from holdfast.model.crashes import crashes_in_a_row
-
     return count_of(record.attributes, FAILURES) + crashes_in_a_row(record.history) + 1
 
 
@@ -323,8 +323,3 @@ def _headers(headers: Any) -> dict[str, str]:
         if not isinstance(value, str) or not is_header(name, value):
             raise bad_request(f"headers: {name!r:.60} cannot be sent as a header")
     return {name.lower(): value for name, value in headers.items() if not _RESERVED.fullmatch(name)}
-
-
-def names(records: Sequence[InvocationRecord]) -> list[str]:
-    """Return the ids of messages."""
-    return [PREFIX + record.id for record in records]

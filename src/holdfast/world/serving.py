@@ -32,10 +32,11 @@ _KEEP_ALIVE_SECONDS = 75
 class WorldServer:
     """One server: `serve` takes the address, and returns when it has stopped."""
 
-    def __init__(self, app: ServedApp, host: str, port: int) -> None:
+    def __init__(self, app: ServedApp, host: str, port: int, *, waits_for_start: bool = False) -> None:
         self._runtime = app.runtime
         refuse_open_address(host, self._runtime.settings)
         self._app, self._host, self._port = app, host, port
+        self._waits_for_start = waits_for_start  # it delivers nothing before the first program has called `start`
         self._stopping: asyncio.Event | None = None
         self._is_asked = self._is_hurried = False
         self._hurry: Callable[[], None] = lambda: None
@@ -51,7 +52,7 @@ class WorldServer:
 
     async def _serve(self, taken: socket.socket, started: Callable[[str], object]) -> None:
         where = taken.getsockname()
-        world = WorldApp(self._app, is_local=is_loopback(where[0]))
+        world = WorldApp(self._app, is_local=is_loopback(where[0]), waits_for_start=self._waits_for_start)
         server = uvicorn.Server(
             uvicorn.Config(
                 world,
@@ -65,10 +66,11 @@ class WorldServer:
             )
         )
         self._stopping, deliveries = asyncio.Event(), world.deliveries
-        await world.start()
+        if not self._waits_for_start:
+            await world.start()
         # It sets no handlers of signals, since this is not the main thread.
         serving = asyncio.create_task(server.serve(sockets=[taken]))
-        delivering = asyncio.create_task(deliveries.wait())
+        delivering = asyncio.create_task(deliveries.ended())
         address = address_in_words(self._host, where[1])
         self._runtime.telemetry.emit(WebServing(address))
         started(address)
@@ -127,4 +129,3 @@ def heard_signals(stop: Callable[[bool], Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-

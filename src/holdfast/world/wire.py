@@ -1,7 +1,7 @@
 """The JSON of the World's protocol: bytes are ``{"$b": base64}``, times ``{"$d": milliseconds}``.
 
-An object whose only key is one of these marks is ``{"$o": {…}}``, so that any value comes back as it went. In objects of
-an answer, fields without a value are left out, since clients expect them so; only `cursor` may be null.
+An object whose only key is one of these marks is ``{"$o": {…}}``, so that any value comes back as it went. Objects of
+an answer have no fields without a value, since clients expect them so; only `cursor` may be null.
 """
 
 from __future__ import annotations
