@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.codec import Codec, ErrorRecord, Payload
@@ -112,8 +111,8 @@ class Settler:
             case Deferred(seconds, why, noted):
                 # What is due at once is due by every clock.
                 due = ahead(at, seconds) if seconds else at - self._store.clock_error()
-                how = {"due_at": due, "operation": operation, "at": at, "why": why}
-                return changes.deferred(record, attributes=UNSET if noted is None else noted, **how)
+                change = changes.deferred(record, due_at=due, operation=operation, at=at, why=why)
+                return change if noted is None else replace(change, attributes=noted)
             case Unfit(why) if _is_compensating(record):
                 return self._cannot_compensate(record, why)
             case Interrupted() if (outcome is INTERRUPTED or outcome is STOPPED) and _is_compensating(record):

@@ -275,7 +275,7 @@ class _Batches:
         try:
             while size < _LONGEST_WRITE:
                 if self._first is None:
-                    self._first = asyncio.ensure_future(anext(self._chunks))  # type: ignore[arg-type]
+                    self._first = asyncio.ensure_future(anext(self._chunks))
                 if found:
                     await asyncio.sleep(0)
                     if not self._first.done():

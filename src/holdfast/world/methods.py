@@ -97,7 +97,7 @@ def keywords_of(method: Method, given: Any) -> dict[str, Any]:
     """Return the keywords of a call. Raises `WorldError`."""
     if not isinstance(given, dict):
         raise bad_request("the body is no JSON object")
-    known = method.required | method.others
+    known = {**method.required, **method.others}
     if unknown := [name for name in given if name not in known]:
         raise bad_request(f"there is no field {unknown[0]!r:.80} here; there are: {', '.join(known) or 'none'}")
     found: dict[str, Any] = {}
