@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.world.http_client import Address, Reply, Unreachable
+from holdfast.world.http_client import HttpAddress, NoConnection, Reply
 
 
 @dataclasses.dataclass
@@ -48,11 +48,11 @@ class OnPaper:
         self.refused = 0
 
     async def post(
-        self, address: Address, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float
+        self, address: HttpAddress, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float
     ) -> Reply:
         if self.answer is None:
             self.refused += 1
-            raise Unreachable(f"no connection to {address}")
+            raise NoConnection(f"no connection to {address}")
         self.got.append(delivered := Delivered(self._now(), f"{address}{path}", headers, body))
         status, answered = self.answer(delivered)
         return Reply(status, {}, answered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from collections.abc import Callable
@@ -25,8 +26,19 @@ from holdfast.world import wire
 from holdfast.world.errors import WorldError
 from holdfast.world.queue import MAX_DELIVERIES, OPEN, Messages, as_message
 
-PORT = 8091
+LOOPBACK, PORT = "127.0.0.1", 8091
 MessageId = Annotated[str, Argument(metavar="ID", help="The message: msg_ and 26 characters.")]
+
+
+@dataclasses.dataclass
+class WhereOptions:
+    """Where the server listens."""
+
+    host: Annotated[str, Option(help="Where to listen; other addresses than loopback need world_token.")] = LOOPBACK
+    port: Annotated[int, Option(help="Where to listen; 0 for a free port.", min=0, max=65535)] = PORT
+    child: Annotated[bool, Option("--child", help="For a parent process: free port, until standard input ends.")] = (
+        False
+    )
 
 
 @command(Needs.NOTHING)
@@ -37,11 +49,7 @@ def serve(
     app_option: AppOption = None,
     url: UrlOption = None,
     name: NameOption = None,
-    host: Annotated[str, Option(help="Where to listen; other addresses than loopback need world_token.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="Where to listen; 0 for a free port.", min=0, max=65535)] = PORT,
-    child: Annotated[
-        bool, Option("--child", help="For a parent process: a free port, until standard input ends.")
-    ] = False,
+    at: WhereOptions,
     lines: LogOptions,
 ) -> None:
     """Serve the World of an app to Workflow DevKit, until SIGINT or SIGTERM.
@@ -58,11 +66,11 @@ def serve(
     logs.configure(lines.log_format, lines.log_level)
     with opened(out, Needs.APP, app=app or app_option, url=url, name=name) as chosen:
         assert isinstance(chosen, App)
-        server = WorldServer(chosen, "127.0.0.1" if child else host, 0 if child else port, waits_for_start=child)
-        if child:
+        server = WorldServer(chosen, *((LOOPBACK, 0) if at.child else (at.host, at.port)), waits_for_start=at.child)
+        if at.child:
             _stop_with_parent(server.stop)
         with heard_signals(lambda again: server.stop(hurry=again)):
-            server.serve(lambda address: _tell(out, address, child))
+            server.serve(lambda address: _tell(out, address, at.child))
 
 
 def _tell(out: Output, address: str, child: bool) -> None:

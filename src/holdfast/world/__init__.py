@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.world.asgi import ServedApp, WorldApp
+    from holdfast.world.asgi import AppWithWorld, WorldApp
 
 __all__ = ["world_app"]
 
 
-def world_app(app: ServedApp) -> WorldApp:
+def world_app(app: AppWithWorld) -> WorldApp:
     """Return an ASGI application that serves the World of an app (docs/reference/world-http.md), and delivers its
     messages from its first request on.
 

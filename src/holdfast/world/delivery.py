@@ -24,7 +24,7 @@ from holdfast.store.contract import EntryOrder
 from holdfast.telemetry.tasks import here
 from holdfast.web.rules import is_loopback
 from holdfast.world.errors import bad_request
-from holdfast.world.http_client import Address, NoAnswer, Reply, Unreachable, address_of, post
+from holdfast.world.http_client import HttpAddress, NoAnswer, NoConnection, Reply, address_of, post
 from holdfast.world.queue import (
     FAILURES,
     HTTP_STATUS,
@@ -52,17 +52,17 @@ _LONGEST_TIMEOUT_SECONDS = 3_153_600_000.0
 _QUOTED = 200  # characters of an answer in an error
 
 
-class Done(NamedTuple):
+class MessageTaken(NamedTuple):
     """The application has taken the message."""
 
 
-class Again(NamedTuple):
+class WantedAgain(NamedTuple):
     """The application wants the same message again, in so many seconds."""
 
     seconds: float
 
 
-class Failed(NamedTuple):
+class MessageNotTaken(NamedTuple):
     """The delivery failed. `status` is that of HTTP; 0: there was none. It counts if it reached the application."""
 
     why: str
@@ -70,28 +70,30 @@ class Failed(NamedTuple):
     counts: bool = True
 
 
-Judgement = Done | Again | Failed
+Judgement = MessageTaken | WantedAgain | MessageNotTaken
 
 
 def judge(reply: Reply) -> Judgement:
     """Return what an answer means."""
     if OWN_HEADER in reply.headers:
-        return Failed("the address leads to a server of Holdfast, and not to an application", reply.status, False)
+        return MessageNotTaken(
+            "the address leads to a server of Holdfast, and not to an application", reply.status, False
+        )
     if not 200 <= reply.status < 300:
-        return Failed(f"HTTP {reply.status}{_quoted(reply.body)}", reply.status)
+        return MessageNotTaken(f"HTTP {reply.status}{_quoted(reply.body)}", reply.status)
     if not reply.body.strip():
-        return Done()
+        return MessageTaken()
     try:
         found = json.loads(reply.body)
     except (ValueError, RecursionError):
-        return Failed(f"HTTP {reply.status} with a body that is no JSON{_quoted(reply.body)}", reply.status)
+        return MessageNotTaken(f"HTTP {reply.status} with a body that is no JSON{_quoted(reply.body)}", reply.status)
     if not isinstance(found, dict) or found.get("timeoutSeconds") is None:
-        return Done()
+        return MessageTaken()
     seconds = found["timeoutSeconds"]
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not math.isfinite(seconds) or seconds < 0:
-        return Failed(f"HTTP {reply.status} with timeoutSeconds {str(seconds)[:40]}", reply.status)
-    return Again(min(float(seconds), _LONGEST_TIMEOUT_SECONDS))
+        return MessageNotTaken(f"HTTP {reply.status} with timeoutSeconds {str(seconds)[:40]}", reply.status)
+    return WantedAgain(min(float(seconds), _LONGEST_TIMEOUT_SECONDS))
 
 
 def _quoted(body: bytes) -> str:
@@ -117,14 +119,14 @@ class Addresses:
         self._settings = engine.settings
         self._written: dict[str, float] = {}  # when this process has registered them
 
-    def allowed(self, address: Address) -> bool:
+    def allowed(self, address: HttpAddress) -> bool:
         """Return whether deliveries may go there: a client must not have this server reach into its network."""
         names = {name.strip().lower() for name in self._settings.world_hosts.split(",") if name.strip()}
         if service := self._settings.world_service_url:
             names.add(address_of(service).host)
         return "*" in names or address.host.lower() in names or is_loopback(address.host)
 
-    def checked(self, base_url: Any) -> Address:
+    def checked(self, base_url: Any) -> HttpAddress:
         """Return the address of a base URL that a client gives. Raises `WorldError`."""
         address = valid_address(base_url)
         if not self.allowed(address):
@@ -150,7 +152,7 @@ class Addresses:
             if _url(old) == url:
                 await self._store.remove_entry(old)
 
-    async def last(self) -> Address | None:
+    async def last(self) -> HttpAddress | None:
         """Return the address that was registered last, of those that are allowed."""
         for entry in await self._entries():
             try:
@@ -177,7 +179,7 @@ class Post(Protocol):
     """See `holdfast.world.http_client.post`."""
 
     async def __call__(
-        self, address: Address, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float
+        self, address: HttpAddress, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float
     ) -> Reply: ...
 
 
@@ -209,7 +211,7 @@ class Deliverer:
         record: InvocationRecord = call.about
         attempt = attempt_of(record)
         if attempt > MAX_DELIVERIES:  # its last ones ended with the servers that made them
-            self._fail(record, Failed("its server died", 0), "", attempt - 1)
+            self._fail(record, MessageNotTaken("its server died", 0), "", attempt - 1)
         sent = headers | {
             "content-type": "application/json",
             "x-vqs-queue-name": queue,
@@ -218,13 +220,13 @@ class Deliverer:
         }
         where, judgement = await self._posted(base_url, _PATH + route_of(queue), sent, body)
         match judgement:
-            case Again(seconds):
+            case WantedAgain(seconds):
                 why = "the application wants it again" + (f" in {seconds:g} s" if seconds else " at once")
                 raise CallAgain(seconds, why, _plain(record.attributes) | {SENT_TO: where})
-            case Failed():
+            case MessageNotTaken():
                 self._fail(record, judgement, where, attempt)
 
-    def _fail(self, record: InvocationRecord, failed: Failed, where: str, attempt: int) -> None:
+    def _fail(self, record: InvocationRecord, failed: MessageNotTaken, where: str, attempt: int) -> None:
         """Raise what puts the message off, or ends it."""
         refusals = count_of(record.attributes, REFUSALS) + (not failed.counts)
         failures = attempt if failed.counts else attempt - 1
@@ -249,21 +251,21 @@ class Deliverer:
             try:
                 reply = await self._post(address, path, headers, body, seconds=self._settings.world_delivery_timeout)
                 return str(address), judge(reply)
-            except Unreachable as error:
+            except NoConnection as error:
                 refused[str(address)] = str(error)
             except NoAnswer as error:
-                return str(address), Failed(f"{address}: {error}", 0)
+                return str(address), MessageNotTaken(f"{address}: {error}", 0)
         if not refused:
-            return "", Failed("no application has registered its address yet, by start()", 0, False)
-        return next(iter(refused)), Failed("; ".join(refused.values()), 0, False)
+            return "", MessageNotTaken("no application has registered its address yet, by start()", 0, False)
+        return next(iter(refused)), MessageNotTaken("; ".join(refused.values()), 0, False)
 
-    async def _first(self, base_url: str | None) -> Address | None:
+    async def _first(self, base_url: str | None) -> HttpAddress | None:
         if service := self._settings.world_service_url:
             return address_of(service)
         address = None if base_url is None else address_of(base_url)
         return address if address is not None and self._addresses.allowed(address) else None
 
-    async def _second(self, base_url: str | None) -> Address | None:
+    async def _second(self, base_url: str | None) -> HttpAddress | None:
         return None if self._settings.world_service_url else await self._addresses.last()
 
 

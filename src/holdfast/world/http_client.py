@@ -2,7 +2,7 @@
 
 Each request has a connection of its own: one that is kept could be closed by the other side while a request is on its
 way, and nobody could tell whether that was delivered. Whether a request reached an application decides what its failure
-means. So `Unreachable` is raised as long as no connection was made, and `NoAnswer` after that.
+means. So `NoConnection` is raised as long as no connection was made, and `NoAnswer` after that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (?P<status>[1-9][0-9]{2})(?: [^\r\n]*)?")
 _HOST = re.compile(r"[0-9A-Za-z._-]+|[0-9A-Fa-f:.]+")
 
 
-class Unreachable(Exception):
+class NoConnection(Exception):
     """No connection was made."""
 
 
@@ -36,7 +36,7 @@ class NoAnswer(Exception):
     """A connection was made, and no whole answer came."""
 
 
-class Address(NamedTuple):
+class HttpAddress(NamedTuple):
     """Where an application listens: scheme, host, port and the path that its routes begin with."""
 
     scheme: str
@@ -57,7 +57,7 @@ class Address(NamedTuple):
 _PORTS = {"http": 80, "https": 443}
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str) -> HttpAddress:
     """Return the address that a base URL means. Raises `ValueError`."""
     try:
         parts = urlsplit(url)
@@ -70,7 +70,7 @@ def address_of(url: str) -> Address:
         raise ValueError("the base URL has a user, a query or a fragment: leave it out")
     if not _HOST.fullmatch(parts.hostname) or not re.fullmatch(r"[\x21-\x7e]*", parts.path):
         raise ValueError(f"{url:.200} is no URL: its host or its path has characters that may not be there")
-    return Address(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+    return HttpAddress(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
 
 
 def is_header(name: str, value: str) -> bool:
@@ -84,8 +84,8 @@ class Reply(NamedTuple):
     body: bytes
 
 
-async def post(address: Address, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float) -> Reply:
-    """Post a body, and return the answer, which has to be there in that time. Raises `Unreachable`, `NoAnswer`."""
+async def post(address: HttpAddress, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float) -> Reply:
+    """Post a body, and return the answer, which has to be there in that time. Raises `NoConnection`, `NoAnswer`."""
     reader, writer = await _connected(address)
     try:
         async with asyncio.timeout(seconds):
@@ -106,15 +106,15 @@ async def post(address: Address, path: str, headers: Mapping[str, str], body: by
                 await writer.wait_closed()
 
 
-async def _connected(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connected(address: HttpAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     secure = ssl.create_default_context() if address.scheme == "https" else None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(address.host, address.port, ssl=secure)
     except TimeoutError:
-        raise Unreachable(f"no connection to {address} within {CONNECT_SECONDS:g} s") from None
+        raise NoConnection(f"no connection to {address} within {CONNECT_SECONDS:g} s") from None
     except (OSError, UnicodeError, ValueError) as error:  # TLS and name resolution too
-        raise Unreachable(f"no connection to {address}: {_said(error)}") from error
+        raise NoConnection(f"no connection to {address}: {_said(error)}") from error
     if (taken := writer.get_extra_info("socket")) is not None:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a delivery may last for an hour
     return reader, writer
@@ -124,7 +124,7 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _head(address: Address, path: str, headers: Mapping[str, str], length: int) -> bytes:
+def _head(address: HttpAddress, path: str, headers: Mapping[str, str], length: int) -> bytes:
     lines = [f"POST {address.path}{path} HTTP/1.1", f"host: {address.authority}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"content-length: {length}", "connection: close", "", ""]

@@ -10,10 +10,14 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from holdfast.errors import KeyTaken, NotEncodable, UsageError
+from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
 from holdfast.world.delivery import Addresses
-from holdfast.world.errors import bad_request
+from holdfast.world.errors import CONFLICT, WORLD_ERROR, WorldError, bad_request
 from holdfast.world.queue import Messages
+from holdfast.world.requests import text
+from holdfast.world.rules import MAX_ID
 from holdfast.world.storage import WorldStorage
 
 Kind = type | tuple[type, ...]
@@ -22,32 +26,52 @@ _RESOLVED = {"resolveData": _TEXT}
 _PAGED = {"pagination": _OBJECT, **_RESOLVED}
 
 
+Call = Callable[[AppRuntime, Engine, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
 class Method(NamedTuple):
     """A line of the table: the call, its required and its other fields."""
 
-    call: Callable[[Engine, dict[str, Any]], Awaitable[dict[str, Any]]]
+    call: Call
     required: Mapping[str, Kind]
     others: Mapping[str, Kind]
     may_be_null: frozenset[str] = frozenset()  # of the required ones
 
 
-def _of_storage(name: str) -> Callable[[Engine, dict[str, Any]], Awaitable[dict[str, Any]]]:
-    def call(engine: Engine, given: dict[str, Any]) -> Awaitable[dict[str, Any]]:
+def _of_storage(name: str) -> Call:
+    def call(runtime: AppRuntime, engine: Engine, given: dict[str, Any]) -> Awaitable[dict[str, Any]]:
         made: Awaitable[dict[str, Any]] = getattr(engine.part(WorldStorage), name)(**given)
         return made
 
     return call
 
 
-async def _queue(engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
+async def _queue(runtime: AppRuntime, engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
     if (base_url := given.get("base_url")) is not None:
         given["base_url"] = str(engine.part(Addresses).checked(base_url))
     return await engine.part(Messages).send(**given)
 
 
-async def _start(engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
+async def _start(runtime: AppRuntime, engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
     await engine.part(Addresses).register(given["base_url"])
     return {}
+
+
+async def _submit(runtime: AppRuntime, engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
+    """Submit a Python task; repeated with the same operation id, it is the same call."""
+    task: Any = runtime.tasks.get(given["task"])
+    if task is None or task.definition.is_hidden:
+        known = ", ".join(sorted({each.name for each in runtime.tasks.values() if not each.definition.is_hidden}))
+        raise WorldError(WORLD_ERROR, 404, f"this app has no task {given['task']!r:.80}; it has: {known or 'none'}")
+    operation = text("operationId", given["operation_id"], MAX_ID)
+    try:
+        keyed = task.options(key=given.get("key") or f"world:{operation}")
+        handle = await keyed.asubmit(*given.get("args", ()), **given.get("kwargs", {}))
+    except KeyTaken as error:
+        raise WorldError(CONFLICT, 409, str(error)) from error
+    except (UsageError, NotEncodable) as error:
+        raise bad_request(str(error)) from error
+    return {"id": handle.id}
 
 
 def _method(name: str, required: Mapping[str, Kind], others: Mapping[str, Kind] = {}, *nullable: str) -> Method:
@@ -82,6 +106,7 @@ METHODS: Mapping[str, Method] = {
         {"queueName": _TEXT, "message": object, **_ONCE},
         {"idempotencyKey": _TEXT, "delaySeconds": (int, float), "headers": _OBJECT, "baseUrl": _TEXT},
     ),
+    "submit": Method(_submit, {"task": _TEXT, **_ONCE}, {"args": _LIST, "kwargs": _OBJECT, "key": _TEXT}),
     "start": Method(_start, {"baseUrl": _TEXT}, {}),
     "streams.write": _method("streams_write", {**_STREAM, "chunks": _LIST}, _ONCE),
     "streams.close": _method("streams_close", _STREAM, _ONCE),

@@ -29,7 +29,7 @@ from holdfast.runtime.engine import Engine
 from holdfast.store.contract import Filter, Order
 from holdfast.world import wire
 from holdfast.world.errors import WORLD_ERROR, WorldError, bad_request
-from holdfast.world.http_client import Address, address_of, is_header
+from holdfast.world.http_client import HttpAddress, address_of, is_header
 
 APP = "~world"  # what the name of an app of messages ends with
 TASK, LANE_QUEUE = "holdfast:deliver", "world"
@@ -272,7 +272,7 @@ def count_of(attributes: Mapping[str, str], name: str) -> int:
 # --- requests
 
 
-def valid_address(base_url: Any) -> Address:
+def valid_address(base_url: Any) -> HttpAddress:
     """Return the address of a base URL. Raises `WorldError`."""
     if not isinstance(base_url, str):
         raise bad_request("baseUrl: expected a text")

@@ -22,7 +22,7 @@ from holdfast.settings import Settings
 from holdfast.telemetry.events import WebServing
 from holdfast.web.rules import is_loopback
 from holdfast.web.serving import address_in_words, listening
-from holdfast.world.asgi import ServedApp, WorldApp
+from holdfast.world.asgi import AppWithWorld, WorldApp
 from holdfast.world.deliveries import DRAIN_SECONDS
 
 GRACE_SECONDS = 5  # for requests under way
@@ -32,7 +32,7 @@ _KEEP_ALIVE_SECONDS = 75
 class WorldServer:
     """One server: `serve` takes the address, and returns when it has stopped."""
 
-    def __init__(self, app: ServedApp, host: str, port: int, *, waits_for_start: bool = False) -> None:
+    def __init__(self, app: AppWithWorld, host: str, port: int, *, waits_for_start: bool = False) -> None:
         self._runtime = app.runtime
         refuse_open_address(host, self._runtime.settings)
         self._app, self._host, self._port = app, host, port

@@ -25,11 +25,10 @@ from holdfast.runtime.outage import cancel_tasks
 from holdfast.runtime.wait import get_readable, pages
 from holdfast.store.contract import Filter, Order
 from holdfast.telemetry.events import DutyFailed, PutOff
+from holdfast.world import devl
 from holdfast.world.delivery import Addresses
 from holdfast.world.errors import WorldError
-from holdfast.world.logs import WarmLogs
 from holdfast.world.queue import OPEN, PREFIX, QUEUE, RUN, Messages, queue_for
-from holdfast.world.records import invocation_of
 from holdfast.world.rules import DEFAULT_SPEC, RUN_FAILED, STRUCTURED_SPEC, WorldRun, needs_delivery
 from holdfast.world.storage import WorldStorage
 
@@ -100,14 +99,12 @@ class MessageOutbox(Outbox):
 
     async def _failure(self, run_id: str, message: str) -> dict[str, Any]:
         """Return the event that ends a run whose message is spent."""
-        run = await fold_of(self._runs, run_id)
+        run = await run_at(self._runs, run_id)
         spec = DEFAULT_SPEC if run is None else run.spec
         facts: dict[str, Any] = {"name": "WorkflowRuntimeError", "message": message}
         error: Any = facts | {"code": MAX_DELIVERIES_EXCEEDED}
         if spec >= STRUCTURED_SPEC:
-            from holdfast.world import devl
-
-            error = devl.encode(facts)
+            error = devl.dumps(facts)
         data = {"error": error, "errorCode": MAX_DELIVERIES_EXCEEDED}
         return {"eventType": RUN_FAILED, "specVersion": spec, "eventData": data}
 
@@ -123,11 +120,14 @@ def _addressed(record: InvocationRecord, change: Change) -> Change:
     return replace(change, outbox=(*(change.outbox or ()), RECEIVER))
 
 
-async def fold_of(engine: Engine, run_id: str) -> WorldRun | None:
-    """Return a run as its log in the store says; None if it is not there."""
-    id = invocation_of(run_id)
-    run = None if id is None else (await engine.part(WarmLogs).fresh(id)).run
-    return run if run is not None and run.exists else None
+async def run_at(engine: Engine, run_id: str) -> WorldRun | None:
+    """Return a run as its log has it; None if it is not there. Raises `WorldError` where that cannot be told."""
+    try:
+        return await engine.part(WorldStorage).run(run_id)
+    except WorldError as error:
+        if error.status != 404:
+            raise
+        return None
 
 
 class Quiet(NamedTuple):
@@ -206,7 +206,7 @@ class WorldUpkeep:
 
     async def _send_again(self, run_id: str) -> Quiet | None:
         """Send a message for a run, if nothing else would make it go on; else return until when it needs none."""
-        run, now = await fold_of(self._messages.of_runs, run_id), self._store.now()
+        run, now = await run_at(self._messages.of_runs, run_id), self._store.now()
         if run is None:
             return Quiet(0.0, 0.0)
         if now - run.updated_at < _GRACE_SECONDS:
