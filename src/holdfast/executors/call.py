@@ -127,12 +127,12 @@ class CallAgain(Exception):
 
 class CallFailed(Exception):
     """Raised by a task of Holdfast itself that decides what follows: another attempt, so many seconds later, or none
-    (`seconds` None). `attributes` are those of the invocation from now on.
+    (`seconds` None). `name` is that of the error, `attributes` are those of the invocation from now on.
     """
 
-    def __init__(self, why: str, seconds: float | None, attributes: Mapping[str, str]) -> None:
+    def __init__(self, name: str, why: str, seconds: float | None, attributes: Mapping[str, str]) -> None:
         super().__init__(why)
-        self.seconds, self.attributes = seconds, attributes
+        self.name, self.seconds, self.attributes = name, seconds, attributes
 
 
 def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> None:
@@ -229,6 +229,10 @@ def returned(call: Call, value: object) -> Outcome:
 def raised(call: Call, error: BaseException) -> Raised:
     """Return the outcome of a raised exception."""
     payloads: tuple[Payload, ...] = ()
+    if isinstance(error, CallFailed):
+        record = ErrorRecord(type_name=error.name, message=str(error), traceback="", data=None)
+        why = f"{error.name}: {error}"
+        return Raised(record, why, (), (), error.seconds, fatal=error.seconds is None, attributes=error.attributes)
     try:
         record, payloads = call.codec.pack_error(error, call.limits)
     except BaseException as worse:  # an exception whose own methods raise
@@ -236,9 +240,6 @@ def raised(call: Call, error: BaseException) -> Raised:
         record = ErrorRecord(type_name=type(error).__name__, message=message, traceback="", data=None)
     why = f"{record.type_name.rpartition(':')[2]}: {record.message}"
     kinds, fatal = exception_names(type(error)), isinstance(error, Fatal)
-    if isinstance(error, CallFailed):
-        ends = error.seconds is None
-        return Raised(record, why, payloads, kinds, error.seconds, fatal=ends, attributes=error.attributes)
     if not isinstance(error, RetryLater):
         return Raised(record, why, payloads, kinds, fatal=fatal)
     try:

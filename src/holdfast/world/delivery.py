@@ -49,6 +49,7 @@ _KEPT_SECONDS = 30 * 86_400.0  # for an address that no program registers any mo
 _RENEW_SECONDS = 3600.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 1.0, 60.0
 _LONGEST_TIMEOUT_SECONDS = 3_153_600_000.0
+_NAME = "NotDelivered"
 _QUOTED = 200  # characters of an answer in an error
 
 
@@ -235,9 +236,9 @@ class Deliverer:
         noted |= {SENT_TO: where} if where else {}
         if failures >= MAX_DELIVERIES:
             why = f"{failed.why}; that was delivery {failures} in a row that failed, and there are {MAX_DELIVERIES}"
-            raise CallFailed(why, None, noted)
+            raise CallFailed(_NAME, why, None, noted)
         counted = f"delivery {attempt} of {MAX_DELIVERIES}" if failed.counts else "it does not count"
-        raise CallFailed(f"{failed.why} ({counted})", wait_after(failures + refusals, self._rng.random()), noted)
+        raise CallFailed(_NAME, f"{failed.why} ({counted})", wait_after(failures + refusals, self._rng.random()), noted)
 
     async def _posted(
         self, base_url: str | None, path: str, headers: Mapping[str, str], body: bytes

@@ -121,6 +121,8 @@ async def _connected(address: HttpAddress) -> tuple[asyncio.StreamReader, asynci
 
 
 def _said(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
