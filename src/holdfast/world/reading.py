@@ -14,16 +14,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from holdfast.errors import StoreError, StoreReadOnly
-from holdfast.ids import is_id
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
-from holdfast.store.contract import EntryOrder
-from holdfast.streams.records import KIND
 from holdfast.telemetry.events import WebRequestFailed
 from holdfast.world import wire
 from holdfast.world.delivery import OWN_HEADER
 from holdfast.world.errors import WORLD_ERROR, WorldError, bad_request
-from holdfast.world.records import run_name
 from holdfast.world.storage import WorldStorage
 
 Scope = MutableMapping[str, Any]
@@ -32,12 +28,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 QUIET_SECONDS = 15.0  # between signs of life of a stream
 CHUNK, ALIVE, CLOSED, ERROR = 0, 1, 2, 3
-ANY_RUN = "-"
 _LONGEST_WRITE = 64 * 1024  # bytes of chunks that are sent at once
 _START = re.compile(r"-?[0-9]{1,15}")
-_OF_RUN = re.compile(r"strm_(?P<run>[0-9A-Za-z]{26})(?:_.*)?", re.DOTALL)
-_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.05, 2.0
-_ENTRIES_AT_ONCE = 500
 
 
 class WorldResponse:
@@ -148,8 +140,6 @@ class StreamResponses:
     async def _send(self, where: tuple[str, str, int], answer: WorldResponse) -> None:
         run, name, start = where
         engine = await self._runtime.aready()
-        if run == ANY_RUN:
-            run = await self._runtime.arun(run_of_stream(engine, name))
         first, chunks = await self._runtime.arun(_opened(engine, run, name, start))
         batches = _Batches(self._runtime, chunks)
         try:
@@ -222,39 +212,6 @@ class _Batches:
             await asyncio.gather(self._first, return_exceptions=True)
         if (close := getattr(self._chunks, "aclose", None)) is not None:
             await close()
-
-
-async def run_of_stream(engine: Engine, name: str) -> str:
-    """Return the run that has a stream of this name; wait until there is one. Most names have the run in them."""
-    pause = _FIRST_LOOK_SECONDS
-    while True:
-        if (run := await _find_run(engine, name)) is not None:
-            return run
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, _LONGEST_LOOK_SECONDS)
-
-
-async def _find_run(engine: Engine, name: str) -> str | None:
-    if (found := _OF_RUN.fullmatch(name)) is not None and is_id(found["run"].lower()):
-        run = run_name(found["run"].lower())
-        try:
-            await engine.part(WorldStorage).run(run)
-            return run
-        except WorldError as error:
-            if error.status != 404:
-                raise
-    before: str | None = None
-    while True:
-        entries = await engine.store.entries(
-            engine.app, KIND, order=EntryOrder.LATEST, limit=_ENTRIES_AT_ONCE, before=before
-        )
-        for entry in entries:
-            id, _, stream = entry.name.partition("/")
-            if stream == name:
-                return run_name(id)
-        if len(entries) < _ENTRIES_AT_ONCE:
-            return None
-        before = entries[-1].name
 
 
 async def _disconnected(receive: Receive) -> None:
