@@ -97,6 +97,7 @@ class App:
         self.runtime = AppRuntime(valid_name("app", settings_.name or DEFAULT_NAME), where, settings_, compose)
         self._runtime = self.runtime
         self.runtime.looks, self.runtime.forks, self.runtime.streams = Looking(), Forking(), StreamReading()
+        self.runtime.basic_features = lambda engine, core: (CoreSchedules(core), Retention(engine))
         self.archive = Archive(self.runtime)
         self.queues = Queues(self.runtime)
         self.schedules = Schedules(self.runtime)

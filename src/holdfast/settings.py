@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -83,7 +84,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Settings:
     """All settings of one app. Use `load`; a direct call takes keywords only and is checked just the same."""
 
-    url: str = _setting("", "the store; empty: holdfast.db beside pyproject.toml, or here")
+    url: str = _setting("", "the store; empty: holdfast.db beside pyproject.toml, or here", also="WORKFLOW_MONGODB_URI")
     name: str = _setting("", "the app's name; empty for 'default'")
     app: str = _setting("", "module:attribute of the app, for the command line")
     concurrency: int = _setting(10, "slots of a runner, per worker", low=1, high=10_000)
@@ -130,6 +131,22 @@ class Settings:
     api_token: str = _setting("", "of the HTTP API, for 'Authorization: Bearer …'", form="token", low=16)
     webhook_token_rate: float = _setting(10.0, "webhooks per second for one URL", low=0.01, high=100_000)
     webhook_source_rate: float = _setting(100.0, "webhooks per second from one address", low=0.01, high=100_000)
+    world_token: str = _setting("", "of the World's server, for 'Authorization: Bearer …'", form="token", low=16)
+    world_service_url: str = _setting(
+        "", "of the application that runs workflows; empty: as it registers", form="web", also="WORKFLOW_SERVICE_URL"
+    )
+    world_hosts: str = _setting("", "to which the World may deliver, beside this machine; with commas; * for any")
+    world_concurrency: int = _setting(
+        20, "deliveries of the World at once, per server", low=1, high=10_000, also="WORKFLOW_CONCURRENCY"
+    )
+    world_delivery_timeout: float = _setting(3600.0, "for a delivery of the World", low=1, high=DAY, seconds=True)
+    world_message_retention_seconds: float = _setting(
+        7 * DAY, "for ended messages of the World", low=3_600, high=CENTURY
+    )
+    world_body_limit: int = _setting(32 * MiB, "bytes of a request to the World", low=1024, high=512 * MiB)
+    world_database: str = _setting(
+        "workflow", "the database at WORKFLOW_MONGODB_URI", also="WORKFLOW_MONGODB_DATABASE_NAME"
+    )
     sqlite_synchronous: Literal["full", "normal"] = _setting(
         "full", "full survives a power cut; normal may lose the last commits then", choices=("full", "normal")
     )
@@ -137,7 +154,9 @@ class Settings:
     inline_limit: int = _setting(64 * KiB, "bytes beyond which a value is stored as a payload", low=1024, high=MiB)
     chunk_threshold: int = _setting(15 * MiB, "bytes beyond which a value is cut into pieces", low=1024, high=15 * MiB)
     payload_limit: int = _setting(512 * MiB, "bytes beyond which a value is refused", low=1024, high=2**32)
-    use_change_streams: bool = _setting(True, "MongoDB: wake up by a change stream; else by polling")
+    use_change_streams: bool = _setting(
+        True, "MongoDB: wake up by a change stream; else by polling", also="WORKFLOW_MONGODB_CHANGE_STREAMS"
+    )
     signal_retention_seconds: float = _setting(3600.0, "MongoDB: for hints of dead processes", low=60, high=30 * DAY)
     max_retries: int = _setting(5, "MongoDB: retries of an operation after transient errors", low=0)
     retry_base_delay: float = _setting(0.1, "MongoDB: the first pause before a retry", low=0.001, seconds=True)
@@ -234,6 +253,7 @@ class _Spec:
     choices: tuple[str, ...] = ()
     seconds: bool = False
     form: Literal["", "secret", "token", "web"] = ""  # of a text; `low` is how many bytes a secret has at least
+    also: str = ""  # another variable of the environment, which the one with our prefix beats
 
     @property
     def is_secret(self) -> bool:
@@ -371,7 +391,7 @@ def _from_keywords(overrides: Mapping[str, object]) -> dict[str, SettingOrigin]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, SettingOrigin]:
-    found = {}
+    found = _from_variables_of_workflow(environ)
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable.startswith(_FOREIGN_PREFIXES):
             continue
@@ -381,6 +401,32 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, SettingOrigin]:
         if environ[variable]:
             found[name] = SettingOrigin(SPECS[name].read(environ[variable], source), source)
     return found
+
+
+def _from_variables_of_workflow(environ: Mapping[str, str]) -> dict[str, SettingOrigin]:
+    """Read the variables by which projects with Workflow DevKit are configured."""
+    found: dict[str, SettingOrigin] = {}
+    for spec in SPECS.values():
+        if spec.also and (text := environ.get(spec.also)):
+            source = f"environment {spec.also}"
+            found[spec.name] = SettingOrigin(spec.read(text, source), source)
+    if "url" in found:
+        database = environ.get(PREFIX + "WORLD_DATABASE") or environ.get(SPECS["world_database"].also)
+        url = with_database(str(found["url"].value), database or str(SPECS["world_database"].default))
+        found["url"] = found["url"]._replace(value=url)
+    return found
+
+
+def with_database(url: str, database: str) -> str:
+    """Return the URL of a MongoDB with this database. A database that the URL names stays that of its user."""
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("mongodb", "mongodb+srv") or not separator:
+        return url
+    place, _, options = rest.partition("?")
+    hosts, _, before = place.partition("/")
+    if before and before != database and "@" in hosts and "authsource=" not in options.lower():
+        options = f"{options}&authSource={before}" if options else f"authSource={before}"
+    return f"{scheme}://{hosts}/{quote(database, safe='')}" + (f"?{options}" if options else "")
 
 
 def _from_pyproject(folder: Path) -> dict[str, SettingOrigin]:

@@ -53,7 +53,8 @@ def app_to_look_at(out: Output, reference: str | None, url: str | None, name: st
     """Choose the app for a command that needs no tasks."""
     if reference and (url or name):
         raise UsageError("give either --app, which knows its store, or --url and --name")
-    if not reference and (url or name or os.environ.get(f"{PREFIX}URL")):
+    is_in_environment = os.environ.get(f"{PREFIX}URL") or os.environ.get(SPECS["url"].also)
+    if not reference and (url or name or is_in_environment):
         return Choice(App(url, name=name), _NO_APP if name and not url else _WRONG_URL)
     if (named := _named(reference)) is not None:
         return Choice(named, NOT_YET)

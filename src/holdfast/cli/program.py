@@ -34,6 +34,7 @@ from holdfast.cli import (
     submit,
     triggers,
     workflow,
+    world,
 )
 from holdfast.cli.output import DONE, INTERRUPTED, MISUSED, Output
 
@@ -113,11 +114,18 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
             "fork": workflow.fork,
         },
     ),
+    "world": ("Serve a World for Workflow DevKit (TypeScript), and look at its messages.", {"serve": world.serve}),
     "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),
     "store": (
         "Create, check or back up the store; print its database roles.",
         {"prepare": store.prepare, "check": store.check, "backup": store.backup, "roles": store.roles},
     ),
+}
+
+
+# Groups within groups.
+_INNER: dict[str, dict[str, tuple[str, _Commands]]] = {
+    "world": {"messages": ("List, show and redeliver the messages of a World.", world.MESSAGES)}
 }
 
 
@@ -135,6 +143,8 @@ def _make() -> typer.Typer:
             group.callback()(lambda: None)  # without a callback, a group of one command is no group
         else:
             group.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(itself)
+        for inner, (summary, within) in _INNER.get(name, {}).items():
+            group.add_typer(_group(summary, within), name=inner)
         program.add_typer(group, name=name)
     return program
 

@@ -8,7 +8,7 @@ value here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.clock import parse_duration
@@ -68,6 +68,15 @@ class Raised(NamedTuple):
     kinds: tuple[str, ...] = ()  # the names of its class and of the bases of that, for retry policies
     retry_after: float | None = None  # it asks for another attempt, so many seconds later
     fatal: bool = False  # it asks for none
+    attributes: Mapping[str, str] | None = None  # that the invocation is to have from now on
+
+
+class Deferred(NamedTuple):
+    """The call asks to be made again, so many seconds later. That is no failure."""
+
+    seconds: float
+    why: str
+    attributes: Mapping[str, str] | None = None
 
 
 class Unfit(NamedTuple):
@@ -102,10 +111,28 @@ class LetGo(NamedTuple):
     why: str = ""
 
 
-Outcome = Returned | Raised | Unfit | Interrupted | Crashed | LetGo
+Outcome = Returned | Raised | Deferred | Unfit | Interrupted | Crashed | LetGo
 INTERRUPTED = Interrupted()
 NOT_BEGUN = Interrupted("its code had not begun")
 STOPPED = Interrupted("the runner stopped")  # while a cancelled call had time to end by itself
+
+
+class CallAgain(Exception):
+    """Raised by a coroutine of Holdfast itself, whose call is to be made again and has not failed: see `Deferred`."""
+
+    def __init__(self, seconds: float, why: str, attributes: Mapping[str, str]) -> None:
+        super().__init__(why)
+        self.deferred = Deferred(seconds, why, attributes)
+
+
+class CallFailed(Exception):
+    """Raised by a task of Holdfast itself that decides what follows: another attempt, so many seconds later, or none
+    (`seconds` None). `name` is that of the error, `attributes` are those of the invocation from now on.
+    """
+
+    def __init__(self, name: str, why: str, seconds: float | None, attributes: Mapping[str, str]) -> None:
+        super().__init__(why)
+        self.name, self.seconds, self.attributes = name, seconds, attributes
 
 
 def bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> None:
@@ -171,6 +198,8 @@ async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None)
         value = await (coroutine if injector is None else injector.awaited(coroutine))
         crashpoint("user.after")
         return returned(call, value)
+    except CallAgain as again:
+        return again.deferred
     except BaseException as error:
         return raised(call, error)
 
@@ -200,6 +229,10 @@ def returned(call: Call, value: object) -> Outcome:
 def raised(call: Call, error: BaseException) -> Raised:
     """Return the outcome of a raised exception."""
     payloads: tuple[Payload, ...] = ()
+    if isinstance(error, CallFailed):
+        record = ErrorRecord(type_name=error.name, message=str(error), traceback="", data=None)
+        why = f"{error.name}: {error}"
+        return Raised(record, why, (), (), error.seconds, fatal=error.seconds is None, attributes=error.attributes)
     try:
         record, payloads = call.codec.pack_error(error, call.limits)
     except BaseException as worse:  # an exception whose own methods raise

@@ -658,6 +658,12 @@ def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tu
     return errors if len(errors) <= MAX_ERRORS else errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MAX_ERRORS :]
 
 
+def deferred(record: InvocationRecord, *, due_at: float, operation: str, at: float, why: str) -> Change:
+    """Return a call to the queue that asked to be made again later. It has not failed."""
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": due_at}
+    return owned("deferred", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
+
+
 def parked(
     record: InvocationRecord,
     *,

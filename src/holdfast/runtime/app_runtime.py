@@ -449,6 +449,8 @@ class AppRuntime:
         self.looks: RunLooks | None = None  # into runs of workflows; the app sets it
         self.forks: RunForks | None = None
         self.streams: StreamReads | None = None
+        # What each runner does beside its tasks, from the engine and the core tasks; the app sets it.
+        self.basic_features: Callable[[Engine, Any], Sequence[Any]] = lambda engine, core: ()
         self._handle: EngineHandle | None = None
         self._opening = threading.RLock()  # the first use may come from many threads, and from a signal handler
         _RUNTIMES.add(self)

@@ -115,10 +115,16 @@ class Engine:
     def core(self) -> Engine:
         """Return the engine for core tasks, which lie in an app of their own on the same store."""
         if self._core is None:
-            self._core = copy.copy(self)
-            self._core._serve(core_app(self.app))
-            self._core.chunks = None
+            self._core = self.beside(core_app(self.app))
         return self._core
+
+    def beside(self, app: str, settings: Settings | None = None) -> Engine:
+        """Return an engine for another app on the same store, with the same connections, without streams."""
+        other = copy.copy(self)
+        other.settings = settings or self.settings
+        other._serve(app)
+        other.chunks = None
+        return other
 
     async def open(self, session: object = None) -> None:
         """Open the store. `session`: see `holdfast.store.contract.Store.open`."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import format_duration
@@ -154,8 +155,9 @@ def change_after(
     except NotDecodable as error:
         why = f"{raised.why}; whether it is to be tried again is not known: {error}"
         return changes.parked(record, fingerprint=fingerprint, operation=operation, at=at, why=why, error=raised.error)
+    noted = UNSET if raised.attributes is None else raised.attributes
     if isinstance(decision, Retry):
-        return changes.retried(
+        change = changes.retried(
             record,
             error=raised.error,
             due_at=ahead(at, decision.wait_seconds),
@@ -164,8 +166,10 @@ def change_after(
             at=at,
             why=f"{raised.why}; {decision.why}",
         )
+        return change if noted is UNSET else replace(change, attributes=noted)
     why = f"{raised.why}; {decision.why}" if decision.why else raised.why
-    return changes.failed(record, error=raised.error, operation=operation, at=at, why=why)
+    change = changes.failed(record, error=raised.error, operation=operation, at=at, why=why)
+    return change if noted is UNSET else replace(change, attributes=noted)
 
 
 def _decision(record: InvocationRecord, raised: Raised, at: float, random_unit: float) -> RetryDecision:

@@ -26,6 +26,7 @@ from holdfast.executors.call import (
     INTERRUPTED,
     STOPPED,
     Crashed,
+    Deferred,
     Interrupted,
     LetGo,
     Outcome,
@@ -105,6 +106,13 @@ class Settler:
                 )
             case Raised(error, why):
                 return changes.failed(record, error=error, operation=operation, at=at, why=why)
+            case Deferred() if record.status is Status.CANCELLING:
+                return gave_way(record, operation=operation, at=at)
+            case Deferred(seconds, why, noted):
+                # What is due at once is due by every clock.
+                due = ahead(at, seconds) if seconds else at - self._store.clock_error()
+                change = changes.deferred(record, due_at=due, operation=operation, at=at, why=why)
+                return change if noted is None else replace(change, attributes=noted)
             case Unfit(why) if _is_compensating(record):
                 return self._cannot_compensate(record, why)
             case Interrupted() if (outcome is INTERRUPTED or outcome is STOPPED) and _is_compensating(record):

@@ -30,9 +30,9 @@ def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], obje
     """
     runtime = app.runtime
     refuse_open_address(host, runtime.settings)
-    with _listening(host, port) as taken, _heard_signals():
+    with listening(host, port, "the web app") as taken, _heard_signals():
         web = WebApp(app, is_local=is_loopback(taken.getsockname()[0]))
-        address = _address(host, taken.getsockname()[1])
+        address = address_in_words(host, taken.getsockname()[1])
         runtime.telemetry.emit(WebServing(address))
         started(address)
         config = uvicorn.Config(
@@ -70,15 +70,15 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Take the address before anything is said about it."""
+def listening(host: str, port: int, what: str) -> Iterator[socket.socket]:
+    """Take the address before anything is said about it. `what` is to be served there."""
     try:
         (family, _, _, _, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         taken = socket.create_server(where[:2], family=family)
     except (OSError, OverflowError, UnicodeError) as error:
         is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         why = "another program uses that port; choose another, or 0 for a free one" if is_taken else str(error)
-        raise ConfigurationError(f"the web app cannot be served at {host}:{port}: {why}.") from error
+        raise ConfigurationError(f"{what} cannot be served at {host}:{port}: {why}.") from error
     with taken:
         yield taken
 
@@ -94,5 +94,5 @@ def _heard_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _address(host: str, port: int) -> str:
+def address_in_words(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -26,7 +26,7 @@ UNAUTHORIZED = "Unauthorized"
 
 STATUSES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
-        WORLD_ERROR: (400, 500, 503),
+        WORLD_ERROR: (400, 404, 500, 503),
         UNAUTHORIZED: (401,),
         RUN_NOT_FOUND: (404,),
         STEP_NOT_FOUND: (404,),

@@ -20,6 +20,7 @@ from holdfast.model.log import Appended, Page, stream_log
 from holdfast.model.records import STREAM, Hint
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.hints import Wakeup, look_after
+from holdfast.store.contract import EntryOrder
 from holdfast.streams import rules
 from holdfast.streams.following import LiveTails
 from holdfast.streams.records import KIND, StreamEntry, StreamEvent, decode, encode, entry_of, payloads_of, read_entry
@@ -33,6 +34,7 @@ MAX_OPEN = 1000
 MAX_CHUNKS = 10_000
 _REPEATED_WITHIN_SECONDS = 300.0  # a client gives up repeating a write long before
 _PAGES_BACK = 20
+_ENTRIES_AT_ONCE = 500
 _MAX_OPERATIONS = 2000
 
 
@@ -194,10 +196,17 @@ class WorldStreams:
         if run != UNKNOWN:
             return owner_of(run)
         named = invocation_of(name[:31].replace("strm_", "wrun_", 1))
-        if named is not None:
+        if named is not None and (await self._store.get(self._engine.app, [named]))[0] is not None:
             return named
-        entries = await self._store.entries(self._engine.app, KIND)
-        return next((InvocationId(e.name.partition("/")[0]) for e in entries if e.name.endswith(f"/{name}")), None)
+        before: str | None = None
+        while True:  # streams of the latest runs first
+            order, limit = EntryOrder.LATEST, _ENTRIES_AT_ONCE
+            entries = await self._store.entries(self._engine.app, KIND, order=order, limit=limit, before=before)
+            if found := [each for each in entries if each.name.endswith(f"/{name}")]:
+                return InvocationId(found[0].name.partition("/")[0])
+            if len(entries) < limit:
+                return None
+            before = entries[-1].name
 
     async def info(self, run: object, name: object) -> Answer:
         name = valid_name(name)

@@ -1,0 +1,199 @@
+"""``holdfast world``: the server of a World for Workflow DevKit, and the messages that it delivers."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from typer import Argument, Option
+
+from holdfast.app import App
+from holdfast.cli import logs, reach
+from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, command, opened
+from holdfast.cli.output import Output
+from holdfast.cli.run import LogOptions
+from holdfast.errors import InvocationNotFound, UsageError
+from holdfast.model.records import InvocationRecord
+from holdfast.model.status import Status
+from holdfast.runtime.engine import Engine
+from holdfast.showing import brief, length, moment
+from holdfast.web import missing_extra
+from holdfast.world import wire
+from holdfast.world.errors import WorldError
+from holdfast.world.queue import MAX_DELIVERIES, OPEN, Messages, as_message
+
+LOOPBACK, PORT = "127.0.0.1", 8091
+MessageId = Annotated[str, Argument(metavar="ID", help="The message: msg_ and 26 characters.")]
+
+
+@dataclasses.dataclass
+class WhereOptions:
+    """Where the server listens."""
+
+    host: Annotated[str, Option(help="Where to listen; other addresses than loopback need world_token.")] = LOOPBACK
+    port: Annotated[int, Option(help="Where to listen; 0 for a free port.", min=0, max=65535)] = PORT
+    child: Annotated[bool, Option("--child", help="For a parent process: free port, until standard input ends.")] = (
+        False
+    )
+
+
+@command(Needs.NOTHING)
+def serve(
+    out: Output,
+    *,
+    app: Annotated[str | None, Argument(metavar="APP", help="module:attribute; the same as --app.")] = None,
+    app_option: AppOption = None,
+    url: UrlOption = None,
+    name: NameOption = None,
+    at: WhereOptions,
+    lines: LogOptions,
+) -> None:
+    """Serve the World of an app to Workflow DevKit, until SIGINT or SIGTERM.
+
+    It stores runs, streams and messages, and delivers the messages to the application. The store is made if it is
+    missing. A second signal releases deliveries that are under way.
+    """
+    try:
+        from holdfast.world.serving import WorldServer, heard_signals
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from error
+    if app and app_option and app != app_option:
+        raise UsageError(f"the app is named twice: {app}, and --app {app_option}")
+    logs.configure(lines.log_format, lines.log_level)
+    with opened(out, Needs.APP, app=app or app_option, url=url, name=name) as chosen:
+        assert isinstance(chosen, App)
+        server = WorldServer(chosen, *((LOOPBACK, 0) if at.child else (at.host, at.port)), waits_for_start=at.child)
+        if at.child:
+            _stop_with_parent(server.stop)
+        with heard_signals(lambda again: server.stop(hurry=again)):
+            server.serve(lambda address: _tell(out, address, at.child))
+
+
+def _tell(out: Output, address: str, child: bool) -> None:
+    if child or out.json:
+        print(msgspec.json.encode({"url": address}).decode(), flush=True)
+    else:
+        out.line(f"the World is at {address}")
+        sys.stdout.flush()
+
+
+def _stop_with_parent(stop: Callable[[], object]) -> None:
+    """Stop when standard input ends: the parent process holds its other end."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        stop()
+
+    threading.Thread(target=watch, name="holdfast-parent", daemon=True).start()
+
+
+# --- messages
+
+
+@command()
+def messages(
+    out: Output,
+    app: App,
+    run: Annotated[str | None, Option(metavar="RUN", help="Only those of this run: wrun_…")] = None,
+    ended: Annotated[bool, Option("--ended", help="Ended ones too.")] = False,
+    limit: Annotated[int, Option(min=1, max=1000, help="At most so many.")] = 50,
+) -> None:
+    """List the messages of a World, newest first: what is to be delivered, and when."""
+    statuses = frozenset[Status]() if ended or run else OPEN
+    found = app.runtime.run(_messages(app, run, statuses, limit))
+    now = reach.time_of(app)
+    listed = [as_message(record) for record in found]
+    out.document({"messages": [msgspec.to_builtins(each) for each in listed]})
+    rows = [
+        (
+            each.id,
+            each.status,
+            each.attempt,
+            f"in {length(each.due_at - now)}" if each.status == "waiting" and each.due_at > now else "",
+            each.run,
+            brief(each.error or each.queue),
+        )
+        for each in listed
+    ]
+    out.table(("message", "status", "attempt", "due", "run", "last error, or queue"), rows, empty="no messages")
+
+
+async def _messages(app: App, run: str | None, statuses: frozenset[Status], limit: int) -> list[InvocationRecord]:
+    engine: Engine = await app.runtime.engine()
+    return await engine.part(Messages).find(run=run, statuses=statuses, limit=limit)
+
+
+@command()
+def show(out: Output, app: App, id: MessageId) -> None:
+    """Show one message: its content, its attempts and its last error."""
+    record, call = app.runtime.run(_message(app, id))
+    each, now = as_message(record), reach.time_of(app)
+    facts: dict[str, Any] = msgspec.to_builtins(each)
+    content = wire.decode(call["body"]) if call else None
+    out.document(facts | {"content": None if not call else msgspec.json.decode(call["body"])})
+    out.line(f"{each.id} ({each.status})")
+    out.line()
+    refused = f", and {each.refusals} refused connections in a row" if each.refusals else ""
+    out.facts(
+        [
+            ("run", each.run),
+            ("queue", each.queue),
+            ("attempt", f"{each.attempt} of {MAX_DELIVERIES}{refused}"),
+            ("created", f"{moment(each.created_at)}, {length(max(0.0, now - each.created_at))} ago"),
+            ("due", moment(each.due_at) if each.status == "waiting" else ""),
+            ("ended", "" if each.ended_at is None else moment(each.ended_at)),
+            ("delivered by", f"{each.owner}, since {moment(each.owned_at)}" if each.owner and each.owned_at else ""),
+            ("key", each.key),
+            ("last sent to", each.sent_to),
+            ("last status", "" if each.http_status is None else f"HTTP {each.http_status}"),
+            ("last error", each.error),
+            ("reason", each.reason),
+            ("content", brief(repr(content), 400) if content is not None else "it cannot be read"),
+        ]
+    )
+
+
+async def _message(app: App, id: str) -> tuple[InvocationRecord, dict[str, Any]]:
+    messages = (await app.runtime.engine()).part(Messages)
+    record = await _found(messages, id)
+    return record, await messages.content(record)
+
+
+async def _found(messages: Messages, id: str) -> InvocationRecord:
+    record = await messages.get(id)
+    if record is None:
+        raise InvocationNotFound(f"the store has no message {id:.80}; holdfast world messages list --ended has them")
+    return record
+
+
+@command()
+def redeliver(
+    out: Output,
+    app: App,
+    ids: Annotated[list[str], Argument(metavar="ID", help="Messages: msg_ and 26 characters.")],
+) -> None:
+    """Deliver messages at once, whatever has become of them.
+
+    An ended message is sent once more. One that waits is replaced by a new one, whose attempts count from 1.
+    """
+    done = [{"id": id, "as": app.runtime.run(_redelivered(app, id))} for id in ids]
+    out.document({"messages": done})
+    for each in done:
+        out.line(f"{each['id']} is delivered again as {each['as']}")
+
+
+async def _redelivered(app: App, id: str) -> str:
+    engine: Engine = await app.runtime.engine()
+    messages = engine.part(Messages)
+    try:
+        return await messages.redeliver(await _found(messages, id), str(engine.ids.new()))
+    except WorldError as error:
+        raise UsageError(error.message) from error
+
+
+MESSAGES = {"list": messages, "show": show, "redeliver": redeliver}
