@@ -76,7 +76,7 @@ async function listening(child: ChildProcess, words: readonly string[]): Promise
     lastWords = (lastWords + part.toString()).slice(-LAST_WORDS);
     process.stderr.write(part);
   });
-  child.stdin!.on('error', () => {}); // EPIPE, when it has ended
+  child.stdin!.on('error', () => undefined); // EPIPE, when it has ended
   const ended = new Promise<string>((resolve) => {
     child.once('close', (code, signal) => resolve(signal === null ? `exit code ${code}` : `signal ${signal}`));
   });

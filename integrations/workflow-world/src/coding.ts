@@ -34,7 +34,7 @@ function encode(value: unknown): unknown {
     return value.map(encode);
   }
   if ('toJSON' in value && typeof value.toJSON === 'function') {
-    return encode(value.toJSON());
+    return encode((value.toJSON as () => unknown)());
   }
   const fields = Object.entries(value).filter(([, field]) => field !== undefined);
   // fromEntries, since `object['__proto__'] = …` would change the prototype.
@@ -65,6 +65,6 @@ function decode(value: Json): unknown {
   return decodeFields(value);
 }
 
-function decodeFields(object: { [key: string]: Json }): unknown {
+function decodeFields(object: Record<string, Json>): unknown {
   return Object.fromEntries(Object.entries(object).map(([key, field]) => [key, decode(field)]));
 }

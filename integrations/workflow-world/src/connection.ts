@@ -8,7 +8,7 @@ import { startChild, type ChildServer } from './child.js';
 import { fromJson, toJson } from './coding.js';
 import type { ConnectionSettings } from './config.js';
 import { errorOf, textOf, unreachable, WorldError } from './errors.js';
-import { Sockets, textOf as bodyOf, type Answer, type Target } from './http.js';
+import { Sockets, reasonOf, textOf as bodyOf, type Answer, type Target } from './http.js';
 
 const FIRST_PAUSE_MS = 50;
 const LONGEST_PAUSE_MS = 5_000;
@@ -103,8 +103,9 @@ export class Connection {
         signal?.throwIfAborted();
         return await attempt(await this.#target());
       } catch (error) {
-        if (signal?.aborted || this.#closed.signal.aborted) {
-          throw signal?.aborted ? signal.reason : this.#closed.signal.reason;
+        const ended = reasonOf(signal) ?? reasonOf(this.#closed.signal);
+        if (ended !== undefined) {
+          throw ended;
         }
         if (!mayPass(error)) {
           throw error;
@@ -113,7 +114,7 @@ export class Connection {
           throw error instanceof WorldError ? error : unreachable(`the Holdfast server does not answer: ${textOf(error)}`, error);
         }
         // An abort during the pause is found at the next turn.
-        await pause(pauseMs, undefined, signal && { signal }).catch(() => {});
+        await pause(pauseMs, undefined, signal && { signal }).catch(() => undefined);
       }
     }
   }
@@ -208,7 +209,7 @@ const CONNECTIONS = Symbol.for('@holdfast/workflow-world//connections');
 /** Return the connection of these settings: one per process, also where a bundler has made copies of this module. */
 export function connectionOf(settings: ConnectionSettings): Connection {
   const home = globalThis as { [CONNECTIONS]?: Map<string, Connection> };
-  const connections = (home[CONNECTIONS] ??= new Map());
+  const connections = (home[CONNECTIONS] ??= new Map<string, Connection>());
   const key = JSON.stringify(settings);
   const found = connections.get(key);
   if (found !== undefined) {

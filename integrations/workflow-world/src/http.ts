@@ -74,11 +74,21 @@ export class Sockets {
         signal,
       });
       // The error of an abort says nothing of its reason.
-      request.on('error', (error) => reject(signal.aborted ? signal.reason : error));
+      request.on('error', (error) => {
+        reject(reasonOf(signal) ?? error);
+      });
       request.on('response', resolve);
       request.end(body);
     });
   }
+}
+
+/** Return why a signal was aborted, as an error; undefined if it was not. */
+export function reasonOf(signal: AbortSignal | undefined): Error | undefined {
+  if (!signal?.aborted) {
+    return undefined;
+  }
+  return signal.reason instanceof Error ? signal.reason : new Error(String(signal.reason));
 }
 
 /** Return the body of a response. Rejects if it is cut off. */
@@ -89,7 +99,7 @@ export async function textOf(response: http.IncomingMessage, signal?: AbortSigna
       parts.push(part as Buffer);
     }
   } catch (error) {
-    throw signal?.aborted ? signal.reason : error;
+    throw reasonOf(signal) ?? error;
   }
   return Buffer.concat(parts).toString();
 }

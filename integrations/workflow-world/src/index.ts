@@ -1,6 +1,6 @@
 /** A World for Workflow DevKit on a Holdfast server: runs, queue and streams on MongoDB or SQLite. */
 
-import type { World } from '@workflow/world';
+import type { Queue, Storage } from '@workflow/world';
 
 import { addressOf, settingsOf, type WorldOptions } from './config.js';
 import { connectionOf, type Connection } from './connection.js';
@@ -12,8 +12,9 @@ import { createStreams, type Streams } from './streams.js';
 export type { WorldOptions } from './config.js';
 export { WorldError } from './errors.js';
 
-/** A World for cores of 5.x, with the streams of 4.x beside. */
-export interface HoldfastWorld extends World, Streams {
+/** A World for cores of 5.x, with the streams of 4.x beside. It is assignable to `World` of either. */
+export interface HoldfastWorld extends Queue, Storage, Streams {
+  readonly specVersion: number;
   start(): Promise<void>;
   close(): Promise<void>;
 }

@@ -3,8 +3,6 @@
 import type { IncomingMessage } from 'node:http';
 import { setTimeout as pause } from 'node:timers/promises';
 
-import type { Streamer } from '@workflow/world';
-
 import { fromJson } from './coding.js';
 import type { Connection } from './connection.js';
 import { errorOf, unreachable, WorldError } from './errors.js';
@@ -20,15 +18,45 @@ const FAILED = 3;
 const FIRST_PAUSE_MS = 50;
 const LONGEST_PAUSE_MS = 5_000;
 
-export interface Streams extends Streamer {
-  /** As cores of 4.x call them. They read by the name alone. */
+/** A page of the chunks that are there. */
+export interface Chunks {
+  data: { index: number; data: Uint8Array }[];
+  cursor: string | null;
+  hasMore: boolean;
+  /** The stream is closed. */
+  done: boolean;
+}
+
+export interface StreamInfo {
+  /** The index of the last chunk; -1 if there is none. */
+  tailIndex: number;
+  done: boolean;
+}
+
+interface PageOptions {
+  limit?: number;
+  cursor?: string;
+}
+
+export interface Streams {
+  streams: {
+    write(runId: string, name: string, chunk: Chunk): Promise<void>;
+    writeMulti(runId: string, name: string, chunks: Chunk[]): Promise<void>;
+    close(runId: string, name: string): Promise<void>;
+    /** Read live, from a chunk on; below zero, that many before the end. */
+    get(runId: string, name: string, startIndex?: number): Promise<ReadableStream<Uint8Array>>;
+    list(runId: string): Promise<string[]>;
+    getChunks(runId: string, name: string, options?: PageOptions): Promise<Chunks>;
+    getInfo(runId: string, name: string): Promise<StreamInfo>;
+  };
+  /** From here on: as cores of 4.x call them. They read by the name alone. */
   writeToStream(name: string, runId: string | Promise<string>, chunk: Chunk): Promise<void>;
   writeToStreamMulti(name: string, runId: string | Promise<string>, chunks: Chunk[]): Promise<void>;
   closeStream(name: string, runId: string | Promise<string>): Promise<void>;
   readFromStream(name: string, startIndex?: number): Promise<ReadableStream<Uint8Array>>;
   listStreamsByRunId(runId: string): Promise<string[]>;
-  getStreamChunks: (name: string, runId: string, options?: object) => ReturnType<Streamer['streams']['getChunks']>;
-  getStreamInfo: (name: string, runId: string) => ReturnType<Streamer['streams']['getInfo']>;
+  getStreamChunks(name: string, runId: string, options?: PageOptions): Promise<Chunks>;
+  getStreamInfo(name: string, runId: string): Promise<StreamInfo>;
 }
 
 export function createStreams(use: () => Connection): Streams {
@@ -39,7 +67,7 @@ export function createStreams(use: () => Connection): Streams {
     writers.set(key, found);
     return found;
   };
-  const streams: Streamer['streams'] = {
+  const streams: Streams['streams'] = {
     write: async (runId, name, chunk) => writer(runId, name).write([chunk]),
     writeMulti: async (runId, name, chunks) => writer(runId, name).write(chunks),
     close: async (runId, name) => writer(runId, name).close(),
@@ -51,7 +79,7 @@ export function createStreams(use: () => Connection): Streams {
   return {
     streams,
     writeToStream: async (name, runId, chunk) => streams.write(await runId, name, chunk),
-    writeToStreamMulti: async (name, runId, chunks) => streams.writeMulti!(await runId, name, chunks),
+    writeToStreamMulti: async (name, runId, chunks) => streams.writeMulti(await runId, name, chunks),
     closeStream: async (name, runId) => streams.close(await runId, name),
     readFromStream: (name, startIndex) => streams.get(runOf(name), name, startIndex),
     listStreamsByRunId: (runId) => streams.list(runId),
@@ -108,9 +136,13 @@ class Writer {
       const group = this.#nextGroup();
       try {
         await this.#send(group);
-        group.forEach(({ resolve }) => resolve());
+        for (const { resolve } of group) {
+          resolve();
+        }
       } catch (error) {
-        group.forEach(({ reject }) => reject(error));
+        for (const { reject } of group) {
+          reject(error);
+        }
       }
     }
     this.#isBusy = false;

@@ -96,7 +96,11 @@ describe('calls', () => {
     let answers = 0;
     const double = await serving((_, response) => {
       answers += 1;
-      return answers < 3 ? response.destroy() && undefined : { event: {} };
+      if (answers < 3) {
+        response.destroy();
+        return undefined;
+      }
+      return { event: {} };
     });
     await worldOf(double).events.create('r', { eventType: 'run_cancelled' });
     const ids = double.calls.map(({ fields }) => fields.operationId);
@@ -141,7 +145,7 @@ describe('calls', () => {
     const double = await serving(() => {
       aborter.abort(new Error('enough'));
     });
-    const params = { signal: aborter.signal };
+    const params: object = { signal: aborter.signal };
     await expect(worldOf(double).runs.get('r', params)).rejects.toThrow('enough');
     expect(double.calls[0]!.fields).toEqual({ runId: 'r' });
   });

@@ -64,7 +64,7 @@ describe('a server of our own', () => {
   });
 
   test('that is killed while nobody calls is replaced, and hears where to deliver', async () => {
-    const world = worldOf('', { baseUrl: 'http://localhost:4000' });
+    const world = worldOf('', { baseUrl: 'http://localhost:4000', retrySeconds: 20 });
     await world.start();
     const { pid } = await pidOf(world);
     process.kill(pid, 'SIGKILL');
@@ -86,7 +86,7 @@ describe('a server of our own', () => {
 
   test('that is not installed says what to install', async () => {
     const world = worldOf('', { command: '/nowhere/holdfast' });
-    await expect(world.runs.get('r')).rejects.toThrow(/no holdfast .* pip install/);
+    await expect(world.runs.get('r')).rejects.toThrow(/tried: \/nowhere\/holdfast.*pip install/);
   });
 
   test('does not keep its program alive, and ends with it', async () => {

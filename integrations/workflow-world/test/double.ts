@@ -61,7 +61,7 @@ export class Double {
     };
     this.calls.push(call);
     const value = this.reply(call, response);
-    if (value !== undefined) {
+    if (value !== undefined && value !== response) {
       response.end(toJson(value));
     }
   }
@@ -74,9 +74,9 @@ export async function serving(reply: Reply): Promise<Double> {
   return double;
 }
 
-export function refuse(response: http.ServerResponse, status: number, error: object): undefined {
+export function refuse(response: http.ServerResponse, status: number, error: object): http.ServerResponse {
   response.statusCode = status;
-  response.end(JSON.stringify({ error: { status, ...error } }));
+  return response.end(JSON.stringify({ error: { status, ...error } }));
 }
 
 export function frame(kind: number, content: string | Buffer = ''): Buffer {

@@ -11,7 +11,9 @@ type Result = undefined | { timeoutSeconds: number };
 
 function delivered(body: string, headers: Record<string, string>, answer: (message: unknown, meta: object) => Result) {
   const world = createWorld({ serverUrl: 'http://127.0.0.1:1' });
-  const { createQueueHandler } = world; // cores call it without its object
+  // Cores call it without its object.
+  // eslint-disable-next-line @typescript-eslint/unbound-method
+  const { createQueueHandler } = world;
   const handle = createQueueHandler(PREFIX, (message, meta) => Promise.resolve(answer(message, meta)));
   return handle(new Request('http://localhost/flow', { method: 'POST', headers, body }));
 }

@@ -1,11 +1,7 @@
-/** What compiles here fits into cores of 4.x, of the suite, and of the newest release. */
+/** What is built is a World of the contract that `@workflow/world` stands for: see `tsconfig.contract-*.json`. */
 
 import type { World } from '@workflow/world';
-import type { World as World4 } from 'world-4';
-import type { World as Newest } from 'world-newest';
 
-import { createWorld } from '../src/index.js';
+import { createWorld } from '../dist/index.js';
 
-export const ofSuite: World = createWorld();
-export const of4: World4 = createWorld();
-export const newest: Newest = createWorld();
+export const world: World = createWorld();
