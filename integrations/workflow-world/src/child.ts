@@ -4,7 +4,7 @@ import { spawn, type ChildProcess } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 
-import { isRecord, textOf, unreachable } from './errors.js';
+import { isRecord, StartFailed, textOf } from './errors.js';
 
 const ARGUMENTS = ['world', 'serve', '--child'] as const;
 const START_MS = 60_000;
@@ -38,9 +38,9 @@ export async function startChild(command: readonly string[] | undefined, environ
     }
   }
   const tried = commands.map((words) => words.join(' ')).join(', ');
-  throw unreachable(
+  throw new StartFailed(
     `no holdfast to start a server with (tried: ${tried}). Install it (pip install "holdfast[mongo]"), ` +
-      'name it by HOLDFAST_COMMAND, or give the address of a running server by HOLDFAST_WORLD_URL',
+      'name it by WORKFLOW_HOLDFAST_COMMAND, or give the address of a running server by WORKFLOW_HOLDFAST_SERVER',
   );
 }
 
@@ -64,7 +64,7 @@ function spawned(words: readonly string[], environment: Environment): Promise<Ch
       if (error.code === 'ENOENT') {
         resolve(undefined);
       } else {
-        reject(unreachable(`could not start ${words.join(' ')}: ${textOf(error)}`, error));
+        reject(new StartFailed(`could not start ${words.join(' ')}: ${textOf(error)}`, error));
       }
     });
   });
@@ -83,7 +83,7 @@ async function listening(child: ChildProcess, words: readonly string[]): Promise
   const line = await Promise.race([
     firstLine(child),
     ended.then((how) => {
-      throw unreachable(`${words.join(' ')} ${ARGUMENTS.join(' ')} ended with ${how}: ${lastWords.trim() || 'it said nothing'}`);
+      throw new StartFailed(`${words.join(' ')} ${ARGUMENTS.join(' ')} ended with ${how}: ${lastWords.trim() || 'it said nothing'}`);
     }),
     late(child, `${words.join(' ')} ${ARGUMENTS.join(' ')} did not listen within ${START_MS / 1000} s`),
   ]);
@@ -111,7 +111,7 @@ function late(child: ChildProcess, message: string): Promise<never> {
   return new Promise((_, reject) => {
     const timer = setTimeout(() => {
       child.kill('SIGKILL');
-      reject(unreachable(message));
+      reject(new StartFailed(message));
     }, START_MS);
     timer.unref();
     child.once('exit', () => clearTimeout(timer));
@@ -129,7 +129,7 @@ function urlOf(line: string, child: ChildProcess): string {
     // below
   }
   child.kill('SIGKILL');
-  throw unreachable(`expected {"url": …} as the first line of holdfast ${ARGUMENTS.join(' ')}, and got ${line.slice(0, 200)}`);
+  throw new StartFailed(`expected {"url": …} as the first line of holdfast ${ARGUMENTS.join(' ')}, and got ${line.slice(0, 200)}`);
 }
 
 /** The child, and the pipes to it, do not keep this process alive. Their end is the end of the child. */

@@ -1,4 +1,8 @@
-/** Options: code, else environment, else default. Read by `createWorld()`; nothing is connected to. */
+/**
+ * Options: code, else environment, else default. Read by `createWorld()`; nothing is connected to. Variables that only
+ * this package knows begin with WORKFLOW_: those that begin with HOLDFAST_ are settings of the server, which refuses
+ * others.
+ */
 
 export interface WorldOptions {
   /** MongoDB connection string. Environment: WORKFLOW_MONGODB_URI. Default: mongodb://localhost:27017 */
@@ -13,13 +17,13 @@ export interface WorldOptions {
   concurrency?: number;
   /** Hear of news by change streams, else by polling. Environment: WORKFLOW_MONGODB_CHANGE_STREAMS. Default: true */
   useChangeStreams?: boolean;
-  /** Address of a running `holdfast world serve`. Environment: HOLDFAST_WORLD_URL. Default: start one as a child process */
+  /** Address of a running `holdfast world serve`. Environment: WORKFLOW_HOLDFAST_SERVER. Default: start one as a child process */
   serverUrl?: string;
   /** Bearer token of that server. Environment: HOLDFAST_WORLD_TOKEN. */
   token?: string;
-  /** Spec version to announce, 2 to 7. Environment: HOLDFAST_WORLD_SPEC_VERSION. Default: 5 */
+  /** Spec version to announce, 2 to 7. Environment: WORKFLOW_SPEC_VERSION. Default: 5 */
   specVersion?: number;
-  /** How to call `holdfast`. Environment: HOLDFAST_COMMAND. Default: .venv/bin/holdfast, holdfast, python3 -m holdfast */
+  /** How to call `holdfast`. Environment: WORKFLOW_HOLDFAST_COMMAND. Default: .venv/bin/holdfast, holdfast, python3 -m holdfast */
   command?: string | readonly string[];
   /** How long a call is repeated while the server does not answer. Default: 60 */
   retrySeconds?: number;
@@ -55,15 +59,15 @@ type Environment = Readonly<Record<string, string | undefined>>;
 export function settingsOf(options: WorldOptions = {}, environment: Environment = process.env): Settings {
   const env = (name: string) => environment[name]?.trim() || undefined;
   const baseUrl = options.baseUrl ?? env('WORKFLOW_SERVICE_URL');
-  const serverUrl = options.serverUrl ?? env('HOLDFAST_WORLD_URL');
+  const serverUrl = options.serverUrl ?? env('WORKFLOW_HOLDFAST_SERVER');
   const settings: Settings = {
-    specVersion: numberOf('specVersion', options.specVersion, 'HOLDFAST_WORLD_SPEC_VERSION', env, DEFAULT_SPEC, OLDEST_SPEC, NEWEST_SPEC),
+    specVersion: numberOf('specVersion', options.specVersion, 'WORKFLOW_SPEC_VERSION', env, DEFAULT_SPEC, OLDEST_SPEC, NEWEST_SPEC),
     baseUrl: baseUrl === undefined ? undefined : httpUrl('baseUrl (WORKFLOW_SERVICE_URL)', baseUrl),
     deploymentId: env('DEPLOYMENT_ID') ?? 'dpl_holdfast',
     connection: {
-      serverUrl: serverUrl === undefined ? undefined : httpUrl('serverUrl (HOLDFAST_WORLD_URL)', serverUrl),
+      serverUrl: serverUrl === undefined ? undefined : httpUrl('serverUrl (WORKFLOW_HOLDFAST_SERVER)', serverUrl),
       token: options.token ?? env('HOLDFAST_WORLD_TOKEN'),
-      command: commandOf(options.command ?? env('HOLDFAST_COMMAND')),
+      command: commandOf(options.command ?? env('WORKFLOW_HOLDFAST_COMMAND')),
       environment: storeOf(options, env),
       retrySeconds: options.retrySeconds ?? 60,
       timeoutSeconds: options.timeoutSeconds ?? 30,

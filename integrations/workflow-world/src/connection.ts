@@ -7,7 +7,7 @@ import { setTimeout as pause } from 'node:timers/promises';
 import { startChild, type ChildServer } from './child.js';
 import { fromJson, toJson } from './coding.js';
 import type { ConnectionSettings } from './config.js';
-import { errorOf, textOf, unreachable, WorldError } from './errors.js';
+import { errorOf, StartFailed, textOf, unreachable, WorldError } from './errors.js';
 import { Sockets, reasonOf, textOf as bodyOf, type Answer, type Target } from './http.js';
 
 const FIRST_PAUSE_MS = 50;
@@ -26,6 +26,7 @@ export class Connection {
   #users = 0;
   #child: Promise<ChildServer> | undefined;
   #restarts = 0;
+  #restart: NodeJS.Timeout | undefined;
   /** The address that `start` has registered: a new child has to hear of it too. */
   #baseUrl: string | undefined;
 
@@ -143,6 +144,7 @@ export class Connection {
     } catch (error) {
       this.#child = undefined; // the next call tries again
       void child?.stop();
+      this.#restartSoon();
       throw error;
     }
     void child.ended.then((how) => this.#ended(how));
@@ -155,20 +157,22 @@ export class Connection {
       return;
     }
     process.stderr.write(`holdfast: the World's server ended with ${how}; a new one is started\n`);
-    if (this.#baseUrl !== undefined) {
-      this.#restartSoon();
-    }
+    this.#restartSoon();
   }
 
+  /** See that messages are delivered, also while nobody calls: after 1 s, doubling to 30 s. */
   #restartSoon(): void {
+    if (this.#baseUrl === undefined || this.#restart !== undefined) {
+      return;
+    }
     const pauseMs = Math.min(1000 * 2 ** this.#restarts++, 30_000);
-    const timer = setTimeout(() => {
+    this.#restart = setTimeout(() => {
+      this.#restart = undefined;
       if (!this.#closed.signal.aborted) {
         this.#child ??= this.#started();
-        this.#child.catch(() => this.#restartSoon());
+        this.#child.catch(() => undefined);
       }
-    }, pauseMs);
-    timer.unref();
+    }, pauseMs).unref();
   }
 }
 
@@ -195,7 +199,7 @@ function bodyAsJson(text: string): unknown {
 /** Whether the same call may succeed a little later. */
 function mayPass(error: unknown): boolean {
   if (error instanceof WorldError) {
-    return [502, 503, 504].includes(error.status);
+    return !(error instanceof StartFailed) && [502, 503, 504].includes(error.status);
   }
   return !(error instanceof TypeError || error instanceof RangeError); // mistakes in the request itself
 }

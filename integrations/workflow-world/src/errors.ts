@@ -54,6 +54,13 @@ export function unreachable(message: string, cause?: unknown): WorldError {
   return new WorldError('WorkflowWorldError', message, { status: 503, cause });
 }
 
+/** A server of our own that does not come up: the same attempt would fail again. */
+export class StartFailed extends WorldError {
+  constructor(message: string, cause?: unknown) {
+    super('WorkflowWorldError', message, { status: 503, cause });
+  }
+}
+
 interface Given {
   name: string;
   message: string;

@@ -54,12 +54,12 @@ describe('settings', () => {
 
   test.each([2, 3, 4, 5, 6, 7])('spec version %i may be announced', (specVersion) => {
     expect(settingsOf({ specVersion }, {}).specVersion).toBe(specVersion);
-    expect(settingsOf({}, { HOLDFAST_WORLD_SPEC_VERSION: String(specVersion) }).specVersion).toBe(specVersion);
+    expect(settingsOf({}, { WORKFLOW_SPEC_VERSION: String(specVersion) }).specVersion).toBe(specVersion);
   });
 
   test.each<[string, WorldOptions, Record<string, string>, RegExp]>([
     ['spec version 1', { specVersion: 1 }, {}, /specVersion .* is 1; expected .* from 2 to 7/],
-    ['spec version 8', {}, { HOLDFAST_WORLD_SPEC_VERSION: '8' }, /HOLDFAST_WORLD_SPEC_VERSION\) is 8/],
+    ['spec version 8', {}, { WORKFLOW_SPEC_VERSION: '8' }, /WORKFLOW_SPEC_VERSION\) is 8/],
     ['no concurrency', { concurrency: 0 }, {}, /concurrency .* is 0/],
     ['a concurrency in words', {}, { WORKFLOW_CONCURRENCY: 'many' }, /WORKFLOW_CONCURRENCY\) is many/],
     ['a base URL without a scheme', { baseUrl: 'localhost:3000' }, {}, /baseUrl .* is "localhost:3000"/],
