@@ -6,7 +6,7 @@ import { join } from 'node:path';
 
 import { isRecord, StartFailed, textOf } from './errors.js';
 
-const ARGUMENTS = ['world', 'serve', '--child'] as const;
+const ARGUMENTS = ['world', 'serve', '--child', '--log-level', 'warning'] as const;
 const START_MS = 60_000;
 const STOP_MS = 40_000; // the server itself waits 30 s for deliveries that are under way
 const LAST_WORDS = 2000;

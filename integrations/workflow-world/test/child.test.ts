@@ -47,7 +47,7 @@ describe('a server of our own', () => {
     const [one, two] = [worldOf(), worldOf()];
     const [{ pid }, other] = await Promise.all([pidOf(one), pidOf(two)]);
     expect(other.pid).toBe(pid);
-    expect(said()[0]).toMatchObject({ arguments: ['world', 'serve', '--child'], HOLDFAST_URL: `sqlite:///${log}.db` });
+    expect(said()[0]).toMatchObject({ arguments: ['world', 'serve', '--child', '--log-level', 'warning'], HOLDFAST_URL: `sqlite:///${log}.db` });
     expect(said().every(({ path, isMine }) => path === undefined || isMine)).toBe(true);
     await one.close();
     expect(said().some(({ stopped }) => stopped === pid)).toBe(false);
