@@ -2,8 +2,9 @@
 
 ``python -m tests.node [PART …]``: only these parts, of `sqlite`, `mongodb`, `package` and `example`.
 
-On SQLite all applications of the suite use one server, which they are told of; on MongoDB each starts a server of its
-own. So both ways of the package to its server are taken. It ends with 2 where it cannot run.
+The suite starts a program for each test. In the newest suite all programs use one server, which they are told of; in
+the older one, in our own tests of the joint and in the example, each starts a server of its own. It ends with 2 where it
+cannot run.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.support.mongod import given_url, quick_server
@@ -34,6 +38,7 @@ OLDEST_NODE = 20
 CANNOT_RUN = 2
 
 Environment = Mapping[str, str]
+ITS_OWN_SERVER = {"WORKFLOW_HOLDFAST_COMMAND": str(HOLDFAST)}
 
 
 class CannotRun(Exception):
@@ -47,17 +52,37 @@ def main() -> int:
     if unknown := [part for part in wanted if part not in PARTS]:
         parser.error(f"unknown: {' '.join(unknown)}; expected some of {' '.join(PARTS)}")
     try:
-        for part in ("install", *wanted):
-            began = time.monotonic()
-            (PARTS | {"install": install})[part]()
-            print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
+        need_node()
+        at_once(*(partial(install_in, folder) for folder in (PACKAGE, EXAMPLE) if needs(folder, wanted)))
+        run("npm", "run", "--silent", "build", folder=PACKAGE)
+        at_once(*(partial(done, part) for part in wanted if part in STORES))
+        for part in wanted:
+            if part not in STORES:
+                done(part)
     except CannotRun as reason:
         print(f"cannot run here: {reason}", file=sys.stderr)
         return CANNOT_RUN
     except subprocess.CalledProcessError as error:
-        print(f"FAILED {part}: {' '.join(map(str, error.cmd))} ended with {error.returncode}", file=sys.stderr)
+        print(f"FAILED: {' '.join(map(str, error.cmd))} ended with {error.returncode}", file=sys.stderr)
         return 1
     return 0
+
+
+def needs(folder: Path, wanted: Sequence[str]) -> bool:
+    return folder == PACKAGE or "example" in wanted
+
+
+def at_once(*works: Callable[[], None]) -> None:
+    """Do some things at once: they wait more than they work. Raises what the first of them has raised."""
+    with ThreadPoolExecutor(max(1, len(works))) as pool:
+        for future in [pool.submit(work) for work in works]:
+            future.result()
+
+
+def done(part: str) -> None:
+    began = time.monotonic()
+    PARTS[part]()
+    print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def need_node() -> None:
@@ -71,7 +96,15 @@ def need_node() -> None:
 
 
 def run(*command: str | Path, folder: Path, environment: Environment | None = None) -> None:
-    subprocess.run(command, cwd=folder, env={**clean_environment(), **(environment or {})}, check=True)
+    """Run a command, and print what it says when it has ended: others may run beside it."""
+    env = {**clean_environment(), **(environment or {})}
+    ended = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    with _PRINTING:
+        print(ended.stdout.decode(errors="replace"), end="", flush=True)
+    ended.check_returncode()
+
+
+_PRINTING = threading.Lock()
 
 
 def clean_environment() -> dict[str, str]:
@@ -79,14 +112,8 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "WORKFLOW_"))}
 
 
-def install() -> None:
-    """Install what the lockfile names, if it is not there, and build the package."""
-    need_node()
-    install_in(PACKAGE)
-    run("npm", "run", "--silent", "build", folder=PACKAGE)
-
-
 def install_in(folder: Path) -> None:
+    """Install what the lockfile names, if it is not there."""
     lock, done = folder / "package-lock.json", folder / "node_modules" / ".package-lock.json"
     if not done.exists() or done.stat().st_mtime < lock.stat().st_mtime:
         try:
@@ -101,23 +128,28 @@ def package() -> None:
         run("npm", "run", "--silent", script, folder=PACKAGE)
 
 
-def suite(environment: Environment, *files: str) -> None:
-    run("npx", "vitest", "run", *files, folder=SUITE, environment=environment)
+def suite(file: str, environment: Environment) -> None:
+    """Run a file of the suite. Each has a store of its own: open runs would be delivered to the next program."""
+    run("npx", "vitest", "run", file, folder=SUITE, environment=environment)
 
 
 def on_sqlite() -> None:
-    """Run the suites of both releases, and our own tests of the joint, with one server for all."""
     with tempfile.TemporaryDirectory() as folder:
-        store = {"HOLDFAST_URL": f"sqlite:///{folder}/world.db"}
-        with server(store) as environment:
-            suite(environment)
+        with server({"HOLDFAST_URL": f"sqlite:///{folder}/suite.db"}) as environment:
+            suite("suite", environment)
+        for file in ("older", "real"):
+            suite(file, {**ITS_OWN_SERVER, "HOLDFAST_URL": f"sqlite:///{folder}/{file}.db"})
 
 
 def on_mongodb() -> None:
-    """Run the suite, and our own tests of the joint, with a server for each application."""
+    def store(file: str) -> dict[str, str]:
+        database = f"world_{file}_{secrets.token_hex(4)}"
+        return {"WORKFLOW_MONGODB_URI": url, "WORKFLOW_MONGODB_DATABASE_NAME": database}
+
     with mongodb() as url:
-        names = {"WORKFLOW_MONGODB_URI": url, "WORKFLOW_MONGODB_DATABASE_NAME": f"world_{secrets.token_hex(4)}"}
-        suite({**names, "WORKFLOW_HOLDFAST_COMMAND": str(HOLDFAST)}, "suite", "real")
+        with server(store("suite")) as environment:
+            suite("suite", environment)
+        suite("real", {**ITS_OWN_SERVER, **store("real")})
 
 
 @contextlib.contextmanager
@@ -151,12 +183,12 @@ def example() -> None:
     """Build the example for the release that users install, and let its order go its way."""
     from tests.node.example import run_example
 
-    install_in(EXAMPLE)
     run("npm", "run", "--silent", "build", folder=EXAMPLE)
     run_example(EXAMPLE, HOLDFAST, clean_environment())
 
 
-PARTS = {"sqlite": on_sqlite, "mongodb": on_mongodb, "package": package, "example": example}
+STORES = {"sqlite": on_sqlite, "mongodb": on_mongodb}
+PARTS = {**STORES, "package": package, "example": example}
 
 if __name__ == "__main__":
     sys.exit(main())
