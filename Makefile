@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORDER := $(or $(ORDER),$(shell date +%s))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-against check-perf docs diagram clean
+.PHONY: help demo test test-world quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-against check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ quick: $(READY)  ## the inner loop: everything that is fast
 shuffled: $(READY)  ## the inner loop in a random order; repeat one with make shuffled ORDER=7
 	@echo "in the order of ORDER=$(ORDER)"
 	HOLDFAST_TEST_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not torture and not faults' $(TESTS)
+
+test-world: $(READY)  ## the package for Node, and the suite of Workflow DevKit on both stores (Node 20; 4 minutes)
+	$(BIN)/python -m tests.node
 
 planted: $(READY)  ## plant bugs one by one in a copy of the source, and see which the tests catch (10 minutes)
 	$(BIN)/python -m tests.planted --jobs 2

@@ -1,0 +1,2 @@
+import { createTestSuite } from 'world-testing-19';
+createTestSuite('../dist/index.js');

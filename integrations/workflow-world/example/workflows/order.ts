@@ -1,0 +1,31 @@
+import { createHook, getWritable, sleep } from 'workflow';
+
+export interface Approval {
+  by: string;
+}
+
+/** Charge, wait for a person and a moment, and say what happens on the way. */
+export async function order(id: string, cents: number) {
+  'use workflow';
+
+  const receipt = await charge(id, cents);
+  await tell(`charged: ${receipt}`);
+  const approval: Approval = await createHook<Approval>({ token: `approve:${id}` });
+  await sleep('1s');
+  await tell(`approved by ${approval.by}`);
+  return { receipt, ...approval };
+}
+
+async function charge(id: string, cents: number) {
+  'use step';
+
+  return `receipt-${id}-${cents}`;
+}
+
+async function tell(text: string) {
+  'use step';
+
+  const writer = getWritable<string>().getWriter();
+  await writer.write(text);
+  writer.releaseLock();
+}

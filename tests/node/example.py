@@ -1,0 +1,69 @@
+"""The example of the guide, as its reader meets it: one order, one approval, its words, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.mongod import free_port
+from tests.support.patience import patient
+
+
+def run_example(folder: Path, holdfast: Path, environment: Mapping[str, str]) -> None:
+    """Start the application on a new SQLite store, and follow one order. Raises AssertionError for a surprise."""
+    with tempfile.TemporaryDirectory() as place:
+        store = {"HOLDFAST_URL": f"sqlite:///{place}/orders.db", "WORKFLOW_HOLDFAST_COMMAND": str(holdfast)}
+        world = {"WORKFLOW_TARGET_WORLD": "@holdfast/workflow-world", "PORT": str(free_port())}
+        with application(folder, {**environment, **store, **world}) as address:
+            follow_an_order(address)
+
+
+@contextlib.contextmanager
+def application(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """Run the application, and return its address. It has to end by SIGTERM, with its server."""
+    with subprocess.Popen(["node", "server.mjs"], cwd=folder, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line.startswith("listening on "), line
+        try:
+            yield line.removeprefix("listening on ").strip()
+        finally:
+            process.terminate()
+            assert process.wait(timeout=patient(60)) == 0
+
+
+def follow_an_order(address: str) -> None:
+    run = str(asked(f"{address}/orders", {"id": "a1", "cents": 500})["runId"])
+    with urllib.request.urlopen(f"{address}/runs/{run}/words", timeout=patient(60)) as words:
+        assert words.readline() == b"charged: receipt-a1-500\n"
+        approved = eventually(lambda: asked(f"{address}/orders/a1/approve", {"by": "Mei"}))
+        assert approved["runId"] == run
+        assert words.readline() == b"approved by Mei\n"
+    ended = eventually(lambda: state if (state := asked(f"{address}/runs/{run}"))["status"] == "completed" else None)
+    assert ended["result"] == {"receipt": "receipt-a1-500", "by": "Mei"}, ended
+
+
+def asked(url: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    body = None if fields is None else json.dumps(fields).encode()
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=patient(60)) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+def eventually(attempt: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    """Return the first answer. An approval fails until the order has created its hook."""
+    deadline = time.monotonic() + patient(30)
+    while True:
+        with contextlib.suppress(OSError):
+            if (answer := attempt()) is not None:
+                return answer
+        assert time.monotonic() < deadline, "nothing came within 30 s"
+        time.sleep(0.05)
