@@ -3,8 +3,8 @@
 ``python -m tests.node [PART …]``: only these parts, of `sqlite`, `mongodb`, `package` and `example`.
 
 The suite starts a program for each test. In the newest suite all programs use one server, which they are told of; in
-the older one, in our own tests of the joint and in the example, each starts a server of its own. It ends with 2 where it
-cannot run.
+the older one, in our own tests of the joint and in the example, each starts a server of its own. It ends with 2 where
+it cannot run.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from holdfast.world.errors import WorldError
 from holdfast.world.records import invocation_of, size_of
 from holdfast.world.requests import moment
 from holdfast.world.storage import WorldStorage
-from holdfast.world.translation import OriginalRun, NotImportable, Translated, translated
+from holdfast.world.translation import NotImportable, OriginalRun, Translated, translated
 
 COLLECTIONS = frozenset({"runs", "steps", "events", "hooks"})
 OPERATION = "import"
