@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.support.patience import patient
 from holdfast.codec import Codec, SizeLimits
 from holdfast.errors import SoftTimeout
 from holdfast.executors.call import INTERRUPTED, Call, Interrupted, Outcome, Raised, Returned
-from holdfast.executors.local import Executor, InlineExecutor, LoopExecutor
+from holdfast.executors.local import Executor, InlineExecutor, LoopExecutor, OutcomeBatch
 from holdfast.telemetry.logs import logging_telemetry
 
 CODEC = Codec()
@@ -69,6 +70,35 @@ class Blocked:
 
     def __exit__(self, *_: object) -> None:
         self._free.set()
+
+
+def test_an_outcome_that_comes_while_others_are_fetched_is_fetched_too() -> None:
+    """From another thread, right after the last one was taken out of the batch."""
+
+    async def main() -> None:
+        found, is_there = list[str](), asyncio.Event()
+
+        def deliver(outcomes: Sequence[tuple[str, Outcome]]) -> None:
+            found.extend(key for key, _ in outcomes)
+            if len(found) == 2:
+                is_there.set()
+
+        batch = OutcomeBatch(deliver)
+
+        class Interleaved(deque[tuple[str, Outcome]]):
+            def popleft(self) -> tuple[str, Outcome]:
+                taken = super().popleft()
+                if taken[0] == "first":
+                    batch.add("second", INTERRUPTED)
+                    batch.announce()
+                return taken
+
+        batch._outcomes = Interleaved()
+        batch.add("first", INTERRUPTED)
+        batch.announce()
+        await asyncio.wait_for(is_there.wait(), PATIENCE_SECONDS)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", KINDS)

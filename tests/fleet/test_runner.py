@@ -26,8 +26,11 @@ from tests.support.fleet import (
 from holdfast.errors import StoreReadOnly, StoreUnavailable
 from holdfast.fleet.failure_detector import FailureDetector
 from holdfast.model.claims import Claim
+from holdfast.model.queues import QueuePause
 from holdfast.model.records import DRAIN, STOP, RunnerRecord
 from holdfast.model.status import Status
+from holdfast.runtime import pauses
+from holdfast.store.contract import Store
 
 # --- joining and leaving
 
@@ -233,6 +236,39 @@ def test_after_missed_beats_steadiness_begins_anew(seconds: float) -> None:
         await asyncio.sleep(2 * HEARTBEAT)
         steady = member.runner._steady()
         assert steady > 60 if seconds == HEARTBEAT else 0.0 < steady <= 2 * HEARTBEAT
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 600.0, -600.0])
+def test_after_the_clock_was_set_steadiness_begins_anew(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until all have sent heartbeats by the new time, the living look silent."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await asyncio.sleep(60)
+        now = fleet.store.now
+        monkeypatch.setattr(fleet.store, "now", lambda: now() + seconds)
+        await asyncio.sleep(1.5 * HEARTBEAT)
+        steady = member.runner._steady()
+        assert steady > 60 if seconds == 1.0 else 0.0 <= steady <= 1.5 * HEARTBEAT
+
+    virtually(scenario)
+
+
+def test_a_stop_before_there_are_workers_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = fleet.member(add)
+
+        async def stopped_meanwhile(store: Store, app: str) -> list[QueuePause]:
+            member.runner.stop()
+            return []
+
+        monkeypatch.setattr(pauses, "pauses_of", stopped_meanwhile)
+        began = fleet.clock.now()
+        await member.runner.run()
+        assert fleet.clock.now() - began < 1.0
+        assert await fleet.roster() == []
 
     virtually(scenario)
 

@@ -614,3 +614,28 @@ def test_a_waiting_runner_costs_next_to_nothing() -> None:
         assert len(members) == 3
 
     virtually(scenario)
+
+
+def test_nothing_is_performed_if_hardly_anything_is_left_of_the_slot_when_it_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store took its time: the next runner in turn is about to begin."""
+
+    async def scenario(fleet: Fleet) -> None:
+        begin, looks = Executions.begin, Looks()
+
+        async def slow(book: Executions, wanted: Execution) -> Execution | None:
+            monkeypatch.setattr(Executions, "begin", begin)
+            found = await begin(book, wanted)
+            await asyncio.sleep(wanted.window_ends_at - fleet.clock.now() - 0.02)
+            return found
+
+        monkeypatch.setattr(Executions, "begin", slow)
+        await asyncio.sleep(CYCLE - fleet.clock.now() % CYCLE - 5.0)
+        await probed(fleet, 1, looks)
+        await asyncio.sleep(10.0)
+        *_, first = await Executions(fleet.store, APP, SERVICE, 0).trail(10)
+        assert (first.status, first.reason) == (ExecutionStatus.ABANDONED, "no_margin")
+        assert min(at for at, _ in looks) > first.window_ends_at - 0.02
+
+    virtually(scenario)

@@ -74,7 +74,8 @@ def test_a_hint_tells_of_a_pause_at_once() -> None:
     virtually(scenario)
 
 
-def test_a_pause_right_after_a_new_runner_has_looked_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", [1, 2], ids=["of a new runner", "for a hint"])
+def test_a_pause_that_comes_during_a_look_is_heard_of(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     read, begun = pauses.pauses_of, list[str]()
 
     async def work() -> None:
@@ -82,17 +83,22 @@ def test_a_pause_right_after_a_new_runner_has_looked_is_heard_of(monkeypatch: py
 
     async def scenario(fleet: Fleet) -> None:
         fallback.switch("off")
-        member = fleet.member(work)
+        member, looks = fleet.member(work), 0
 
         async def and_then_paused(store: Store, app: str) -> list[QueuePause]:
+            nonlocal looks
+            looks += 1
             found = await read(store, app)
-            if not found:
+            if looks == which:
                 await pause_queue(fleet.store, pause_of("default"))
                 member.engine.hub._receive(Hint(PAUSES, ("default",)))
             return found
 
         monkeypatch.setattr(pauses, "pauses_of", and_then_paused)
         await member.start()
+        await asyncio.sleep(1.0)
+        if looks < which:
+            member.engine.hub._receive(Hint(PAUSES, ()))
         await asyncio.sleep(10 * LATENCY)
         id = await fleet.submit("work")
         member.engine.hub.send(Hint(READY, ()))

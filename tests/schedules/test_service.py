@@ -25,7 +25,7 @@ from holdfast.runtime.engine import Engine
 from holdfast.schedules import Every
 from holdfast.schedules.records import CatchUp, Overlap, Pause, Rules, ScheduleRecord, from_entry, to_entry
 from holdfast.schedules.rules import due_at, invocation_id, moved
-from holdfast.schedules.service import MAX_QUEUED, Scheduler
+from holdfast.schedules.service import MAX_QUEUED, Scheduler, ScheduleRegistry
 from holdfast.store.contract import Filter
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing import FakeClock
@@ -470,6 +470,26 @@ def test_one_that_is_deleted_and_made_anew_while_it_fires_is_left_as_it_was_made
     monkeypatch.setattr(house.store, "insert", slow)
     house.after(10)
     assert asyncio.run(house.store.entries("shop", "schedule")) == [anew]
+
+
+def test_a_change_of_one_that_is_deleted_and_made_anew_meanwhile_is_one_of_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House(schedule())
+    anew, plain = to_entry(replace(schedule(), uid="another")), house.store.put_entry
+
+    async def slow(entry: Entry, over: Entry | None = None) -> bool:
+        monkeypatch.setattr(house.store, "put_entry", plain)
+        (there,) = await house.store.entries("shop", "schedule")
+        assert await house.store.remove_entry(there)
+        assert await plain(anew)
+        return await plain(entry, over)
+
+    monkeypatch.setattr(house.store, "put_entry", slow)
+    registry = make_engine(house.store, house.clock, random.Random(1), app="shop").part(ScheduleRegistry)
+    pause = Pause(at=START, by="ann", why="a test")
+    asyncio.run(registry.change(schedule().name, lambda record, now: {"pause": pause}))
+    assert (house.entry().uid, house.entry().pause) == ("another", pause)
 
 
 @pytest.mark.parametrize(("trust", "looks"), [(0, 10), (1, 10), (3, 4), (99, 2)])
