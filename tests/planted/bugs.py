@@ -37,6 +37,7 @@ SUPERVISOR_AWAITS = ("fleet/test_supervisor_awaits.py",)
 MEANWHILE = ("runtime/test_meanwhile.py",)
 RARE_PAIRS = ("runtime/test_rare_pairs.py",)
 HINTS = ("runtime/test_hints.py",)
+REVOKED = ("runtime/test_revoked.py",)
 JOINS = ("triggers/test_joins.py",)
 OWNERS = ("workflows/test_owners.py",)
 ACCESS = ("web/test_access.py",)
@@ -333,6 +334,107 @@ BUGS = (
         ("executors/test_local.py", "executors/test_interrupts.py"),
         "a coroutine that is cancelled before it begins has no outcome, and keeps its slot",
     ),
+    Bug(
+        "taken back after a fence",
+        AWAIT,
+        "fleet/supervisor.py",
+        "        if self._fenced:\n            return\n        asked",
+        "        asked",
+        SUPERVISOR_AWAITS,
+        "a runner that was declared dead hands back what others recover",
+    ),
+    Bug(
+        "looks that never start anew",
+        AWAIT,
+        "fleet/worker_process.py",
+        "looks = looks + 1 if why else 0",
+        "looks = looks + bool(why)",
+        SUPERVISOR_AWAITS,
+        "three moments without the store in a week end a worker",
+    ),
+    Bug(
+        "accepts while starts are under way",
+        AWAIT,
+        "runtime/worker.py",
+        "if not self.begun.is_revoked or self._prefetching or self._starting or self._running.fetching:",
+        "if not self.begun.is_revoked or self._prefetching or self._running.fetching:",
+        REVOKED,
+        "a call that its runner has given to others begins",
+    ),
+    Bug(
+        "accepts while arguments are fetched",
+        AWAIT,
+        "runtime/worker.py",
+        "if not self.begun.is_revoked or self._prefetching or self._starting or self._running.fetching:",
+        "if not self.begun.is_revoked or self._prefetching or self._starting:",
+        REVOKED,
+        "a call that its runner has given to others begins",
+    ),
+    Bug(
+        "accepts while it claims ahead",
+        AWAIT,
+        "runtime/worker.py",
+        "if not self.begun.is_revoked or self._prefetching or self._starting or self._running.fetching:",
+        "if not self.begun.is_revoked or self._starting or self._running.fetching:",
+        REVOKED,
+        "a call that its runner has given to others begins",
+    ),
+    Bug(
+        "claims again without a permit",
+        AWAIT,
+        "runtime/claim.py",
+        "if again and not self._permit.holds():",
+        "if again and self._permit is None:",
+        MEANWHILE,
+        "a runner that may be dead takes work",
+    ),
+    Bug(
+        "arguments of another life",
+        AWAIT,
+        "runtime/execute.py",
+        "if mine is None or mine.epoch != record.epoch:\n            pass",
+        "if mine is None:\n            pass",
+        MEANWHILE,
+        "a run that has come back is begun twice",
+    ),
+    Bug(
+        "pause during a look",
+        AWAIT,
+        "runtime/pauses.py",
+        "            self._notified.clear()\n            try:\n                await self.look()\n",
+        "            try:\n                await self.look()\n                self._notified.clear()\n",
+        ("runtime/test_pauses.py",),
+        "a pause that comes during a look waits for the next one",
+    ),
+    Bug(
+        "stop before there are workers",
+        AWAIT,
+        "fleet/runner.py",
+        "            if self._stopping:\n                workers.stop(hurry=self._hurry)\n",
+        "",
+        ("fleet/test_runner.py",),
+        "a runner that is stopped while it starts does not end",
+    ),
+    Bug(
+        "margin is not looked at again",
+        AWAIT,
+        "fleet/services.py",
+        "if not enough_margin(claim, self._store.now(), self._settings):",
+        "if not enough_margin(claim, mine.started_at, self._settings):",
+        ("fleet/test_services.py",),
+        "duties are performed when the next runner begins its turn",
+    ),
+    Bug(
+        "announced while it is emptied",
+        AWAIT,
+        "executors/local.py",
+        "        self._announced = False\n"
+        "        taken = [self._outcomes.popleft() for _ in range(len(self._outcomes))]\n",
+        "        taken = [self._outcomes.popleft() for _ in range(len(self._outcomes))]\n"
+        "        self._announced = False\n",
+        ("executors/test_local.py",),
+        "an outcome waits for the next one",
+    ),
     # --- hints that polling hides
     Bug(
         "no hint of a message",
@@ -453,6 +555,24 @@ BUGS = (
         HINTS,
         "a schedule that is due soon is found by a look",
     ),
+    Bug(
+        "no hint of a cancel before the answer to the claim",
+        HINT,
+        "runtime/worker.py",
+        "        self._running.begin(records)\n        self._cancellations.arrived()\n",
+        "        self._running.begin(records)\n",
+        HINTS,
+        "a call that is cancelled right after its claim runs until the next heartbeat",
+    ),
+    Bug(
+        "no hint of a pause",
+        HINT,
+        "runtime/pauses.py",
+        "self._unsubscribe = self._hub.on(PAUSES, lambda hint: self._notified.set())  # before the first look",
+        "self._unsubscribe = lambda: None",
+        ("runtime/test_pauses.py",),
+        "a runner that starts does not hear of a pause",
+    ),
     # --- the command line
     Bug(
         "cancel without children",
@@ -563,6 +683,24 @@ BUGS = (
         (*MEANWHILE, *RARE_PAIRS),
         "a call that is cancelled while it lies in reserve is run",
     ),
+    Bug(
+        "steady though the clock was set",
+        PAIR,
+        "fleet/heartbeat.py",
+        "            if self._was_set():\n                self._steady_since = sent\n",
+        "",
+        ("fleet/test_runner.py",),
+        "the living are declared dead when the store's clock was set",
+    ),
+    Bug(
+        "second cancel begins the grace anew",
+        PAIR,
+        "runtime/execute.py",
+        "mine.epoch != record.epoch or mine.status is record.status:",
+        "mine.epoch != record.epoch:",
+        RARE_PAIRS,
+        "a call that cleans up is cancelled once more at each look",
+    ),
     # --- owners and slots
     Bug(
         "grant that shortens",
@@ -618,6 +756,15 @@ BUGS = (
         SUPERVISOR,
         "calls that run in a silent worker are run a second time",
     ),
+    Bug(
+        "slots promised to nobody",
+        OWNER,
+        "runtime/worker.py",
+        "            self._promised = free\n",
+        "",
+        MEANWHILE,
+        "a run and the call of a claim get the same slot",
+    ),
     # --- schedules and triggers
     Bug(
         "hint while schedules fire",
@@ -672,6 +819,15 @@ BUGS = (
         "",
         ("triggers/test_service.py", "triggers/test_conditions.py"),
         "an end after a long idle time calls no trigger that was made meanwhile",
+    ),
+    Bug(
+        "change of a schedule made anew",
+        TIMING,
+        "schedules/service.py",
+        "if await self._store.put_entry(to_entry(changed), entry):",
+        "if await self._store.put_entry(to_entry(changed)):",
+        ("schedules/test_service.py",),
+        "a change overwrites the schedule that was made meanwhile",
     ),
     # --- cancellation with children
     Bug(
