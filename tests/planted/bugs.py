@@ -1124,10 +1124,10 @@ BUGS = (
         "secrets that are malformed are not looked up",
         WEB,
         "web/webhooks.py",
-        "        with self._room(self._webhooks.limit):\n",
+        "        with self._room_for(source) as take_room:\n",
         "        if len(secret) != 43:\n"
         "            raise Problem(404, 'NotFound', 'there is nothing at this address')\n"
-        "        with self._room(self._webhooks.limit):\n",
+        "        with self._room_for(source) as take_room:\n",
         ("web/test_webhooks.py",),
         "time and commands tell what a secret looks like",
     ),

@@ -321,7 +321,7 @@ def slow_appends(monkeypatch: pytest.MonkeyPatch, seconds: float, heard: Callabl
 @SQLITE
 def test_code_that_never_waits_is_stopped(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain helper on an event loop cannot wait, and must not fill the memory."""
-    slow_appends(monkeypatch, 1.0, lambda count: None)
+    slow_appends(monkeypatch, 0.05, lambda count: None)
 
     @app.task(name="rude")
     async def rude() -> int:

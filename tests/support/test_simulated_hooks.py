@@ -22,13 +22,6 @@ pytestmark = [
 SEEDS, MOST_SEEDS = 10, 40
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 10))
-def test_seeds_hold(first: int) -> None:
-    for seed in range(first, first + 10):
-        run = simulate(hooks_of(seed))
-        assert not run.violations, str(run)
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("first", range(SEEDS, 500, 60))
 def test_more_seeds_hold(first: int) -> None:
@@ -37,8 +30,9 @@ def test_more_seeds_hold(first: int) -> None:
         assert not run.violations, str(run)
 
 
-def test_the_seeds_meet_everything() -> None:
-    runs = [simulate(hooks_of(seed)) for seed in (0, 1, 2, 4)]
+def test_the_first_seeds_hold_and_meet_everything() -> None:
+    runs = [simulate(hooks_of(seed)) for seed in range(SEEDS)]
+    assert [str(run) for run in runs if run.violations] == []
     lines = [line for run in runs for log in run.evidence.dump.logs.values() for line in log]
     assert {line.event.type for line in lines} >= e.HOOKS - {e.HOOK_CONFLICT}
     told = {event.what for run in runs for event in run.evidence.ledgers.events}

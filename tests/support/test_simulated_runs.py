@@ -34,16 +34,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-SEEDS = 40
+SEEDS, FIRST = 40, 15
 MOST_SEEDS = 60  # within so many, a planted bug has to show
 MANY = int(os.environ.get("HOLDFAST_TEST_SIMULATION_SEEDS", "3000"))
 KNOWN = (28, 38, 91, 139, 153, 167, 254, 326, 354, 372)
 """They failed once: a run suspended twice, a child that ended before it was recorded, two ids for one remote step."""
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+@pytest.mark.parametrize("first", range(FIRST, SEEDS, 5))
 def test_seeds_hold(first: int) -> None:
-    for seed in range(first, first + 10):
+    for seed in range(first, first + 5):
         run = simulate(trips_of(seed))
         assert not run.violations, str(run)
 
@@ -76,9 +76,10 @@ def test_many_seeds_hold() -> None:
     assert not failed, "\n\n".join(failed[:5])
 
 
-def test_the_seeds_meet_everything() -> None:
+def test_the_first_seeds_hold_and_meet_everything() -> None:
     """A simulation in which nothing happens proves nothing."""
-    runs = [simulate(trips_of(seed)) for seed in range(15)]
+    runs = [simulate(trips_of(seed)) for seed in range(FIRST)]
+    assert [str(run) for run in runs if run.violations] == []
     lines = [line for run in runs for log in run.evidence.dump.logs.values() for line in log]
     assert {line.event.type for line in lines} >= e.KNOWN - e.HOOKS - {
         *(e.PATCHED, e.DATA_SET, e.ATTRIBUTES_SET, e.WOKEN),

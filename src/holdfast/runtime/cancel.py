@@ -140,7 +140,7 @@ def asked_to_end(
 class CancellationListener:
     """Report to a worker which of its invocations were cancelled. `holds` says whether the worker has an invocation;
     None: whether it has any. `awaits` says whether the answer to a claim or a start is under way: the store may have
-    given the worker an invocation that it does not know yet. A hint about such a one is heeded when it `arrived`.
+    given the worker an invocation that it does not know yet. Such a hint `is_early`, and is heeded when that `arrived`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class CancellationListener:
         self._holds = holds
         self._awaits = awaits
         self._heard = heard
-        self._is_early = False  # a hint has come that may be about what is under way
+        self.is_early = False  # a hint has come that may be about what is under way
         self._wakeup = Wakeup()
 
     async def run(self) -> None:
@@ -174,15 +174,14 @@ class CancellationListener:
             unsubscribe()
 
     def _hinted(self, hint: Hint) -> None:
-        self._is_early = self._is_early or self._awaits()
+        self.is_early = self.is_early or self._awaits()
         if not hint.subjects or any(self._holds(id) for id in hint.subjects):
             self._wakeup.notify()
 
     def arrived(self) -> None:
-        """Look again if a hint came too early: the worker has invocations now that it did not know then."""
-        if self._is_early:
-            self._is_early = False
-            self._wakeup.notify()
+        """Look again, since a hint `is_early`: the worker has invocations now that it did not know then."""
+        self.is_early = False
+        self._wakeup.notify()
 
     async def _look(self) -> None:
         where = Filter(runner=runner_of(self._owner), statuses=frozenset({Status.CANCELLING}))

@@ -470,7 +470,8 @@ class Worker:
                 self.hand_back(list(claimed), self._why_cut_off())
                 return
             self._reserve.add(claimed, self._loop_time())
-            self._cancellations.arrived()
+            if self._cancellations.is_early:
+                self._cancellations.arrived()
             if self._lanes.paused:  # perhaps since the claim was sent
                 self.hand_back(self._reserve.of_queues(self._lanes.paused), _PAUSED)
         except StoreError as error:
@@ -536,7 +537,8 @@ class Worker:
         for record in records:
             self._wanted.pop(record.id, None)  # of an earlier life of a run
         self._running.begin(records)
-        self._cancellations.arrived()
+        if self._cancellations.is_early:
+            self._cancellations.arrived()
 
     def _in_time(self, records: Sequence[InvocationRecord]) -> list[InvocationRecord]:
         """Return the records that may be started. The others have just expired, and end."""
