@@ -120,6 +120,11 @@ class Submittable(Generic[P, R]):
     def _opened_in(
         self, life: Life, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_awaited: bool, at: str = ""
     ) -> Command:
+        if life.about.app != self._runtime.name:  # its end could not reach the run
+            raise UsageError(
+                f"{self.name} belongs to the app '{self._runtime.name}', and this run to '{life.about.app}': submit it "
+                "in a step, and have it report by a hook if the run is to wait for it"
+            )
         ends = self._options.on_parent_end or ("cancel" if is_awaited else "continue")
 
         def prepared() -> tuple[InvocationRecord, list[Payload]]:

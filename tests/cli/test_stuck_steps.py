@@ -11,6 +11,7 @@ import pytest
 from tests.cli.processes import Process, eventually, is_gone
 from tests.support.patience import patient
 
+from holdfast import InvocationCancelled, TimedOut
 from holdfast.cli.discovery import import_module
 
 YARD = """
@@ -65,6 +66,18 @@ async def leaves_behind(name):
         await stubborn(name)
     except TimedOut:
         return await who()
+
+@app.workflow(timeout="300ms", cancel_grace="300ms")
+async def spins_with_a_limit():
+    await who()
+    while True:
+        pass
+
+@app.workflow(cancel_grace="300ms")
+async def spins():
+    await who()
+    while True:
+        pass
 
 @app.workflow
 async def asks():
@@ -146,4 +159,27 @@ def test_a_step_that_blocks_its_worker_times_out_and_its_run_is_not_charged(
     assert "running_recovery" not in walked, "no crash is charged"
     assert walked.count("killed") == 2, "then its steps run apart"
     assert len(runner.said("past its time")) >= 2
+    eventually(lambda: is_gone(before), "the worker is over")
+
+
+def test_a_body_that_blocks_its_worker_times_out_and_others_go_on(yard: Yard, run: Callable[..., Process]) -> None:
+    run("--concurrency", "2")
+    spinning, other = yard.module.spins_with_a_limit.submit(), yard.module.asks.submit()
+    with pytest.raises(TimedOut, match="blocked the event loop"):
+        spinning.result(timeout=patient(60))
+    other.result(timeout=patient(30))
+    walked = [entry.status.value for entry in spinning.record().history]
+    assert "running_recovery" not in walked, "no crash is charged"
+    assert walked.count("killed") == 2
+
+
+def test_a_body_that_blocks_its_worker_is_cancelled_and_others_go_on(yard: Yard, run: Callable[..., Process]) -> None:
+    run("--concurrency", "2")
+    before = yard.module.asks.submit().result(timeout=patient(30))
+    spinning = yard.module.spins.submit()
+    eventually(lambda: len(spinning.steps()) == 1, "its step has ended, and it spins")
+    spinning.cancel("it spins")
+    with pytest.raises(InvocationCancelled):
+        spinning.result(timeout=patient(30))
+    assert yard.module.asks.submit().result(timeout=patient(30)) != before
     eventually(lambda: is_gone(before), "the worker is over")

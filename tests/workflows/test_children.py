@@ -355,3 +355,24 @@ def test_a_time_limit_that_would_not_be_recorded_is_refused(app: App) -> None:
         for run in (waiting.submit(), waiting_plainly.submit()):
             with pytest.raises(UsageError, match=r"use asyncio\.timeout"):
                 run.result(patient(20))
+
+
+@SQLITE
+def test_what_belongs_to_another_app_is_refused_in_a_body(app: App) -> None:
+    """Its end could not reach the run, which would wait for ever."""
+    other = App("memory://", name="neighbours")
+
+    @other.task(name="neighbours:help")
+    def lend() -> None: ...
+
+    @other.workflow(name="neighbours:move")
+    async def move() -> None: ...
+
+    @app.workflow(name="family:asking")
+    async def asking(how: str) -> None:
+        await (lend.submit() if how == "task" else move())
+
+    with app.runner():
+        for how in ("task", "workflow"):
+            with pytest.raises(UsageError, match="belongs to the app 'neighbours', and this run to 'family'"):
+                asking.submit(how).result(patient(20))

@@ -412,7 +412,7 @@ class Worker:
     def on_runs_blocked(self) -> None:
         """Leave the work to another worker, also if this one retires and would wait for its runs without end."""
         if self._leaves_unfinished and not self._fenced and self._drains_until == float("inf"):
-            self.why_ended = f"a step past its time blocked the event loop of its worker {self.owner}"
+            self.why_ended = f"code of a run past its time blocked the event loop of its worker {self.owner}"
             self._telemetry.emit(e.WorkerEnds(self.owner, self.why_ended))
             self.stop(hurry=True)
 

@@ -45,7 +45,7 @@ from holdfast.model.parking import GONE
 from holdfast.model.records import INBOX, Hint, InvocationRecord, RunState, work_hint
 from holdfast.model.status import AVAILABLE, FINAL, Status
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.execute import STUBBORN_SECONDS
+from holdfast.runtime.execute import STUBBORN_SECONDS, timed_out
 from holdfast.runtime.hints import look_after, wait_for
 from holdfast.runtime.outage import Outage, cancel_tasks, is_refusal
 from holdfast.runtime.wait import get_readable
@@ -61,6 +61,7 @@ from holdfast.workflows.loaded import Loaded, code_of, life_of
 from holdfast.workflows.run import Run
 from holdfast.workflows.service import wait_hint
 from holdfast.workflows.streaming import RunStreams
+from holdfast.workflows.time_limit import ends_by
 
 if TYPE_CHECKING:
     from holdfast.runtime.worker import Worker
@@ -108,6 +109,8 @@ class WorkflowExecutor(Executor):
         self._records: dict[str, InvocationRecord] = {}
         self._calls: dict[str, str] = {}  # lives, by the key of the call
         self._loading: set[str] = set()  # lives whose logs are being read
+        self._unheard: set[str] = set()  # keys of calls that are ended by force, as long as their loop does not know
+        self._ends_by: dict[str, float] = {}  # when the time of a life and its grace are over, if it has a limit
         self.host = self.host_class(self, loop, is_here=coroutines is None)
         self._gathered: list[Writing] = []
         self._pump: asyncio.Task[None] | None = None
@@ -159,7 +162,15 @@ class WorkflowExecutor(Executor):
         """Do nothing: a workflow has no soft timeout."""
 
     def force(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
         self.interrupt(keys)
+        if not self._is_inline:
+            self._unheard.update(keys)
+            heard = functools.partial(self._unheard.difference_update, keys)
+            self.host.inbox.post(lambda: self.post(heard))
+
+    def is_blocked(self, key: str) -> bool:
+        return key in self._unheard
 
     def let_go(self, why: str) -> None:
         """Hand runs over at their next step boundary: the worker ends."""
@@ -223,6 +234,7 @@ class WorkflowExecutor(Executor):
         call = self._call_of(key)
         self._records.pop(key, None)
         self._loading.discard(key)
+        self._ends_by.pop(key, None)
         if call is None:
             return
         del self._calls[call]
@@ -244,6 +256,7 @@ class WorkflowExecutor(Executor):
         if key not in self._records:
             return  # it was interrupted meanwhile
         self._loading.discard(key)
+        self._ends_by[key] = ends_by(loaded.record, loaded.first_started_at)
         self.host.inbox.post(lambda: self.host.begin(call, task, loaded))
         if loaded.record.status is Status.CANCELLING and record.status is not Status.CANCELLING:
             self._worker.on_cancelling(loaded.record)
@@ -267,10 +280,11 @@ class WorkflowExecutor(Executor):
             raise
         except (CodecError, CorruptRecord) as error:
             return Unfit(f"its log cannot be read: {error}")
-        suspect = (
-            crashes_in_a_row(record.history, progress) >= _SUSPECT_CRASHES
-            or kills_in_a_row(record.history, progress) >= _SUSPECT_KILLS
-        )
+        first_started_at = _first_start(record, run) if run.generation else started_at
+        has_blocked = kills_in_a_row(record.history, progress) >= _SUSPECT_KILLS
+        if has_blocked and ends_by(record, first_started_at) <= self._store.now():
+            return timed_out(record, self.engine.codec, "; its body blocked the event loop, and heard nothing of that")
+        suspect = has_blocked or crashes_in_a_row(record.history, progress) >= _SUSPECT_CRASHES
         if record.cancellation is not None and record.status in (Status.RUNNING, Status.RESUMED):
             is_said = any(event.type == e.CANCEL_REQUESTED for event in events)
             operation, at = self.engine.ids.operation(), self._store.now()
@@ -283,7 +297,7 @@ class WorkflowExecutor(Executor):
             events=events,
             tail=tail,
             started_at=started_at,
-            first_started_at=_first_start(record, run) if run.generation else started_at,
+            first_started_at=first_started_at,
             is_suspect=suspect,
             progress_epoch=progress,
         )
@@ -580,12 +594,13 @@ class WorkflowExecutor(Executor):
                 self.engine.telemetry.emit(DutyFailed("workflows", "look into the inboxes of runs", error))
 
     async def _watch(self) -> None:
-        """Leave this worker if the loop of the runs is blocked beyond the time of a step: only its process can end
-        that. The timers of steps are on that loop.
+        """Leave this worker if the loop of the runs is blocked beyond the time of a step, or of a run: only its process
+        can end that. Their timers are on that loop.
         """
         while self._calls:
             await asyncio.sleep(_WATCH_SECONDS)
-            if self.host.steps_end_by < self._store.now() - STUBBORN_SECONDS and not await self._is_answered():
+            first = min([self.host.steps_end_by, *self._ends_by.values()])
+            if first < self._store.now() - STUBBORN_SECONDS and not await self._is_answered():
                 self._worker.on_runs_blocked()
 
     async def _is_answered(self) -> bool:

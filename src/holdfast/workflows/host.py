@@ -341,7 +341,7 @@ class Host:
         try:
             packed = run.pack_call(args, kwargs)
         except Exception as error:
-            return run.restart_refused(error)
+            return run.end(raised(run.call, error))
         left = self._left_by(run) | {"unread": run.hooks.unread()}
         work = functools.partial(self._there.restart, run.key, run.record, left, packed)
         self._there.post(work)

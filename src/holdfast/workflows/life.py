@@ -328,6 +328,11 @@ class Life(ABC):
     def why_stuck(self) -> str:
         """Return where the body waits for something that no event will bring."""
 
+    def never_awaited(self) -> str:
+        """Say, once, which calls the body has written and not awaited. Empty if there are none."""
+        named, self.unawaited = list(self.unawaited.values()), {}
+        return f"its body has called without await, so that nothing was done: {', '.join(named[:5])}" if named else ""
+
     def how_ended(self) -> str:
         """Say how the body has ended, behind a mismatch: the log goes on. Empty if it has not ended."""
         if self.ended is None:

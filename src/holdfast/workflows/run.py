@@ -737,10 +737,8 @@ class Run:
     def _body_ended(self, life: Life) -> None:
         assert life.ended is not None
         self._stop_timers()
-        if life.unawaited:
-            named = ", ".join([*life.unawaited.values()][:5])
-            life.unawaited.clear()
-            self.host.warn(self.record, f"its body has called without await, so that nothing was done: {named}")
+        if said := life.never_awaited():
+            self.host.warn(self.record, said)
         if self.elsewhere.asking or self.elsewhere.end_with_run():
             return
         value, error = life.ended
@@ -771,9 +769,6 @@ class Run:
         signature = self._task.signature
         bind(signature, args, kwargs, self._task.name)
         return self.codec.pack_call(args, kwargs, tuple(signature.parameters), self.call.limits)
-
-    def restart_refused(self, error: Exception) -> None:
-        self.end(raised(self.call, error))
 
     def _too_long(self) -> None:
         why = (

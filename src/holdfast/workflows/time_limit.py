@@ -8,19 +8,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from holdfast.errors import TimedOut
 from holdfast.executors.call import Raised, raised
 from holdfast.model.decoding import ahead
+from holdfast.model.records import InvocationRecord
 from holdfast.workflows import events as e
 from holdfast.workflows.attempts import Item
+from holdfast.workflows.declaring import GRACE_SECONDS
 from holdfast.workflows.events import Event
 
 if TYPE_CHECKING:
     from holdfast.workflows.run import Run
 
 TIMEOUT = "timeout"  # the name of a recorded request to end that comes from the time limit
+
+
+def limit_of(record: InvocationRecord, first_started_at: float) -> float:
+    """Return when the time of a run is over; infinity if it has no limit. The log of a fork began long before it."""
+    timeout = record.terms.timeout
+    return inf if timeout is None else ahead(max(first_started_at, record.created_at), timeout)
+
+
+def ends_by(record: InvocationRecord, first_started_at: float) -> float:
+    """Return when the time of a run is over, and that to compensate."""
+    grace = record.terms.cancel_grace
+    return limit_of(record, first_started_at) + (GRACE_SECONDS if grace is None else grace)
 
 
 class TimeLimit:
@@ -34,10 +49,8 @@ class TimeLimit:
 
     def set(self) -> None:
         run = self._run
-        timeout = run.record.terms.timeout
-        if timeout is not None:
-            # The log of a fork began long before the fork itself.
-            self.at = ahead(max(run.first_started_at, run.record.created_at), timeout)
+        if run.record.terms.timeout is not None:
+            self.at = limit_of(run.record, run.first_started_at)
             self._later(self.at, self.pass_over)
 
     def _later(self, at: float, function: Callable[[], None]) -> None:
