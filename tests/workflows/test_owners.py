@@ -17,7 +17,7 @@ from tests.support.fleet import APP, Fleet, Line, virtually
 from tests.support.patience import patient
 from tests.support.runs import Declared, submit
 
-from holdfast import context
+from holdfast import context, hook
 from holdfast.errors import WorkerLost
 from holdfast.ids import InvocationId
 from holdfast.model.changes import MAX_INBOX_ENTRIES, PARENT, Change, Push
@@ -32,6 +32,8 @@ from holdfast.store.memory.store import MemoryStore
 from holdfast.workflows import events as e
 from holdfast.workflows.api import sleep
 from holdfast.workflows.children import WAKE
+from holdfast.workflows.hooks_records import name_of
+from holdfast.workflows.hooks_resuming import Sent, resumed
 from holdfast.workflows.looking import Looking
 from holdfast.workflows.service import IDLE_SECONDS, Waits
 
@@ -170,6 +172,33 @@ def test_a_message_that_comes_while_a_run_is_suspended_is_not_missed() -> None:
         record = await fleet.end(id, within=PROMPT_SECONDS)
         assert not member.line.on_change
         assert await fleet.story(record.id) == ["registered", "pending", "running", "success"]
+
+    virtually(scenario)
+
+
+def test_a_run_that_messages_keep_busy_stays_in_memory() -> None:
+    """It lingers from the last message on. To suspend a second after its first wait cost a replay every second."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.settings["workflow_linger_seconds"] = 1.0
+        shop = Declared()
+
+        @shop.app.workflow(name="listens")
+        async def listens() -> list[int]:
+            numbers = hook("numbers", int)
+            return [await numbers for _ in range(5)]
+
+        await fleet.started(*shop.tasks)
+        client = fleet.engine(fleet.store)
+        id = await submit(fleet, listens)
+        for number in range(4):
+            await asyncio.sleep(0.6)
+            await resumed(client, name_of("numbers"), Sent(client, number), None)
+        assert await fleet.story(id) == ["registered", "pending", "running"]
+        await fleet.until_status(id, Status.SUSPENDED)
+        await resumed(client, name_of("numbers"), Sent(client, 4), None)
+        record = await fleet.end(id)
+        assert fleet.codec.decode(record.result or b"") == [0, 1, 2, 3, 4]
 
     virtually(scenario)
 

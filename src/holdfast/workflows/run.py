@@ -255,6 +255,9 @@ class Run:
         life = self.life
         assert life is not None
         self._is_quiet = False
+        if self._linger is not None:  # it counts for the next wait: from the last event on
+            self._linger.cancel()
+            self._linger = None
         payloads = self.values.take(event.entry if event.type in e.HOOKS else event.call)
         try:
             for carried in self.replay.carried.pop(event.call, ()):
