@@ -241,7 +241,6 @@ def test_a_quick_bench_of_workflows_prints_every_figure(capsys: pytest.CaptureFi
     assert all(value > 0 for name, value in figures.items() if name != "a sleeping run [bytes]")
 
 
-@pytest.mark.slow
 def test_a_quick_bench_of_the_world_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     world.main(["--quick", "--json", "--stores", "memory"])
     figures = json.loads(capsys.readouterr().out)["memory"]
@@ -249,6 +248,7 @@ def test_a_quick_bench_of_the_world_prints_every_figure(capsys: pytest.CaptureFi
     assert min(figures.values()) > 0
 
 
+@pytest.mark.slow
 def test_a_quick_bench_of_hooks_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     hooks.main(["--quick", "--json", "--stores", "sqlite", "--parts", "latency"])
     figures = json.loads(capsys.readouterr().out)["sqlite"]
