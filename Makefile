@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORDER := $(or $(ORDER),$(shell date +%s))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-world quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-against check-perf docs diagram clean
+.PHONY: help demo test test-world quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-against check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */: /' | awk -F': ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ bench-workflows: $(READY)  ## steps per second, replay, sleeping runs, beside lo
 
 bench-hooks: $(READY)  ## from resume to the next line of a body; 10,000 runs that wait (10 minutes)
 	$(BIN)/python -m benchmarks.hooks
+
+bench-world: $(READY)  ## events per second of World runs, and whether long runs are slower (2 minutes)
+	$(BIN)/python -m benchmarks.world
 
 bench-against: $(READY)  ## this tree and an earlier commit in turns, as ratios: make bench-against COMMIT=9c0019a
 	$(BIN)/python -m benchmarks.against $(COMMIT)

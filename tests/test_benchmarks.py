@@ -17,7 +17,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed with the package
 
 import tests.support.mongod
-from benchmarks import bench, counts, crowd, hooks, measure, mongo, neighbour, scale, stock, sustained, workflows
+from benchmarks import bench, counts, crowd, hooks, measure, mongo, neighbour, scale, stock, sustained, workflows, world
 from benchmarks.counts import Verdict, compare, passes, report, smallest
 from benchmarks.quiet import Quiet
 from benchmarks.syncs import CannotCount, SyncCounter
@@ -239,6 +239,13 @@ def test_a_quick_bench_of_workflows_prints_every_figure(capsys: pytest.CaptureFi
     figures = json.loads(capsys.readouterr().out)["sqlite"]
     assert len(figures) == 5
     assert all(value > 0 for name, value in figures.items() if name != "a sleeping run [bytes]")
+
+
+def test_a_quick_bench_of_the_world_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    world.main(["--quick", "--json", "--stores", "memory"])
+    figures = json.loads(capsys.readouterr().out)["memory"]
+    assert len(figures) == 3
+    assert min(figures.values()) > 0
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from holdfast.fleet.core_tasks import CoreTaskRegistry
 from holdfast.fleet.embedded import EmbeddedRunner
 from holdfast.fleet.services import Feature
 from holdfast.invocation import Invocation
-from holdfast.model.changes import CHILDREN, HOOKS, PARENT
+from holdfast.model.changes import CHILDREN, HOOKS, PARENT, Verdict
 from holdfast.model.explain import living
 from holdfast.model.names import valid_name
 from holdfast.model.records import InvocationRecord, RunnerRecord
@@ -64,6 +64,7 @@ from holdfast.workflows.children import end_children, notify_parents
 from holdfast.workflows.declaring import StepDeclaration, step_of, step_task
 from holdfast.workflows.executor import WorkflowExecutor
 from holdfast.workflows.forking import Forking
+from holdfast.workflows.hooks_records import WORLD
 from holdfast.workflows.hooks_requests import WebhookRequest
 from holdfast.workflows.hooks_resuming import HookAccess
 from holdfast.workflows.hooks_store import HookSweep, end_hooks
@@ -402,6 +403,12 @@ class App:
         self.close()
 
 
+async def _give_to_world(engine: Engine, *payload: Any) -> Verdict:
+    from holdfast.world.resuming import give_payload  # few apps have one
+
+    return await give_payload(engine, *payload)
+
+
 def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, **shared: Any) -> Engine:
     """Make an engine with the features that have a part in each end of an invocation. The other keywords are those of
     `Engine`.
@@ -419,6 +426,7 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
         CHILDREN: functools.partial(end_children, engine),
         HOOKS: functools.partial(end_hooks, engine),
     }
+    engine.hook_receivers[WORLD] = functools.partial(_give_to_world, engine)
     engine.make_run_executor = WorkflowExecutor
     engine.chunks = engine.part(ChunkWriter)
     engine.read_progress = read_progress

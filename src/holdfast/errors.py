@@ -47,6 +47,7 @@
     ├── StreamError
     │   ├── StreamClosed                        nothing can be written to a stream any more
     │   └── StreamGone                          (also a LookupError) the chunks of a stream were removed
+    ├── ImportRefused                           a database of another system is not imported; nothing was written
     ├── SoftTimeout                             raised in a task: its soft_timeout is over, it should come to an end
     ├── InvocationNotFound
     ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
@@ -366,6 +367,14 @@ class StreamClosed(StreamError):
 
 class StreamGone(StreamError, LookupError):
     """The chunks of a stream were removed: their time to be kept was over (`stream_retention_seconds`)."""
+
+
+class ImportRefused(HoldfastError):
+    """A database of another system is not imported, and nothing was written. `runs` names those that are the reason."""
+
+    def __init__(self, message: str, runs: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.runs = runs
 
 
 class StepNotFound(WorkflowError, LookupError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,13 @@ from pymongo import MongoClient
 from tests.world.interleaving import forbidden
 from tests.world.worlds import World
 
-from holdfast.errors import UsageError
+from holdfast.cli import main
+from holdfast.errors import ImportRefused, UsageError
 from holdfast.ids import derived_id
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.world.errors import WorldError
-from holdfast.world.importing import Imported, ImportRefused, import_original
+from holdfast.world.importing import Imported, import_original
 from holdfast.world.records import invocation_of, run_name
 
 START = datetime(2025, 11, 1, 12, 0, tzinfo=UTC)
@@ -257,3 +260,21 @@ def test_a_token_that_is_taken_here_is_named(original: Original, quick: World) -
         original.bring(quick)
     with pytest.raises(WorldError):
         quick.get(run)
+
+
+def test_the_command(original: Original, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def give(*command: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([*command, "--url", f"sqlite:///{tmp_path / 'store.db'}", "--name", "shop"])
+        return (int(str(caught.value.code)), *capsys.readouterr())
+
+    original.run()
+    assert give("store", "prepare")[0] == 0
+    code, said, _ = give("world", "import", original.url, "--check")
+    assert (code, said) == (0, "1 run can be imported, 1 of them open, with 2 events\n")
+    assert json.loads(give("world", "import", original.url, "--json")[1])["runs"] == 1
+    assert json.loads(give("world", "import", original.url, "--json")[1])["there"] == 1
+    original.run(specVersion=9)
+    code, _, complaint = give("world", "import", original.url, "--database", NAME)
+    assert code == 1
+    assert "newer" in complaint

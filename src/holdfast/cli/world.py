@@ -17,6 +17,7 @@ from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, comman
 from holdfast.cli.output import Output
 from holdfast.cli.run import LogOptions
 from holdfast.errors import InvocationNotFound, UsageError
+from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.runtime.engine import Engine
@@ -24,6 +25,7 @@ from holdfast.showing import brief, length, moment
 from holdfast.web import missing_extra
 from holdfast.world import wire
 from holdfast.world.errors import WorldError
+from holdfast.world.importing import Imported, import_original
 from holdfast.world.queue import MAX_DELIVERIES, OPEN, Messages, as_message
 
 LOOPBACK, PORT = "127.0.0.1", 8091
@@ -90,6 +92,33 @@ def _stop_with_parent(stop: Callable[[], object]) -> None:
         stop()
 
     threading.Thread(target=watch, name="holdfast-parent", daemon=True).start()
+
+
+@command()
+def import_runs(
+    out: Output,
+    app: App,
+    source: Annotated[str, Argument(metavar="SOURCE", help="The MongoDB that has the database: mongodb://…")],
+    database: Annotated[str, Option(metavar="NAME", help="The database of @workflow-worlds/mongodb.")] = "workflow",
+    check: Annotated[bool, Option("--check", help="Say what would be imported, and write nothing.")] = False,
+) -> None:
+    """Import the runs of @workflow-worlds/mongodb 0.2.x, with events, hooks and streams, open ones too.
+
+    Stop the program that uses that database first. It is not changed. A run that cannot be imported is named, and then
+    nothing is imported. To repeat the command is safe.
+    """
+    done = app.runtime.run(_imported(app, source, database, check))
+    out.document(msgspec.to_builtins(done))
+    would = "can be" if check else "are"
+    out.line(f"{counted(done.runs, 'run')} {would} imported, {done.open} of them open, with {done.events} events")
+    if done.there:
+        out.line(f"{counted(done.there, 'run')} were here already")
+    if done.dropped or done.added:
+        out.line(f"{done.dropped} events were doubled and are left out, {done.added} were lost and are added")
+
+
+async def _imported(app: App, source: str, database: str, check: bool) -> Imported:
+    return await import_original(await app.runtime.engine(), source, database, check_only=check)
 
 
 # --- messages

@@ -59,6 +59,11 @@ P = TypeVar("P")
 MakeRunExecutor = Callable[["Engine", Any, Any, Any], Any]
 """Makes the executor of workflows from the engine, the worker, its `Deliver` and the loop of its coroutines."""
 
+ReceivePayload = Callable[[InvocationId, str, Any, str], Awaitable[Verdict]]
+"""Gives a payload, of JSON types, dates and bytes, to a hook of a run that has no inbox. It takes the run, the hook's
+id in the run, the payload, and an id under which it is given once.
+"""
+
 ReadProgress = Callable[["Engine", InvocationRecord], Awaitable[int]]
 """Returns the epoch in which a run last came further, by its log; 0: never."""
 
@@ -86,6 +91,7 @@ class Engine:
         self.hub = Hub(telemetry)
         self.make_run_executor: MakeRunExecutor | None = None
         self.read_progress: ReadProgress | None = None
+        self.hook_receivers: dict[str, ReceivePayload] = {}
         self.chunks: ChunkPort | None = None  # writes the chunks of streams
         self.limits = SizeLimits(self.settings.inline_limit, self.settings.payload_limit)
         self._serve(app)

@@ -22,6 +22,7 @@ from holdfast.model.records import Entry, entry_reader
 
 HOOK, WEBHOOK, ANSWER = "hook", "webhook", "answer"
 PAYLOAD = "hook"  # the kind of an inbox entry that carries a payload
+WORLD = "world"  # the receiver of payloads for hooks of World runs
 CHOSEN, DERIVED, RANDOM = "chosen", "derived", "random"
 MAX_TOKEN_CHARACTERS = 256
 MAX_METADATA_BYTES = 16 * 1024
@@ -51,6 +52,7 @@ class HookEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: Mapping[str, Any] = msgspec.field(default_factory=dict)
     is_request: bool = False  # the payload is a whole HTTP request, and the workflow may answer it
     metadata: Any = None
+    receiver: str = ""  # what takes payloads, if that is not the inbox of the run: a name in `Engine.hook_receivers`
     keep_seconds: Seconds | None = None  # for which its token stays taken after the end of its run
     ended_at: Moment | None = None  # its run has ended, and the token is kept
     webhook: str = ""  # the name of its webhook's entry

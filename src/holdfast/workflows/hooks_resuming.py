@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Coroutine, Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
@@ -94,6 +95,7 @@ class Sent:
         self._exact: Packed | Exception = _caught(lambda: codec.pack(payload, limits, at="payload"))
         self.values: Any = None
         self._plain: Packed | Exception = _caught(self._packed_plain)
+        self._for_others: Any = _caught(lambda: plain(payload, keeps=(bytes, datetime)))
 
     def _packed_plain(self) -> Packed:
         self.values = plain(self._payload)
@@ -108,6 +110,12 @@ class Sent:
         packed = _or_raise(self._plain)
         check(self.values, hook.schema)
         return packed
+
+    def for_others(self) -> Any:
+        """Return the payload for a hook of another kind of run: JSON types, dates and bytes. Raises `UsageError`."""
+        if isinstance(self._for_others, Exception):
+            raise self._for_others
+        return self._for_others
 
     def for_any(self) -> Packed:
         """Return the payload for a hook whose type is not known yet: what a hook without a type is to get. The body
@@ -157,6 +165,8 @@ async def resumed(engine: Engine, name: str, sent: Sent, resume_id: str | None, 
 async def give(engine: Engine, there: StoredHook, sent: Sent, resume_id: str) -> Verdict:
     """Push a payload to the run of a hook. Raises `PayloadDoesNotFit`, and then nothing is written."""
     name, run = there.entry.name, there.hook.run
+    if there.hook.receiver:
+        return await engine.hook_receivers[there.hook.receiver](run, there.hook.call, sent.for_others(), resume_id)
     packed = sent.fitting(there.hook, answer_name(name, resume_id))
     return await _push(engine, run, name, packed, resume_id)
 

@@ -194,10 +194,12 @@ def _is_alike(info: Any, part: Any) -> bool:
 # --- to plain values
 
 
-def plain(value: object, what: str = "the payload") -> Any:
-    """Return a payload as plain JSON values. Raises `UsageError` for what has no such form. Runs user code."""
+def plain(value: object, what: str = "the payload", *, keeps: tuple[type, ...] = ()) -> Any:
+    """Return a payload as plain JSON values, and values of types that the receiver `keeps`. Raises `UsageError` for
+    what has no such form. Runs user code.
+    """
     try:
-        return msgspec.to_builtins(value, str_keys=True, enc_hook=_model_values)
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_model_values, builtin_types=keeps)
     except Exception as error:
         raise UsageError(f"{what} cannot be written as JSON: {error}") from error
 

@@ -20,7 +20,7 @@ from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.wait import get_readable
 from holdfast.store.contract import EntryOrder
-from holdfast.workflows.hooks_records import HOOK, HookEntry, hook_entry, name_of, read_hook
+from holdfast.workflows.hooks_records import HOOK, WORLD, HookEntry, hook_entry, name_of, read_hook
 from holdfast.workflows.hooks_store import StoredHook, find, taken
 from holdfast.world.logs import RunLog, WarmLogs
 from holdfast.world.records import TASK, run_name, task_of
@@ -54,7 +54,8 @@ class WorldHooks:
 
     async def claim(self, log: RunLog, hook: str, token: str, at: float) -> str:
         """Claim a token for a hook. Return the run that has it; empty: it is claimed."""
-        wanted = HookEntry(run=log.id, task=task_of(log.run.name), call=hook, created_at=at, token=token)
+        task = task_of(log.run.name)
+        wanted = HookEntry(run=log.id, task=task, call=hook, created_at=at, token=token, receiver=WORLD)
         name = name_of(token)
         for _ in range(_TRIES):
             if not await self._store.put_entry(hook_entry(self._engine.app, name, wanted)):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import HoldfastError, MissingExtra, StoreUnavailable, UsageError
+from holdfast.errors import ImportRefused, MissingExtra, StoreUnavailable, UsageError
 from holdfast.runtime.engine import Engine
 from holdfast.streams import rules as portions
 from holdfast.world.errors import WorldError
@@ -24,14 +24,6 @@ from holdfast.world.translation import NotImportable, OriginalRun, Translated, t
 COLLECTIONS = frozenset({"runs", "steps", "events", "hooks"})
 OPERATION = "import"
 _MOST_NAMED = 20
-
-
-class ImportRefused(HoldfastError):
-    """A database that is not imported, with the runs that are the reason. Nothing was written."""
-
-    def __init__(self, message: str, runs: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.runs = runs
 
 
 class Imported(msgspec.Struct, kw_only=True):
