@@ -114,7 +114,7 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
             "fork": workflow.fork,
         },
     ),
-    "world": ("Serve a World for Workflow DevKit (TypeScript), and look at its messages.", {"serve": world.serve}),
+    "world": ("Serve a World for Workflow DevKit; look at its messages.", {"serve": world.serve}),
     "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),
     "store": (
         "Create, check or back up the store; print its database roles.",
