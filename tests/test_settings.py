@@ -70,6 +70,14 @@ def test_defaults(tmp_path: Path) -> None:
         "webhook_source_rate": 100.0,
         "api_token": "",
         "max_crash_recoveries": 3,
+        "world_token": "",
+        "world_service_url": "",
+        "world_hosts": "",
+        "world_concurrency": 20,
+        "world_delivery_timeout": 3600.0,
+        "world_message_retention_seconds": 604_800.0,
+        "world_body_limit": 2**25,
+        "world_database": "workflow",
         "archive_retention_seconds": 604_800.0,
         "stream_retention_seconds": 3_153_600_000.0,
         "trigger_task_modules": "",
@@ -662,3 +670,43 @@ def test_a_payload_limit_below_the_inline_limit_is_refused(tmp_path: Path) -> No
     with pytest.raises(InvalidSetting, match=r"payload_limit = 1024 .* inline_limit = 1025 \(environment HOLDFAST_IN"):
         Settings.load({"payload_limit": 1024}, environ={"HOLDFAST_INLINE_LIMIT": "1025"}, folder=tmp_path)
     assert Settings(payload_limit=4096, inline_limit=4096).payload_limit == 4096
+
+
+# --- variables of Workflow DevKit
+
+
+def test_variables_of_workflow_devkit_are_settings_that_ours_beat(tmp_path: Path) -> None:
+    theirs = {
+        "WORKFLOW_MONGODB_URI": "mongodb://h:1,i/",
+        "WORKFLOW_MONGODB_CHANGE_STREAMS": "false",
+        "WORKFLOW_SERVICE_URL": "http://app:3000/",
+        "WORKFLOW_CONCURRENCY": "7",
+    }
+    found = Settings.load({}, environ=theirs, folder=tmp_path)
+    assert found.origin("url") == ("mongodb://h:1,i/workflow", "environment WORKFLOW_MONGODB_URI")
+    assert found.origin("use_change_streams") == (False, "environment WORKFLOW_MONGODB_CHANGE_STREAMS")
+    assert found.origin("world_service_url") == ("http://app:3000", "environment WORKFLOW_SERVICE_URL")
+    assert found.origin("world_concurrency") == (7, "environment WORKFLOW_CONCURRENCY")
+    ours = {"HOLDFAST_URL": "sqlite:///a.db", "HOLDFAST_WORLD_CONCURRENCY": "8"}
+    found = Settings.load({"world_concurrency": 9}, environ=theirs | ours, folder=tmp_path)
+    assert found.origin("url") == ("sqlite:///a.db", "environment HOLDFAST_URL")
+    assert found.origin("world_concurrency") == (9, "keyword")
+    with pytest.raises(InvalidSetting, match=r"^world_concurrency = many \(environment WORKFLOW_CONCURRENCY\) is not"):
+        Settings.load({}, environ={"WORKFLOW_CONCURRENCY": "many"}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("mongodb://h", "mongodb://h/flows"),
+        ("mongodb://h/?replicaSet=r", "mongodb://h/flows?replicaSet=r"),
+        ("mongodb://u:p@h/admin?w=1", "mongodb://u:p@h/flows?w=1&authSource=admin"),
+        ("mongodb://u:p@h/admin?authSource=x", "mongodb://u:p@h/flows?authSource=x"),
+        ("mongodb://u:p@h/flows", "mongodb://u:p@h/flows"),
+        ("mongodb+srv://h/other", "mongodb+srv://h/flows"),
+        ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
+    ],
+)
+def test_the_database_of_workflow_devkit_has_its_own_variable(tmp_path: Path, uri: str, url: str) -> None:
+    theirs = {"WORKFLOW_MONGODB_URI": uri, "WORKFLOW_MONGODB_DATABASE_NAME": "flows"}
+    assert Settings.load({}, environ=theirs, folder=tmp_path).url == url

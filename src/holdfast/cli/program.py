@@ -115,7 +115,7 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
         },
     ),
     "world": (
-        "Serve a World for Workflow DevKit (TypeScript), and look at its messages.",
+        "Serve a World for Workflow DevKit; look at its messages.",
         {"serve": world.serve, "import": world.import_runs},
     ),
     "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),

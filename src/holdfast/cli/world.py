@@ -208,7 +208,7 @@ def redeliver(
 ) -> None:
     """Deliver messages at once, whatever has become of them.
 
-    An ended message is sent once more. One that waits is replaced by a new one, whose attempts count from 1.
+    An ended message is sent once more. A waiting one is replaced by a message whose attempts count from 1.
     """
     done = [{"id": id, "as": app.runtime.run(_redelivered(app, id))} for id in ids]
     out.document({"messages": done})

@@ -159,6 +159,13 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     "failed": (Status.RUNNING, lambda r: changes.failed(r, error=ERROR, operation="op", at=START + 1, why="no")),
     "retried": (Status.RUNNING, lambda r: again(r)),
     "retried, elsewhere": (Status.RUNNING, lambda r: again(r, queue="slow")),
+    "deferred": (
+        Status.RUNNING,
+        lambda r: replace(
+            changes.deferred(r, due_at=START + 61, operation="op", at=START + 1, why="again"),
+            attributes={"failures": "2"},
+        ),
+    ),
     "parked": (Status.RUNNING, lambda r: changes.parked(r, fingerprint="f1", operation="op", at=START + 1, why="?")),
     "parked, reserved": (
         Status.PENDING,
