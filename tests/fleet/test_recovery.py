@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.fleet import APP, CORE_APP, WITHOUT_BACKSTOP, Fleet, add, nap, virtually
 
 from holdfast.errors import CorruptRecord, StoreUnavailable, WorkerLost
@@ -20,7 +21,7 @@ from holdfast.model import records
 from holdfast.model.claims import Claim
 from holdfast.model.records import OUTCOMES, InvocationRecord, RunnerRecord, Terms, WorkerRecord, lane_of, registered
 from holdfast.model.status import Status
-from holdfast.runtime.worker import AUDIT_SECONDS
+from holdfast.runtime.worker import AGAIN_SECONDS, AUDIT_SECONDS
 from holdfast.schedules import declared as core
 from holdfast.store.contract import Store
 from holdfast.store.memory.store import MemoryStore
@@ -528,6 +529,27 @@ def test_a_worker_recovers_what_it_owns_and_does_not_know_of(failing: str) -> No
         taken = next(entry.at for entry in record.history if entry.status is S.RUNNING_RECOVERY)
         assert taken - owned > AUDIT_SECONDS  # once strange is not enough
         assert "its owner does not know of it" in [entry.why for entry in record.history]
+
+    virtually(scenario)
+
+
+def test_what_was_strange_in_another_epoch_is_strange_for_the_first_time() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await fleet.started(add)
+        await asyncio.sleep(1)
+        audit = member.runner._workers._running_worker.worker._audit  # type: ignore[union-attr]
+        id = await held(fleet, owner=f"{member.id}/0")
+
+        async def is_suspect() -> bool:
+            return (id, 1) in audit._suspects
+
+        await fleet.until(is_suspect, AUDIT_SECONDS + 2)
+        found = await fleet.record(id)
+        fleet.store._put(replace(found, epoch=2))
+        await asyncio.sleep(AGAIN_SECONDS + 0.5)
+        assert (await fleet.record(id)).epoch == 2
+        assert (await fleet.record(id)).status is S.RUNNING
+        assert (await fleet.end(id, within=2 * AUDIT_SECONDS)).status is S.SUCCESS
 
     virtually(scenario)
 
