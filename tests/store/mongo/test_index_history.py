@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pymongo import MongoClient
 from pymongo.database import Database
 from tests.store.mongo.tools import auntil, database_of, opened, play, until
@@ -27,6 +28,7 @@ from holdfast.model.claims import Claim
 from holdfast.model.records import READY, Hint, InvocationRecord, lane_of, registered, work_hint
 from holdfast.model.status import FINAL, Status
 from holdfast.store.contract import Filter, Order
+from holdfast.store.mongo.lane_scanner import LaneScanner
 from holdfast.store.mongo.marks import FRESH_SECONDS, Marks, Seen
 from holdfast.store.mongo.store import MongoStore
 
@@ -344,8 +346,10 @@ class Queue:
         elif how < 0.6:
             seen = self.there[self.number]
             self.marks.hear(Hint(READY, (seen.lane,), 1, seen.due_at, (int(-seen.rank),)))
-        elif how < 0.8 and due_at <= self.now:
+        elif how < 0.75 and due_at <= self.now:
             self.marks.forget(APP, [self.there[self.number].lane])
+        elif how < 0.8 and due_at <= self.now:
+            self.marks.hear(Hint(READY, ()))  # hints may have been lost
         else:
             return  # it is found by a look at the whole lane
         self.told.add(self.number)
@@ -401,6 +405,17 @@ def test_a_look_that_ends_late_does_not_raise_a_mark_over_what_another_saw() -> 
     marks.end(whole, [old], 10, 1000.0)
     marks.end(slow, [], 10, 1000.0)
     assert not marks.is_behind(APP, old)
+
+
+def test_what_this_process_returns_to_a_queue_is_not_behind_its_own_marks() -> None:
+    scanner = LaneScanner(lambda name: None, lambda: 1000.0, lambda: 1000.0, print)  # type: ignore[arg-type,return-value]
+    marks, taken = scanner.marks, replace(record(400.0), status=Status.RUNNING, owner="r1/1", epoch=1)
+    changed = changes.handed_back(taken, operation="h", at=500.0, why="a test")
+    for change in (replace(changed, due_at=500.0), changed):  # at another place, or at its old one
+        marks.end(marks.begin(APP, [LANE], whole=True), [], 10, 1000.0)
+        assert marks.is_behind(APP, Seen(LANE, 0.0, 500.0))
+        scanner.heed([change])
+        assert not marks.is_behind(APP, Seen(LANE, 0.0, 500.0))
 
 
 def test_whole_lanes_are_looked_at_often_enough() -> None:
