@@ -23,9 +23,10 @@ from tests.cli.processes import children, eventually
 from tests.support.patience import patient
 
 from holdfast import App
-from holdfast.cli.run import SAME_SIGNAL_SECONDS, _Signals, _until_stopped
+from holdfast.cli.run import SAME_SIGNAL_SECONDS, Restart, _Signals, _until_stopped
 from holdfast.fleet.embedded import EmbeddedRunner
 from holdfast.runtime.worker import Account
+from holdfast.settings import Settings
 
 if TYPE_CHECKING:
     from conftest import Command, Process
@@ -333,3 +334,29 @@ def test_a_hangup_asks_to_drain_and_never_hurries(caplog: pytest.LogCaptureFixtu
         "stopping the runner: SIGHUP",
         "stopping the runner: SIGQUIT",
     ]
+
+
+def test_a_store_that_comes_and_goes_is_no_reason_to_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.run._LOOK_SECONDS", 0.001)
+    enough = threading.Event()
+
+    class Running:
+        looks = 0
+        is_stopped = False
+
+        @property
+        def needs_restart(self) -> str:
+            self.looks += 1
+            if self.looks > 300:
+                enough.set()
+            return "its file was replaced" if self.looks % 2 or enough.is_set() else ""
+
+        def request_stop(self, *, hurry: bool) -> None:
+            self.is_stopped = True
+
+    running = Running()
+    settings = Settings(runner_considered_dead_after_minutes="100ms", runner_heartbeat_seconds="10ms")
+    with Restart(running, settings) as watch:  # type: ignore[arg-type]
+        assert enough.wait(patient(10.0)), "it has stopped to look"
+        eventually(lambda: watch.why, "now it is one for good")
+    assert running.is_stopped

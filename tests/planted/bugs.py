@@ -701,6 +701,24 @@ BUGS = (
         RARE_PAIRS,
         "a call that cleans up is cancelled once more at each look",
     ),
+    Bug(
+        "suspects of another epoch",
+        PAIR,
+        "runtime/worker.py",
+        "left = [record for record in strange if (record.id, record.epoch) in self._suspects]",
+        "left = [record for record in strange if record.id in {id for id, _ in self._suspects}]",
+        ("fleet/test_recovery.py",),
+        "what a worker has just been given again is taken from it",
+    ),
+    Bug(
+        "looks of a restart never start anew",
+        PAIR,
+        "cli/run.py",
+        "                since = None\n            elif since is None:",
+        "                pass\n            elif since is None:",
+        ("cli/test_run.py::test_a_store_that_comes_and_goes_is_no_reason_to_start_anew",),
+        "a runner starts anew for moments without the store that were long apart",
+    ),
     # --- owners and slots
     Bug(
         "grant that shortens",
