@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.support.source import TOGETHER, files, tree_of
+
+pytestmark = TOGETHER
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 
@@ -172,7 +175,7 @@ def violations(module: str, source: str) -> list[str]:
         return []  # the package itself may take from everywhere
     if area not in LAYER:
         return [f"{module}: {area} is in no layer"]
-    tree = ast.parse(source)
+    tree = tree_of(source)
     found = list(imports_of(tree, "holdfast." + module.rpartition(".")[0] if "." in module else "holdfast"))
     wrong = [edge for each in found for target in targets_of(each) if (edge := wrong_edge(module, target))]
     wrong += [complaint for each in found for complaint in wrong_import(module, each)]
@@ -184,7 +187,7 @@ def violations(module: str, source: str) -> list[str]:
 def too_large(module: str, source: str) -> list[str]:
     lines = len(source.splitlines())
     complaints = [f"{module} has {lines} lines"] if lines > MAX_FILE_LINES else []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
@@ -198,7 +201,7 @@ def code_lines(source: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for each in node.body:
                 if isinstance(each, ast.Expr) and ast.unparse(each)[0] in "'\"":
@@ -213,7 +216,7 @@ NO_CODE = {
 
 def reaches(module: str, source: str) -> list[str]:
     """Return the private attributes and names of other modules that a module uses. Its own objects are its own."""
-    tree = ast.parse(source)
+    tree = tree_of(source)
     own: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -242,7 +245,7 @@ def is_self(node: ast.expr) -> bool:
 
 def too_many_parameters(module: str, source: str) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = [each.arg for each in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
             count = len(set(given) - {"self", "cls"})
@@ -251,11 +254,8 @@ def too_many_parameters(module: str, source: str) -> list[str]:
 
 
 def modules() -> dict[str, str]:
-    found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        found[name] = path.read_text(encoding="utf-8")
-    return found
+    found = {path: text for path, text in files().items() if path.is_relative_to(SOURCE)}
+    return {".".join(path.relative_to(SOURCE).with_suffix("").parts): text for path, text in found.items()}
 
 
 def test_imports_point_down() -> None:
@@ -288,7 +288,7 @@ def test_a_class_is_the_only_one_of_its_name() -> None:
     """Except events of telemetry, which are named after what they report, and always by their module."""
     found: dict[str, list[str]] = {}
     for module, source in modules().items():
-        for node in ast.parse(source).body:
+        for node in tree_of(source).body:
             if isinstance(node, ast.ClassDef) and not is_private(node.name) and module != "telemetry.events":
                 found.setdefault(node.name, []).append(module)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
@@ -296,7 +296,7 @@ def test_a_class_is_the_only_one_of_its_name() -> None:
 
 def test_the_contract_stays_small() -> None:
     source = modules()["store.contract"]
-    (store,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "Store"]
+    (store,) = [n for n in tree_of(source).body if isinstance(n, ast.ClassDef) and n.name == "Store"]
     assert len([n for n in store.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]) <= 50
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.docs.pages import PAPERS, ROOT, name_of, prose_of
+from tests.support.source import TOGETHER, files, tree_of
+
+pytestmark = TOGETHER
 
 WIDTH = 120
 TOO_LONG = 30  # words
@@ -68,7 +71,7 @@ def test_subjects_are_nouns(page: Path) -> None:
 
 def prose_of_code(source: str) -> Iterator[tuple[int, str]]:
     """Yield the docstrings and the comments of a module with their lines."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -80,8 +83,8 @@ def test_docstrings_and_comments_name_their_subjects() -> None:
     first = rf"(?:^|[.!?]\s+)(?:{WHO})\b"
     vague = [
         f"{path.relative_to(ROOT)}:{line}: {' '.join(text.split())[:100]}"
-        for path in sorted((ROOT / "src").rglob("*.py"))
-        for line, text in prose_of_code(path.read_text())
+        for path, source in files().items()
+        for line, text in prose_of_code(source)
         if re.search(NEVER, text, re.IGNORECASE) or re.search(first, text, re.IGNORECASE)
     ]
     assert not vague, "\n".join(vague)
@@ -91,8 +94,8 @@ def test_no_docstring_has_two_subjects_to_guess() -> None:
     vague = re.compile(rf"\b(?:who|whoever|someone|anybody|everybody|{WHO.partition('|whose|')[2]})\b", re.IGNORECASE)
     wrong = [
         f"{path.relative_to(ROOT)}: {' '.join(text.split())[:100]}"
-        for path in sorted((ROOT / "src").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, source in files().items()
+        for node in ast.walk(tree_of(source))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and len(vague.findall(text := ast.get_docstring(node) or "")) > 1
     ]
@@ -103,8 +106,8 @@ def test_docstrings_of_functions_begin_with_a_verb() -> None:
     """They do not begin with an article, a pronoun, a preposition, or what is raised."""
     never = {"A", "An", "The", "As", "From", "For", "On", "What", "Where", "Who", "Whose", "This", "It", "Raises"}
     wrong = []
-    for path in sorted((ROOT / "src" / "holdfast").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, source in files().items():
+        for node in ast.walk(tree_of(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("test_"):
                 words = (ast.get_docstring(node) or "Return").split()
                 if words[0] in never:

@@ -14,7 +14,7 @@ from holdfast import App, all_of, any_of, cron, on_event, on_exception, on_resul
 from holdfast.errors import InvalidTrigger, NotEncodable, UsageError
 from holdfast.invocation import InvocationRecord
 from holdfast.model.records import Source
-from holdfast.triggers import Cause, from_arguments, from_cause, from_event, from_exception, from_result, joins
+from holdfast.triggers import Cause, from_arguments, from_cause, from_event, from_exception, from_result, joins, service
 from holdfast.triggers.dispatch import TriggerDispatcher
 from holdfast.triggers.rules import Facts
 
@@ -426,6 +426,7 @@ def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(
         return await read(self, record)
 
     monkeypatch.setattr(TriggerDispatcher, "facts_of", facts_of)
+    monkeypatch.setattr(service, "_SWEEP_SECONDS", 0.2)
     with app.runner():
         bad, good = pay.submit(1), pay.submit(2)
         until(lambda: all(each.record().outbox for each in (bad, good)))
@@ -449,6 +450,7 @@ def test_many_ends_that_cannot_be_told_do_not_stand_in_front_of_the_others(
         return await read(self, record)
 
     monkeypatch.setattr(TriggerDispatcher, "facts_of", facts_of)
+    monkeypatch.setattr(service, "_SWEEP_SECONDS", 0.2)
     with app.runner():
         bad += [pay.submit(number) for number in range(110)]
         until(lambda: all(each.record().outbox for each in bad))
