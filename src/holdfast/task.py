@@ -374,9 +374,8 @@ class Workflow(Submittable[P, R]):
             return self.definition.function(*args, **kwargs)
         if isinstance(life, PlainLife):
             return life.wait_for(self._opened_in(life, args, kwargs, is_awaited=True))
-        at = where()
-        made = cast(AsyncLife, life).made(self.name, at)
-        return self._awaited(cast(AsyncLife, life), args, kwargs, at, made)
+        own, at = cast(AsyncLife, life), where()
+        return own.deferred(self.name, at, lambda made: self._awaited(own, args, kwargs, at, made))
 
     async def _awaited(self, life: AsyncLife, args: tuple[Any, ...], kwargs: dict[str, Any], at: str, made: int) -> Any:
         life.unawaited.pop(made, None)

@@ -181,5 +181,6 @@ def test_a_body_that_blocks_its_worker_is_cancelled_and_others_go_on(yard: Yard,
     spinning.cancel("it spins")
     with pytest.raises(InvocationCancelled):
         spinning.result(timeout=patient(30))
+    assert spinning.record().reason.endswith("it spins; its code could not be stopped and still runs")
     assert yard.module.asks.submit().result(timeout=patient(30)) != before
     eventually(lambda: is_gone(before), "the worker is over")

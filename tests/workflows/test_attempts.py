@@ -11,12 +11,15 @@ from tests.support.runs import Declared, submit
 
 from holdfast.errors import RetryLater
 from holdfast.ids import InvocationId
+from holdfast.model.changes import Push
 from holdfast.model.decoding import LATEST
+from holdfast.model.records import InboxEntry
 from holdfast.model.status import Status
 from holdfast.retries import Fixed
 from holdfast.workflows import events as e
 from holdfast.workflows import run
 from holdfast.workflows.api import sleep
+from holdfast.workflows.children import WAKE
 from holdfast.workflows.host import Host
 
 
@@ -227,7 +230,6 @@ def test_a_long_replay_lets_others_go_on_in_between(monkeypatch: pytest.MonkeyPa
     virtually(scenario)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_calls_that_are_not_awaited_are_named_when_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
     """To a type checker a plain step is a plain function: its call needs no await there."""
 
@@ -245,6 +247,7 @@ def test_calls_that_are_not_awaited_are_named_when_the_run_ends(caplog: pytest.L
         async def order() -> None:
             pack("one")
             invoice()  # type: ignore[unused-coroutine]
+            asyncio.create_task(invoice()).cancel()  # that is no mistake
             await asyncio.gather(*[pack(each) for each in ("two", "three")])  # type: ignore[call-overload]
 
         await fleet.started(*shop.tasks)
@@ -281,3 +284,46 @@ def test_a_moment_beyond_every_calendar_is_the_last_one(how: str) -> None:
         assert record.wake_at == LATEST
 
     virtually(scenario)
+
+
+@pytest.mark.parametrize("is_careful", [False, True])
+def test_a_step_that_was_sent_to_another_queue_stays_there_when_the_code_calls_it_back(is_careful: bool) -> None:
+    """It may run there: another one here would be a second one at the same time."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.settings["workflow_linger_seconds"] = 0.1
+        ran: list[str] = []
+
+        def deployed(queue: str | None) -> Declared:
+            shop = Declared()
+
+            @shop.app.step(name="charge", queue=queue, at_most_once=is_careful)
+            async def charge() -> str:
+                ran.append("charge")
+                return "paid"
+
+            @shop.app.workflow(name="order")
+            async def order() -> str:
+                return await charge()
+
+            return shop
+
+        old, new = deployed("far"), deployed(None)
+        first = await fleet.started(*old.tasks, queues=("default",))
+        id = await submit(fleet, old.app.tasks["order"])
+        await fleet.until_status(id, Status.SUSPENDED)
+        await first.stop()
+        await fleet.started(*new.tasks, queues=("default",))
+        await fleet.store.apply([pushed_wake(fleet, id)])
+        await asyncio.sleep(10.0)
+        assert ran == []
+        await fleet.started(*new.tasks, queues=("far",))
+        record = await fleet.end(id)
+        assert (record.status, ran) == (Status.SUCCESS, ["charge"])
+
+    virtually(scenario)
+
+
+def pushed_wake(fleet: Fleet, id: str) -> Push:
+    entry = InboxEntry(id="wake:1", kind=WAKE, at=fleet.clock.now())
+    return Push(app=APP, id=InvocationId(id), entry=entry, operation="w", at=entry.at, why="a test")

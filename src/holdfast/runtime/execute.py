@@ -348,7 +348,7 @@ class RunningCalls:
         self._stopper.forget(id)
         self.abandoned.add(key)
         is_blocked = any(executor.is_blocked(key) for executor in self._executors.values())
-        has_begun = not is_blocked or self._worker.begun.has(f"{record.id}~{record.epoch}")
+        has_begun = not is_blocked or record.run is not None or self._worker.begun.has(f"{record.id}~{record.epoch}")
         outcome = in_the_end(_STILL_RUNS if has_begun else _NEVER_BEGAN)
         self._suspects.on_isolated_outcome(id, outcome)
         self._worker.end([Ended(record, outcome, _loop_time() - self._began.pop(id, 0.0))])

@@ -91,7 +91,7 @@ def _awaitable(
     life: AsyncLife, step: StepBase[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Coroutine[Any, Any, Any]:
     at = where()
-    return _awaited(life, step, args, kwargs, at, life.made(step.name, at))
+    return life.deferred(step.name, at, lambda made: _awaited(life, step, args, kwargs, at, made))
 
 
 async def _awaited(

@@ -15,9 +15,10 @@ import asyncio
 import atexit
 import contextvars
 import hashlib
+import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from queue import SimpleQueue
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -144,7 +145,8 @@ class Life(ABC):
         self.data: dict[str, object] = {}
         self.ended: BodyEnd | None = None
         self.is_evicting = False
-        self.unawaited: dict[int, str] = {}  # calls that the body has written and not awaited, with file and line
+        # Calls that the body has made and that have not begun, with file and line: they begin when they are awaited.
+        self.unawaited: dict[int, tuple[Coroutine[Any, Any, Any], str]] = {}
         self._keys: set[str] = set()  # of keyed calls
         self._old_paths: set[str] = set()  # patches that this run does without
         self._random: Random | None = None
@@ -330,8 +332,16 @@ class Life(ABC):
 
     def never_awaited(self) -> str:
         """Say, once, which calls the body has written and not awaited. Empty if there are none."""
-        named, self.unawaited = list(self.unawaited.values()), {}
+        named = self._close_unawaited()
         return f"its body has called without await, so that nothing was done: {', '.join(named[:5])}" if named else ""
+
+    def _close_unawaited(self) -> list[str]:
+        """Close the calls that were never awaited, and return them. A call whose task was cancelled first is none."""
+        left, self.unawaited = list(self.unawaited.values()), {}
+        named = [said for coroutine, said in left if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED]
+        for coroutine, _ in left:
+            coroutine.close()
+        return named
 
     def how_ended(self) -> str:
         """Say how the body has ended, behind a mismatch: the log goes on. Empty if it has not ended."""
@@ -364,11 +374,12 @@ class AsyncLife(Life):
         self._args: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._made = 0
 
-    def made(self, name: str, at: str) -> int:
-        """Note a call that begins when it is awaited. Return its number in `unawaited`."""
+    def deferred(self, name: str, at: str, make: Callable[[int], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
+        """Return a call that begins when it is awaited. It is given its number in `unawaited`."""
         self._made += 1
-        self.unawaited[self._made] = f"{name} ({at})"
-        return self._made
+        coroutine = make(self._made)
+        self.unawaited[self._made] = coroutine, f"{name} ({at})"
+        return coroutine
 
     def _alive(self) -> None:
         if self.is_evicting:
@@ -497,6 +508,7 @@ class AsyncLife(Life):
     def evict(self) -> bool:
         self.is_evicting = True
         done = self.loop.evict()
+        self._close_unawaited()
         for future in self._futures.values():
             future.on_cancel = None
         self._futures.clear()

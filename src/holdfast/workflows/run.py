@@ -345,8 +345,11 @@ class Run:
         return abandon
 
     def _is_elsewhere(self, command: Command) -> bool:
-        step, options = command.step, command.options
-        return step is not None and (step.queue or options.queue or options.tags or step.tags) not in (None, ())
+        """Return whether a step is performed by an invocation of its own, or an earlier owner has sent it there."""
+        step, options, past = command.step, command.options, self.replay.past.get(command.call.id)
+        if step is None or (past is not None and past.child):
+            return step is not None
+        return (step.queue or options.queue or options.tags or step.tags) not in (None, ())
 
     def _is_repeatable(self, command: Command) -> bool:
         return command.step is not None and command.step.repeatable and not self._is_elsewhere(command)
