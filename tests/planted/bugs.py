@@ -18,6 +18,7 @@ TIMING = "schedules and triggers"
 CHILDREN = "cancel with children"
 RUNS = "workflows"
 WEB = "web app"
+WORLD = "World"
 
 
 class Bug(NamedTuple):
@@ -41,6 +42,8 @@ REVOKED = ("runtime/test_revoked.py",)
 JOINS = ("triggers/test_joins.py",)
 OWNERS = ("workflows/test_owners.py",)
 ACCESS = ("web/test_access.py",)
+WORLDS = ("world/test_interleavings.py", "world/test_storage.py", "world/test_guards.py", "world/test_crashes.py")
+WORLD_LISTS = ("world/test_listing.py",)
 
 BUGS = (
     # --- something changed while we awaited
@@ -1148,5 +1151,96 @@ BUGS = (
         "        with self._room_for(source) as take_room:\n",
         ("web/test_webhooks.py",),
         "time and commands tell what a secret looks like",
+    ),
+    # --- the World
+    Bug(
+        "refused on a log that is out of date",
+        WORLD,
+        "world/storage.py",
+        "if not is_fresh:\n                    is_fresh = await self._read_on(log)\n                    continue",
+        "if not log.is_read:\n                    is_fresh = await self._read_on(log)\n                    continue",
+        WORLDS,
+        "a server refuses the end of a step that another one has created",
+    ),
+    Bug(
+        "a refused hook gives up the token of the one that is there",
+        WORLD,
+        "world/hooks.py",
+        "if log.run.is_ended or there is None or there.is_disposed or there.token != token:",
+        "if True:",
+        WORLDS,
+        "two open hooks have one token",
+    ),
+    Bug(
+        "a token is taken as long as its run is open",
+        WORLD,
+        "world/hooks.py",
+        "is_its_own = hook is None or (hook.token == there.hook.token and not hook.is_disposed)",
+        "is_its_own = True",
+        WORLDS,
+        "a token that was disposed of in a crash stays taken",
+    ),
+    Bug(
+        "a repeated event is taken for the page that is there",
+        WORLD,
+        "world/logs.py",
+        'operation=f"{operation}{_TRY}{self._engine.ids.operation()}",',
+        'operation=f"{operation}{_TRY}",',
+        ("world/test_interleavings.py", "world/test_storage.py"),
+        "a server has other times in its memory than the store",
+    ),
+    Bug(
+        "the answer to a repeated event shows the run as it is now",
+        WORLD,
+        "world/storage.py",
+        "run = log.as_of(written.last) if written.last else log.run",
+        "run = log.run",
+        ("world/test_storage.py",),
+        "a client that repeats a start gets a step that has ended",
+    ),
+    Bug(
+        "what was removed is still in memory",
+        WORLD,
+        "world/logs.py",
+        "            log.clear()\n",
+        "            pass\n",
+        ("world/test_storage.py",),
+        "a run is shown after its retention",
+    ),
+    Bug(
+        "the sweep passes over logs that it has seen",
+        WORLD,
+        "world/projection.py",
+        "self._looked.get(record.id) != tail",
+        "record.id not in self._looked",
+        ("world/test_crashes.py",),
+        "an end is never seen in the lists",
+    ),
+    Bug(
+        "the first chunk of a new server overwrites nothing it knows",
+        WORLD,
+        "world/streams.py",
+        "            stream.add(pages)\n            if len(pages) < _PAGES_BACK",
+        "            stream.tail = pages[0].last if pages else 0\n            if len(pages) < _PAGES_BACK",
+        ("world/test_storage.py", "world/test_crashes.py"),
+        "a write that is repeated at another server is there twice, or goes behind the close",
+    ),
+    Bug(
+        "hooks are swept while their run is open",
+        WORLD,
+        "world/hooks.py",
+        "if record is None or record.status in FINAL:\n                await self._store.remove_entry(entry)",
+        "if record is None or record.status not in FINAL:\n                await self._store.remove_entry(entry)",
+        ("world/test_crashes.py",),
+        "an open hook is not found by its id",
+    ),
+    Bug(
+        "a cursor of events goes by the end of the page",
+        WORLD,
+        "world/listing.py",
+        "return _page(found, str(shown[-1].position) if shown else None, len(rest) > len(shown))",
+        "return _page(found, str(shown[-1].position + 1) if shown else None, len(rest) > len(shown))",
+        WORLD_LISTS,
+        "an event is passed over",
     ),
 )

@@ -162,3 +162,29 @@ def test_the_sweep_repairs_invocations_that_lag(quick: World) -> None:
     statuses = [quick.do(quick.engine.store.get("app", [invocation_of(run)]))[0].status for run in runs]  # type: ignore[list-item,union-attr]
     assert statuses == [Status.SUCCESS, Status.FAILED, Status.CANCELLED]
     assert len(quick.call("hooks_list")["data"]) == 1
+
+
+def test_the_sweep_looks_again_at_a_run_that_went_on(quick: World) -> None:
+    run, server = quick.run(started=True), quick.other()
+    assert quick.do(server.storage.sweep()) is False
+    crashpoints.arm("world.appended")
+    with pytest.raises(Died):
+        quick.create(run, "run_cancelled")
+    crashpoints.arm(None)
+    assert quick.do(server.storage.sweep()) is False
+    id = invocation_of(run)
+    assert id is not None
+    (record,) = quick.do(quick.engine.store.get("app", [id]))
+    assert record is not None
+    assert record.status is Status.CANCELLED
+
+
+def test_a_token_is_free_although_the_server_died_after_the_disposal(quick: World) -> None:
+    run = quick.run(started=True)
+    quick.hook(run, "hook_1", "t")
+    crashpoints.arm("world.appended")
+    with pytest.raises(Died):
+        quick.create(run, "hook_disposed", "hook_1")
+    crashpoints.arm(None)
+    server = quick.other()
+    assert server.hook(server.run(), "hook_2", "t")["event"]["eventType"] == "hook_created"

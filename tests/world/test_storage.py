@@ -247,3 +247,24 @@ def test_a_repeated_write_to_a_stream_happens_once(world: World) -> None:
         server.call("streams_write", run_id=run, name="s", chunks=large, operation_id="op-1")
     found = world.call("streams_get_chunks", run_id=run, name="s", limit=1000)["data"]
     assert [chunk["data"] for chunk in found] == [*large, b"x", b"x"]
+
+
+def test_a_hook_that_is_refused_leaves_the_token_to_the_one_that_is_there(world: World) -> None:
+    run, other = world.run(started=True), world.other()
+    other.get(run)  # its log is out of date from here on
+    world.hook(run, "hook_1", "t")
+    with pytest.raises(WorldError, match="exists already"):
+        other.create(run, "hook_created", "hook_1", data={"token": "t"})
+    assert other.hook(other.run(), "hook_2", "t")["event"]["eventType"] == "hook_conflict"
+    assert world.call("hooks_get_by_token", token="t")["runId"] == run
+
+
+def test_a_run_that_was_removed_is_gone_from_every_memory(world: World) -> None:
+    run, other = world.run(started=True), world.other()
+    world.create(run, "run_completed", data={"output": b"1"})
+    assert other.get(run)["status"] == "completed"
+    world.do(world.engine.store.remove_expired("app", world.clock.now() + 8 * 86_400, 100))
+    for server in (world, other):
+        with pytest.raises(WorldError) as caught:
+            server.get(run)
+        assert caught.value.name == "WorkflowRunNotFoundError"

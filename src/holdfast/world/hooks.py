@@ -7,6 +7,7 @@ log of its run agrees: if its hook was disposed of, or its run has ended, it is 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -28,6 +29,7 @@ from holdfast.world.rules import WorldHook
 
 KIND = "world_hook"
 _TRIES = 20
+_AT_ONCE = 20  # logs that are read side by side
 _AFTER_SLASH = "0"  # the character that follows a slash
 
 
@@ -151,9 +153,10 @@ class WorldHooks:
         """
         found: list[tuple[str, RunLog, WorldHook]] = []
         while not found and (entries := await self._page(limit, before)):
-            for entry in entries:
-                if (there := await self._of_entry(entry)) is not None:
-                    found.append((entry.name, *there))
+            for start in range(0, len(entries), _AT_ONCE):
+                some = entries[start : start + _AT_ONCE]
+                there = await asyncio.gather(*[self._of_entry(entry) for entry in some])
+                found += [(entry.name, *each) for entry, each in zip(some, there, strict=True) if each is not None]
             before = entries[-1].name
         return found
 

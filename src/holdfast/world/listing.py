@@ -55,6 +55,20 @@ class WorldLists:
         shown = rest[: page.limit]
         return _page([item for _, item in shown], str(shown[-1][0]) if shown else None, len(rest) > len(shown))
 
+    def events_of_run(self, log: RunLog, page: Paging, all_data: bool) -> Answer:
+        """Return a page of all events of a run. Its cost grows with the page, not with the log."""
+        cursor = position(page.cursor) if page.cursor else None
+        if page.is_ascending:
+            start = min(cursor or 0, log.tail)
+            shown = log.placed(start, start + page.limit)
+            has_more = start + len(shown) < log.tail
+        else:
+            end = log.tail if cursor is None else max(0, min(cursor - 1, log.tail))
+            shown = log.placed(max(0, end - page.limit), end)[::-1]
+            has_more = end > len(shown)
+        fields = [event_fields(log.run.id, placed, all_data) for placed in shown]
+        return _page(fields, str(shown[-1].position) if shown else None, has_more)
+
     def events(self, log: RunLog, events: Sequence[PlacedEvent], page: Paging, all_data: bool) -> Answer:
         after = position(page.cursor) if page.cursor else None
         if page.is_ascending:

@@ -19,7 +19,7 @@ from holdfast.model.records import InvocationRecord
 from holdfast.runtime.engine import Engine
 from holdfast.streams.rules import FEWEST_PAGES, pages_at_once
 from holdfast.world.records import decode, encode, payloads_of, run_name, size_of
-from holdfast.world.rules import PlacedEvent, WorldEvent, WorldRun, fold, new_run
+from holdfast.world.rules import OF_RUNS, PlacedEvent, WorldEvent, WorldRun, fold, new_run
 
 MAX_RUNS = 2000
 MAX_BYTES = 64 * 2**20
@@ -40,11 +40,12 @@ class RunLog:
         self.lock = asyncio.Lock()  # of the writers in this process: they take turns instead of colliding
         self.record: InvocationRecord | None = None  # its invocation, as it was last seen
         self.projected = 0  # the tail up to which the invocation is known to agree
+        self.changed = 0  # the last event that changes the invocation
 
     def clear(self) -> None:
         """Know nothing any more."""
         self.run, self.events, self.operations = new_run(self.run.id), [], {}
-        self.size = self.last_page = self.projected = 0
+        self.size = self.last_page = self.projected = self.changed = 0
         self.record = None
 
     @property
@@ -72,6 +73,9 @@ class RunLog:
             self.events += events
             self.operations[asked(page.operation)] = (page.first, page.last)
             self.last_page = page.first
+            self.changed = max(
+                [self.changed, *[at for at, each in enumerate(events, page.first) if each.type in OF_RUNS]]
+            )
             self.size += sum(map(size_of, events))
         return self.tail > before
 

@@ -261,7 +261,7 @@ class WorldStorage:
         """Return a page of the events of a run; by default as many as a page may have, first ones first."""
         page, all_data = paging(pagination, ascending=True, usual=MAX_LIMIT), with_data(resolve_data)
         log = await self._log(run_id)
-        return await self._resolved(self._listing.events(log, log.placed(), page, all_data))
+        return await self._resolved(self._listing.events_of_run(log, page, all_data))
 
     @translated
     async def events_list_by_correlation_id(
@@ -451,7 +451,7 @@ class WorldStorage:
         log = await self._logs.fresh(id)
         if not log.run.exists:
             raise run_not_found(str(run_id))
-        if log.projected < log.tail:
+        if log.projected < log.changed:
             await self._projection.bring_if_possible(log)
         return log
 
