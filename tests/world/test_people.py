@@ -140,7 +140,7 @@ def test_a_rerun_is_a_new_run_with_the_same_input_and_a_message() -> None:
             old["input"],
             old["workflowName"],
         )
-        assert fresh["attributes"] == {"$rerunOf": run}
+        assert fresh["attributes"]["$rerunOf"] == run
         until(lambda: application.got)
         assert application.got[0].message == {"runId": fresh["runId"]}
 
