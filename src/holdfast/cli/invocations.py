@@ -34,7 +34,7 @@ _HISTORY_TITLES = ("version", "time", "delta", "status", "epoch", "owner", "why"
 _HISTORY_SHOWN = 8
 
 
-class Kind(StrEnum):
+class InvocationKind(StrEnum):
     """What an invocation is of."""
 
     TASK = "task"
@@ -42,10 +42,10 @@ class Kind(StrEnum):
     WORLD = "world"
 
 
-def kind_of(record: InvocationRecord) -> Kind:
+def kind_of(record: InvocationRecord) -> InvocationKind:
     if is_world(record):
-        return Kind.WORLD
-    return Kind.TASK if record.run is None else Kind.WORKFLOW
+        return InvocationKind.WORLD
+    return InvocationKind.TASK if record.run is None else InvocationKind.WORKFLOW
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ class ListFilter:
         list[str] | None, Option(metavar="NAME=VALUE", help="Only with this attribute; may be repeated.")
     ] = None
     workflows: Annotated[bool, Option("--workflows", help="Only runs of workflows.")] = False
-    kind: Annotated[Kind | None, Option(help="Only these; world: of Workflow DevKit.")] = None
+    kind: Annotated[InvocationKind | None, Option(help="Only these; world: of Workflow DevKit.")] = None
     since: Annotated[str | None, Option(metavar="TIME", help="Created since: 2026-11-15T08:00:00Z, or 2h ago.")] = None
     until: Annotated[str | None, Option(metavar="TIME", help="Created before: a time, or 2h ago.")] = None
 
@@ -69,7 +69,7 @@ class ListFilter:
         return {
             "status": self.status or (),
             "task": stored_names(app, self.task or ()),
-            "queue": [WORLD_QUEUE] if self.kind is Kind.WORLD and not self.queue else self.queue or (),
+            "queue": [WORLD_QUEUE] if self.kind is InvocationKind.WORLD and not self.queue else self.queue or (),
             "parent": None if self.parent is None else find_id(app, self.parent),
             "attributes": _attributes(self.attribute or ()),
         }
@@ -77,7 +77,7 @@ class ListFilter:
     def keep(self, app: App) -> Callable[[InvocationRecord], bool] | None:
         """Return what tells whether an invocation that the store has found is meant; None if all are."""
         kind = self.kind
-        by_queue = kind is None or (kind is Kind.WORLD and not self.queue)
+        by_queue = kind is None or (kind is InvocationKind.WORLD and not self.queue)
         if by_queue and not self.workflows and self.since is None and self.until is None:
             return None
         since, until = (
