@@ -70,6 +70,8 @@ from holdfast.workflows.hooks_resuming import HookAccess
 from holdfast.workflows.hooks_store import HookSweep, end_hooks
 from holdfast.workflows.looking import Looking
 from holdfast.workflows.service import Waits, read_progress
+from holdfast.world.controlling import WorldRuns
+from holdfast.world.looking import WorldLooking
 
 __all__ = ["App", "EmbeddedRunner"]
 
@@ -97,7 +99,8 @@ class App:
         where = absolute_url(settings_.url or default_url(Path.cwd()), Path.cwd())
         self.runtime = AppRuntime(valid_name("app", settings_.name or DEFAULT_NAME), where, settings_, compose)
         self._runtime = self.runtime
-        self.runtime.looks, self.runtime.forks, self.runtime.streams = Looking(), Forking(), StreamReading()
+        self.runtime.looks, self.runtime.forks = WorldLooking(Looking()), Forking()
+        self.runtime.streams = StreamReading()
         self.runtime.basic_features = lambda engine, core: (CoreSchedules(core), Retention(engine))
         self.archive = Archive(self.runtime)
         self.queues = Queues(self.runtime)
@@ -430,6 +433,7 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
     engine.make_run_executor = WorkflowExecutor
     engine.chunks = engine.part(ChunkWriter)
     engine.read_progress = read_progress
+    engine.foreign = WorldRuns(engine)
     return engine
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -26,9 +27,25 @@ from holdfast.runtime.runs import StepRecord, Stored
 from holdfast.showing import brief, describe, length, moment
 from holdfast.web.documents import decoded, history_of
 from holdfast.web.reading import ReadModel
+from holdfast.world.records import QUEUE as WORLD_QUEUE
+from holdfast.world.records import is_world
 
 _HISTORY_TITLES = ("version", "time", "delta", "status", "epoch", "owner", "why")
 _HISTORY_SHOWN = 8
+
+
+class InvocationKind(StrEnum):
+    """What an invocation is of."""
+
+    TASK = "task"
+    WORKFLOW = "workflow"
+    WORLD = "world"
+
+
+def kind_of(record: InvocationRecord) -> InvocationKind:
+    if is_world(record):
+        return InvocationKind.WORLD
+    return InvocationKind.TASK if record.run is None else InvocationKind.WORKFLOW
 
 
 @dataclasses.dataclass
@@ -43,6 +60,7 @@ class ListFilter:
         list[str] | None, Option(metavar="NAME=VALUE", help="Only with this attribute; may be repeated.")
     ] = None
     workflows: Annotated[bool, Option("--workflows", help="Only runs of workflows.")] = False
+    kind: Annotated[InvocationKind | None, Option(help="Only these; world: of Workflow DevKit.")] = None
     since: Annotated[str | None, Option(metavar="TIME", help="Created since: 2026-11-15T08:00:00Z, or 2h ago.")] = None
     until: Annotated[str | None, Option(metavar="TIME", help="Created before: a time, or 2h ago.")] = None
 
@@ -51,21 +69,24 @@ class ListFilter:
         return {
             "status": self.status or (),
             "task": stored_names(app, self.task or ()),
-            "queue": self.queue or (),
+            "queue": [WORLD_QUEUE] if self.kind is InvocationKind.WORLD and not self.queue else self.queue or (),
             "parent": None if self.parent is None else find_id(app, self.parent),
             "attributes": _attributes(self.attribute or ()),
         }
 
     def keep(self, app: App) -> Callable[[InvocationRecord], bool] | None:
         """Return what tells whether an invocation that the store has found is meant; None if all are."""
-        if not self.workflows and self.since is None and self.until is None:
+        kind = self.kind
+        by_queue = kind is None or (kind is InvocationKind.WORLD and not self.queue)
+        if by_queue and not self.workflows and self.since is None and self.until is None:
             return None
         since, until = (
             None if text is None else past_time(app, text, option)
             for text, option in ((self.since, "--since"), (self.until, "--until"))
         )
         return lambda record: (
-            (record.run is not None or not self.workflows)
+            (kind is None or kind is kind_of(record))
+            and (record.run is not None or not self.workflows)
             and (since is None or record.created_at >= since)
             and (until is None or record.created_at < until)
         )

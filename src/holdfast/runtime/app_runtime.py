@@ -533,6 +533,10 @@ class AppRuntime:
             return None if task is None else task.definition.limit
 
         engine, dead_after = await self.engine(), self.settings.dead_after_seconds
+        if self.looks is not None and record.run is not None:
+            of_world = await self.looks.explain(engine, record)
+            if of_world is not None:
+                return of_world
         waits, awaited = await self._waits(engine, record), None
         if child := next((call.child for call in waits[:MAX_NAMED] if call.child), ""):
             (found,) = await get_readable(engine.store, engine.app, [InvocationId(child)])

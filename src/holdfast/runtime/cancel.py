@@ -79,7 +79,12 @@ class Canceller:
     ) -> list[InvocationRecord]:
         """Cancel these. Return them as they are then."""
         after = {record.id: record for record in records}
-        waiting = list(records)
+        waiting, foreign = [], self._engine.foreign
+        for record in records:
+            if foreign is not None and foreign.has(record):
+                after[record.id] = await foreign.cancel(record, by=by, reason=reason)
+            else:
+                waiting.append(record)
         for _ in range(_TRIES):
             now = self._store.now()
             asked = []

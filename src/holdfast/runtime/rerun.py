@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.codec import Reference, damage_of, references
-from holdfast.errors import PayloadLost
+from holdfast.errors import PayloadLost, UsageError
 from holdfast.ids import InvocationId, derived_id, is_id
 from holdfast.model.parking import DAMAGED
 from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, registered
@@ -51,14 +51,22 @@ class Rerunner:
         """
         damage: dict[str, str] = {}  # by digest, as several may share one
         refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage))}
-        fresh = [self._repeated(record, request, due_at, new_key) for record in originals if record.id not in refusals]
+        foreign, elsewhere = self._engine.foreign, dict[str, str]()
+        for record in originals:
+            if foreign is not None and foreign.has(record) and record.id not in refusals:
+                try:
+                    elsewhere[record.id] = await foreign.rerun(record, request)
+                except (UsageError, PayloadLost) as error:
+                    refusals[record.id] = str(error)
+        ours = [record for record in originals if record.id not in refusals and record.id not in elsewhere]
+        fresh = [self._repeated(record, request, due_at, new_key) for record in ours]
         for new, there in zip(fresh, await self._engine.submitter.submit(fresh), strict=True):
             if there is not None and there.rerun_of != new.rerun_of:
                 refusals[new.rerun_of or new.id] = f"its new id {new.id} is taken by something else"
         return [
             Rerun(record, None, refusals[record.id])
             if record.id in refusals
-            else Rerun(record, self._id(record.id, request))
+            else Rerun(record, elsewhere.get(record.id) or self._id(record.id, request))
             for record in originals
         ]
 

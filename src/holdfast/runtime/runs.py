@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.codec import Codec, ErrorRecord, Payloads
 from holdfast.errors import UsageError
-from holdfast.model.explain import RunWait
+from holdfast.model.explain import Explanation, RunWait
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.runtime.definition import TaskDefinition
@@ -113,7 +113,9 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLooks(Protocol):
-    """What looks into runs. Each method takes the record of a run."""
+    """What looks into runs. Each method takes the record of a run. `calls` are steps, children, waits and hooks."""
+
+    async def calls(self, engine: Engine, record: InvocationRecord, *, fetch: bool = False) -> list[StepRecord]: ...
 
     async def steps(self, engine: Engine, record: InvocationRecord, *, fetch: bool) -> list[StepRecord]: ...
 
@@ -134,6 +136,24 @@ class RunLooks(Protocol):
     async def wake(self, engine: Engine, record: InvocationRecord) -> None: ...
 
     async def waits_for(self, engine: Engine, record: InvocationRecord) -> Sequence[RunWait]: ...
+
+    async def explain(self, engine: Engine, record: InvocationRecord) -> Explanation | None:
+        """Explain what a run waits for that no runner performs; None for all others."""
+        ...
+
+
+class ForeignRuns(Protocol):
+    """Runs whose code and whose log are not ours to change as an owner would: those of a World."""
+
+    def has(self, record: InvocationRecord) -> bool: ...
+
+    async def cancel(self, record: InvocationRecord, *, by: str, reason: str) -> InvocationRecord:
+        """Return the record as it is then."""
+        ...
+
+    async def rerun(self, record: InvocationRecord, request: str) -> str:
+        """Return the id of the new run. Raises `UsageError`, `PayloadLost`."""
+        ...
 
 
 class RunForks(Protocol):

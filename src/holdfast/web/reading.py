@@ -42,7 +42,6 @@ from holdfast.web.documents import (
 )
 from holdfast.workflows.hooks_records import address_of, resume_id_of
 from holdfast.workflows.hooks_resuming import HookAccess, HookRecord, looked_up
-from holdfast.workflows.looking import Looking
 
 _RERUNS = 10
 _LOOKED_AT, _MAX_LOOKED_AT = 200, 20_000
@@ -170,7 +169,8 @@ class ReadModel:
 
     def __init__(self, runtime: AppRuntime) -> None:
         self._runtime = runtime
-        self._looking = Looking()
+        assert runtime.looks is not None
+        self._looking = runtime.looks
         self._hooks = HookAccess(runtime)
 
     async def record(self, id: str) -> InvocationRecord:
@@ -228,14 +228,17 @@ class ReadModel:
 
     async def step(self, record: InvocationRecord, step: str) -> CallPage:
         """Return one call of a run. Raises `UsageError` for a task, `StepNotFound`."""
-        return CallPage(record, [await self._looking.step(await self._runtime.engine(), record, step)], None)
+        engine = await self._runtime.engine()
+        return CallPage(record, [await self._looking.step(engine, record, step, fetch=False)], None)
 
     async def events(
         self, record: InvocationRecord, *, correlation: str | None = None, after: str | None = None, limit: int = 100
     ) -> LogPage:
         """Return events of a run; `after` is the cursor of the last one of the page before."""
         engine = await self._runtime.engine()
-        events = await self._looking.events(engine, record, correlation=correlation, after=after, limit=limit)
+        events = await self._looking.events(
+            engine, record, correlation=correlation, generation=None, after=after, limit=limit, fetch=False
+        )
         return LogPage(record, events, events[-1].cursor if events and len(events) == limit else None)
 
     async def hooks(self, *, run: str | None = None, before: str | None = None, limit: int = 100) -> HookPage:

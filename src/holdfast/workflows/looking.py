@@ -29,7 +29,7 @@ from holdfast.errors import (
 from holdfast.executors.context import STEP as STEP_TASK
 from holdfast.ids import InvocationId
 from holdfast.model.changes import Full, Missing, Push
-from holdfast.model.explain import RunWait, moment_in_words
+from holdfast.model.explain import Explanation, RunWait, moment_in_words
 from holdfast.model.log import MAX_PAGE_EVENTS
 from holdfast.model.names import counted
 from holdfast.model.records import InboxEntry, InvocationRecord
@@ -341,6 +341,9 @@ class Looking:
             return []
         now = engine.store.now()
         return [RunWait(_waits(call, now), call.child) for call in calls if call.is_open]
+
+    async def explain(self, engine: Engine, record: InvocationRecord) -> Explanation | None:
+        return None
 
     async def wake(self, engine: Engine, record: InvocationRecord) -> None:
         """End the sleeps of a run, and its waits for the next attempt of a step."""

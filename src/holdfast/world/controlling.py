@@ -1,0 +1,83 @@
+"""Cancel and rerun World runs, as other runs. A cancel is an event of the log; a rerun is a new run and a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.codec import references
+from holdfast.errors import PayloadLost, StoreError, UsageError
+from holdfast.ids import derived_id, is_id
+from holdfast.model.records import InvocationRecord
+from holdfast.model.status import FINAL
+from holdfast.runtime.engine import Engine
+from holdfast.store.contract import Filter
+from holdfast.world import rules
+from holdfast.world.errors import WorldError
+from holdfast.world.looking import send_to
+from holdfast.world.records import is_world, run_name
+from holdfast.world.storage import WorldStorage
+
+RERUN_OF, REQUEST = "$rerunOf", "$rerunRequest"
+_TIME_CHARACTERS = 10  # of an id
+
+
+class WorldRuns:
+    """See `holdfast.runtime.runs.ForeignRuns`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def has(self, record: InvocationRecord) -> bool:
+        return is_world(record)
+
+    async def cancel(self, record: InvocationRecord, *, by: str, reason: str) -> InvocationRecord:
+        """End a run, unless it has ended. Return its invocation then."""
+        said = f"{reason} (by {by})" if reason else f"by {by}"
+        event = {"eventType": rules.RUN_CANCELLED, "eventData": {"cancelReason": said[: rules.MAX_REASON]}}
+        if record.status not in FINAL:
+            try:
+                await self._engine.part(WorldStorage).events_create(run_id=run_name(record.id), event=event)
+            except WorldError as error:
+                if error.status != 409:
+                    raise StoreError(f"{record.task} {record.id} could not be cancelled: {error.message}") from error
+        (found,) = await self._engine.store.get(record.app, [record.id])
+        return record if found is None else found
+
+    async def rerun(self, record: InvocationRecord, request: str) -> str:
+        """Start a new run with the same input; return the id of its invocation. Idempotent, by the request. Raises
+        `UsageError`, `PayloadLost`.
+        """
+        engine, storage = self._engine, self._engine.part(WorldStorage)
+        try:
+            run = await storage.run(run_name(record.id))
+            if missing := [each for each in references(run.input) if not await self._is_there(each.digest)]:
+                raise PayloadLost(f"its input is gone: the payload {missing[0].digest}")
+            whole = await storage.runs_get(run_id=run.id)
+            derived = derived_id("world rerun", engine.app, record.id, request)
+            attributes = {RERUN_OF: run.id, REQUEST: derived}
+            found = await engine.store.find(engine.app, Filter(attributes=frozenset(attributes.items())), 1)
+            # The id of a new run has to be of about now, and a request need not say when it was made.
+            when = request if is_id(request) else engine.ids.new()
+            id = found[0].id if found else when[:_TIME_CHARACTERS] + derived[_TIME_CHARACTERS:]
+            data: dict[str, Any] = {
+                "deploymentId": run.deployment,
+                "workflowName": run.name,
+                "input": whole.get("input"),
+                "executionContext": run.context,
+                "attributes": attributes,
+                "allowReservedAttributes": True,
+            }
+            event = {"eventType": rules.RUN_CREATED, "specVersion": run.spec, "eventData": data}
+            operation = f"rerun {record.id} {request}"[: rules.MAX_ID]
+            try:
+                await storage.events_create(run_id=run_name(id), event=event, operation_id=operation)
+            except WorldError as error:
+                if error.status != 409:
+                    raise
+            await send_to(engine, await storage.run(run_name(id)), operation)
+        except WorldError as error:
+            raise UsageError(error.message) from error
+        return id
+
+    async def _is_there(self, digest: str) -> bool:
+        return (await self._engine.store.keep_payloads(self._engine.app, [digest]))[0]
