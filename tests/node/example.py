@@ -1,4 +1,4 @@
-"""The example of the guide, as its reader meets it: one order, one approval, its words, and its end."""
+"""The example of the guide, as its reader meets it: one order, one approval, its words, its end, and Python beside."""
 
 from __future__ import annotations
 
@@ -10,19 +10,38 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.mongod import free_port
 from tests.support.patience import patient
+
+from holdfast import App
+
+T = TypeVar("T")
 
 
 def run_example(folder: Path, holdfast: Path, environment: Mapping[str, str]) -> None:
     """Start the application on a new SQLite store, and follow one order. Raises AssertionError for a surprise."""
     with tempfile.TemporaryDirectory() as place:
-        store = {"HOLDFAST_URL": f"sqlite:///{place}/orders.db", "WORKFLOW_HOLDFAST_COMMAND": str(holdfast)}
-        world = {"WORKFLOW_TARGET_WORLD": "@holdfast/workflow-world", "PORT": str(free_port())}
-        with application(folder, {**environment, **store, **world}) as address:
+        url = f"sqlite:///{place}/orders.db"
+        store = {**environment, "HOLDFAST_URL": url, "HOLDFAST_APP": "shop:app"}
+        node = {"WORKFLOW_HOLDFAST_COMMAND": str(holdfast), "WORKFLOW_TARGET_WORLD": "@holdfast/workflow-world"}
+        with (
+            runner(folder, holdfast, store),
+            application(folder, {**store, **node, "PORT": str(free_port())}) as address,
+        ):
             follow_an_order(address)
+            follow_python(url)
+
+
+@contextlib.contextmanager
+def runner(folder: Path, holdfast: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    with subprocess.Popen([holdfast, "run", "--log-level", "warning"], cwd=folder, env=environment) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(timeout=patient(60)) == 0
 
 
 @contextlib.contextmanager
@@ -50,6 +69,14 @@ def follow_an_order(address: str) -> None:
     assert ended["result"] == {"receipt": "receipt-a1-500", "by": "Mei"}, ended
 
 
+def follow_python(url: str) -> None:
+    """Wait for the task that a step has submitted, and for the one that follows the end of the workflow."""
+    with App(url) as app:
+        for task, result in (("shop:pack", "a1 is packed"), ("shop:report", "an order went through")):
+            (call,) = eventually(lambda task=task: app.invocations(task=task) or None)  # type: ignore[misc]
+            assert app.invocation(call.id).result(timeout=patient(30)) == result
+
+
 def asked(url: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
     body = None if fields is None else json.dumps(fields).encode()
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
@@ -58,7 +85,7 @@ def asked(url: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return answer
 
 
-def eventually(attempt: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+def eventually(attempt: Callable[[], T | None]) -> T:
     """Return the first answer. An approval fails until the order has created its hook."""
     deadline = time.monotonic() + patient(30)
     while True:

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 
 import { isRecord, StartFailed, textOf } from './errors.js';
 
-const ARGUMENTS = ['world', 'serve', '--child', '--log-level', 'warning'] as const;
+const ARGUMENTS = ['world', 'serve', '--child', '--log-level', 'warning'];
 const START_MS = 60_000;
 const STOP_MS = 40_000; // the server itself waits 30 s for deliveries that are under way
 const LAST_WORDS = 2000;
@@ -21,9 +21,17 @@ export interface ChildServer {
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
+export interface ChildOptions {
+  readonly command: readonly string[] | undefined;
+  /** Python app whose tasks may be submitted. */
+  readonly app: string | undefined;
+  readonly environment: Environment;
+}
+
 /** Start a server, and return it when it answers. Rejects with its last words if it does not come up. */
-export async function startChild(command: readonly string[] | undefined, environment: Environment): Promise<ChildServer> {
-  const commands = command === undefined ? guesses() : [command];
+export async function startChild({ command, app, environment }: ChildOptions): Promise<ChildServer> {
+  const options = [...ARGUMENTS, ...(app === undefined ? [] : ['--app', app])];
+  const commands = (command === undefined ? guesses() : [command]).map((words) => [...words, ...options]);
   for (const words of commands) {
     const child = await spawned(words, environment);
     if (child === undefined) {
@@ -39,7 +47,7 @@ export async function startChild(command: readonly string[] | undefined, environ
   }
   const tried = commands.map((words) => words.join(' ')).join(', ');
   throw new StartFailed(
-    `no holdfast to start a server with (tried: ${tried}). Install it (pip install "holdfast[mongo]"), ` +
+    `no holdfast to start a server with (tried: ${tried}). Install it (pip install "holdfast[mongo,monitor]"), ` +
       'name it by WORKFLOW_HOLDFAST_COMMAND, or give the address of a running server by WORKFLOW_HOLDFAST_SERVER',
   );
 }
@@ -51,8 +59,8 @@ function guesses(): string[][] {
 
 /** Return the process, or undefined if there is no such program. */
 function spawned(words: readonly string[], environment: Environment): Promise<ChildProcess | undefined> {
-  const [program, ...leading] = words;
-  const child = spawn(program!, [...leading, ...ARGUMENTS], {
+  const [program, ...rest] = words;
+  const child = spawn(program!, rest, {
     env: Object.fromEntries(Object.entries({ ...process.env, ...environment }).filter(([, value]) => value !== undefined)),
     stdio: ['pipe', 'pipe', 'pipe'],
     // A group of its own: Ctrl-C in a terminal is for the application, which closes the World in its own time.
@@ -83,13 +91,13 @@ async function listening(child: ChildProcess, words: readonly string[]): Promise
   const line = await Promise.race([
     firstLine(child),
     ended.then((how) => {
-      throw new StartFailed(`${words.join(' ')} ${ARGUMENTS.join(' ')} ended with ${how}: ${lastWords.trim() || 'it said nothing'}`);
+      throw new StartFailed(`${words.join(' ')} ended with ${how}: ${lastWords.trim() || 'it said nothing'}`);
     }),
-    late(child, `${words.join(' ')} ${ARGUMENTS.join(' ')} did not listen within ${START_MS / 1000} s`),
+    late(child, `${words.join(' ')} did not listen within ${START_MS / 1000} s`),
   ]);
   child.stdout!.resume();
   letProcessEnd(child);
-  return { url: urlOf(line, child), ended, stop: () => stopped(child, ended) };
+  return { url: urlOf(line, child, words), ended, stop: () => stopped(child, ended) };
 }
 
 function firstLine(child: ChildProcess): Promise<string> {
@@ -119,7 +127,7 @@ function late(child: ChildProcess, message: string): Promise<never> {
   });
 }
 
-function urlOf(line: string, child: ChildProcess): string {
+function urlOf(line: string, child: ChildProcess, words: readonly string[]): string {
   try {
     const said: unknown = JSON.parse(line);
     if (isRecord(said) && typeof said.url === 'string' && URL.canParse(said.url)) {
@@ -129,7 +137,7 @@ function urlOf(line: string, child: ChildProcess): string {
     // below
   }
   child.kill('SIGKILL');
-  throw new StartFailed(`expected {"url": …} as the first line of holdfast ${ARGUMENTS.join(' ')}, and got ${line.slice(0, 200)}`);
+  throw new StartFailed(`expected {"url": …} as the first line of ${words.join(' ')}, and got ${line.slice(0, 200)}`);
 }
 
 /** The child, and the pipes to it, do not keep this process alive. Their end is the end of the child. */

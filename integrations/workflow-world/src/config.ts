@@ -23,6 +23,8 @@ export interface WorldOptions {
   token?: string;
   /** Spec version to announce, 2 to 7. Environment: WORKFLOW_SPEC_VERSION. Default: 5 */
   specVersion?: number;
+  /** Python app whose tasks steps may submit, as `shop:app`. Environment: HOLDFAST_APP. Default: none */
+  app?: string;
   /** How to call `holdfast`. Environment: WORKFLOW_HOLDFAST_COMMAND. Default: .venv/bin/holdfast, holdfast, python3 -m holdfast */
   command?: string | readonly string[];
   /** How long a call is repeated while the server does not answer. Default: 60 */
@@ -42,6 +44,7 @@ export interface Settings {
 export interface ConnectionSettings {
   readonly serverUrl: string | undefined;
   readonly token: string | undefined;
+  readonly app: string | undefined;
   readonly command: readonly string[] | undefined;
   /** What a child server has in its environment; undefined removes what this process has. */
   readonly environment: Readonly<Record<string, string | undefined>>;
@@ -67,6 +70,7 @@ export function settingsOf(options: WorldOptions = {}, environment: Environment 
     connection: {
       serverUrl: serverUrl === undefined ? undefined : httpUrl('serverUrl (WORKFLOW_HOLDFAST_SERVER)', serverUrl),
       token: options.token ?? env('HOLDFAST_WORLD_TOKEN'),
+      app: options.app ?? env('HOLDFAST_APP'),
       command: commandOf(options.command ?? env('WORKFLOW_HOLDFAST_COMMAND')),
       environment: storeOf(options, env),
       retrySeconds: options.retrySeconds ?? 60,

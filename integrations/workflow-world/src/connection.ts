@@ -134,7 +134,7 @@ export class Connection {
     const environment = { ...this.#settings.environment, HOLDFAST_WORLD_TOKEN: this.#childToken };
     let child: ChildServer | undefined;
     try {
-      child = await startChild(this.#settings.command, environment);
+      child = await startChild({ ...this.#settings, environment });
       if (this.#baseUrl !== undefined) {
         const timeoutMs = this.#settings.timeoutSeconds * 1000;
         const target = { url: child.url, token: this.#childToken };

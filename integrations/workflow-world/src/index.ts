@@ -8,12 +8,14 @@ import { unreachable } from './errors.js';
 import { createQueue } from './queue.js';
 import { createStorage } from './storage.js';
 import { createStreams, type Streams } from './streams.js';
+import { createTasks, type SubmitOptions, type Tasks } from './tasks.js';
 
 export type { WorldOptions } from './config.js';
 export { WorldError } from './errors.js';
+export type { SubmitOptions } from './tasks.js';
 
 /** A World for cores of 5.x, with the streams of 4.x beside. It is assignable to `World` of either. */
-export interface HoldfastWorld extends Queue, Storage, Streams {
+export interface HoldfastWorld extends Queue, Storage, Streams, Tasks {
   readonly specVersion: number;
   start(): Promise<void>;
   close(): Promise<void>;
@@ -42,6 +44,7 @@ export function createWorld(options: WorldOptions = {}): HoldfastWorld {
     ...createQueue(use, settings.deploymentId),
     ...createStorage(use),
     ...createStreams(use),
+    ...createTasks(use),
     async start() {
       await use().start(addressOf(settings));
     },
@@ -51,6 +54,14 @@ export function createWorld(options: WorldOptions = {}): HoldfastWorld {
       connection = undefined;
     },
   };
+}
+
+let ofEnvironment: HoldfastWorld | undefined;
+
+/** Submit a Python task by the World that the environment names: for steps, which have no World at hand. */
+export function submit(task: string, args?: readonly unknown[], options?: SubmitOptions): Promise<string> {
+  ofEnvironment ??= createWorld();
+  return ofEnvironment.submit(task, args, options);
 }
 
 export default createWorld;

@@ -52,6 +52,7 @@ describe('calls', () => {
     expect(await world.streams.list('r')).toEqual(['a']);
     await world.streams.getChunks('r', 'n', { limit: 3, cursor: 'c' });
     await world.streams.getInfo('r', 'n');
+    await world.submit('shop:pack', ['a1'], { kwargs: { gift: true }, key: 'k' });
     expect(double.calls.map(({ method, fields: { operationId, ...fields } }) => [method, fields, typeof operationId])).toEqual([
       ['runs.list', { workflowName: 'w', status: 'failed', pagination }, 'undefined'],
       ['runs.setAttributes', { runId: 'r', changes: [{ key: 'a', value: null }], allowReservedAttributes: true }, 'string'],
@@ -67,6 +68,7 @@ describe('calls', () => {
       ['streams.list', { runId: 'r' }, 'undefined'],
       ['streams.getChunks', { runId: 'r', name: 'n', limit: 3, cursor: 'c' }, 'undefined'],
       ['streams.getInfo', { runId: 'r', name: 'n' }, 'undefined'],
+      ['submit', { task: 'shop:pack', args: ['a1'], kwargs: { gift: true }, key: 'k' }, 'string'],
     ]);
   });
 

@@ -44,10 +44,10 @@ const pidOf = async (world: HoldfastWorld) => (await (world.runs.get('r') as Pro
 
 describe('a server of our own', () => {
   test('is started by the first call, for all worlds of these options, and stopped by the last close', async () => {
-    const [one, two] = [worldOf(), worldOf()];
+    const [one, two] = [worldOf('', { app: 'shop:app' }), worldOf('', { app: 'shop:app' })];
     const [{ pid }, other] = await Promise.all([pidOf(one), pidOf(two)]);
     expect(other.pid).toBe(pid);
-    expect(said()[0]).toMatchObject({ arguments: ['world', 'serve', '--child', '--log-level', 'warning'], HOLDFAST_URL: `sqlite:///${log}.db` });
+    expect(said()[0]).toMatchObject({ arguments: ['world', 'serve', '--child', '--log-level', 'warning', '--app', 'shop:app'], HOLDFAST_URL: `sqlite:///${log}.db` });
     expect(said().every(({ path, isMine }) => path === undefined || isMine)).toBe(true);
     await one.close();
     expect(said().some(({ stopped }) => stopped === pid)).toBe(false);
@@ -80,13 +80,20 @@ describe('a server of our own', () => {
     expect(await world.runs.get('r')).toMatchObject({ pid: expect.any(Number) as number });
   });
 
+  test('that does not come up at the start comes up behind it', async () => {
+    const world = worldOf('ends', { baseUrl: 'http://localhost:4000' });
+    await expect(world.start()).rejects.toThrow('exit code 3');
+    vi.stubEnv('FAKE', '');
+    await expect.poll(() => paths(), { timeout: 10_000 }).toContain('/v1/start');
+  });
+
   test('that prints something else is refused', async () => {
     await expect(worldOf('chatters').runs.get('r')).rejects.toThrow(/expected {"url": …} .* got hello/);
   });
 
   test('that is not installed says what to install', async () => {
     const world = worldOf('', { command: '/nowhere/holdfast' });
-    await expect(world.runs.get('r')).rejects.toThrow(/tried: \/nowhere\/holdfast.*pip install/);
+    await expect(world.runs.get('r')).rejects.toThrow(/tried: \/nowhere\/holdfast world serve.*pip install/);
   });
 
   test('does not keep its program alive, and ends with it', async () => {

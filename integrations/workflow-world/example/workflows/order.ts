@@ -1,10 +1,11 @@
-import { createHook, getWritable, sleep } from 'workflow';
+import { submit } from '@holdfast/workflow-world';
+import { createHook, getStepMetadata, getWritable, sleep } from 'workflow';
 
 export interface Approval {
   by: string;
 }
 
-/** Charge, wait for a person and a moment, and say what happens on the way. */
+/** Charge, wait for a person and a moment, have it packed, and say what happens on the way. */
 export async function order(id: string, cents: number) {
   'use workflow';
 
@@ -13,6 +14,7 @@ export async function order(id: string, cents: number) {
   const approval: Approval = await createHook<Approval>({ token: `approve:${id}` });
   await sleep('1s');
   await tell(`approved by ${approval.by}`);
+  await pack(id);
   return { receipt, ...approval };
 }
 
@@ -28,4 +30,11 @@ async function tell(text: string) {
   const writer = getWritable<string>().getWriter();
   await writer.write(text);
   writer.releaseLock();
+}
+
+async function pack(id: string) {
+  'use step';
+
+  // A task in Python: see shop.py. With this key, a step that is tried again submits it once.
+  return submit('shop:pack', [id], { key: getStepMetadata().stepId });
 }
