@@ -105,9 +105,19 @@ class ProcessExecutor(Executor):
                 self._busy += 1
                 self._waiting[call.key] = call
                 self._news.notify()
+            self._add_threads()
+
+    def _add_threads(self) -> None:
+        """Start missing threads. Called with the guard held."""
         while self._threads < min(self._busy, self._size):
             self._threads += 1
             threading.Thread(target=self._main, name=f"holdfast-process-{self._threads}", daemon=True).start()
+
+    def make_room(self, more: int) -> None:
+        with self._news:
+            self._size += more
+            self._add_threads()
+            self._news.notify_all()
 
     def _finished(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
         self._busy -= len(outcomes)
@@ -163,9 +173,10 @@ class ProcessExecutor(Executor):
 
     def _next(self, slot: _Slot) -> Call | None:
         with self._news:
-            while not self._waiting and not self._closed:
+            while not self._waiting and not self._closed and self._threads <= self._size:
                 self._news.wait()
-            if self._closed:
+            if self._closed or (not self._waiting and self._threads > self._size):
+                self._threads -= 1
                 return None
             call = self._waiting.pop(next(iter(self._waiting)))
             self._running[call.key] = slot

@@ -32,6 +32,7 @@ from holdfast.model.records import (
     InboxEntry,
     InvocationRecord,
     RunState,
+    Waiting,
     cut,
     digests_in,
     is_cut_at,
@@ -39,6 +40,7 @@ from holdfast.model.records import (
     retain_until,
 )
 from holdfast.model.status import (
+    AVAILABLE,
     FINAL,
     RELEASING,
     SOURCES,
@@ -82,6 +84,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     run: RunState | UnsetType = UNSET
     wake_at: float | UnsetType | None = UNSET  # with SUSPENDED
     attributes: Mapping[str, str] | UnsetType = UNSET
+    waiting: Waiting | UnsetType | None = UNSET  # with PAUSED and RESUMED
     has_log: bool = False  # with the end of an invocation that has logs: it is kept until these are removed
     inbox_seen: int | None = (
         None  # applies only if so many entries were added to the inbox until now (`RunState.pushed`)
@@ -297,23 +300,58 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
 
 
-StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark
+class WaitNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write by the owner: its code waits for others and keeps its slot meanwhile, or (None) no longer
+    waits. It walks no edge and leaves no line in the history.
+    """
+
+    app: str
+    id: InvocationId
+    epoch: int
+    actor: str
+    waiting: Waiting | None
+
+
+class MoveUp(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write that gives an invocation that waits for an owner the place in the queue of what fell due at
+    `due_at`: another invocation waits for it. It walks no edge, leaves no line in the history, and never moves it back.
+    """
+
+    app: str
+    id: InvocationId
+    due_at: float
+
+
+StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark | WaitNote | MoveUp
 """A write that is no step of the status table."""
+IN_LINE = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}  # from which a claim or a free slot takes the first
 
 
 def written(write: StateWrite, record: InvocationRecord) -> InvocationRecord | Verdict:
     """Return the record after such a write, or why there is none."""
     if isinstance(write, Push):
         return pushed(write, record)
+    if isinstance(write, MoveUp):
+        return moved_up(write, record)
     return updated(write, record) if isinstance(write, RunUpdate) else noted(write, record)
 
 
-def noted(write: AttributeUpdate | StreamMark, record: InvocationRecord) -> InvocationRecord | Verdict:
-    """Return the record with other attributes, or with its mark, or why it stays as it is."""
+def moved_up(write: MoveUp, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record with its new place; `APPLIED` if it keeps its own, since no caller depends on which it is."""
+    if record.status not in IN_LINE or record.due_at <= write.due_at:
+        return APPLIED
+    return msgspec.structs.replace(record, due_at=write.due_at)
+
+
+def noted(write: AttributeUpdate | StreamMark | WaitNote, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record with other attributes, its mark or what it waits for, or why it stays as it is."""
     if (record.epoch, record.owner) != (write.epoch, write.actor):
         return Lost(record.status, record.owner, record.epoch)
     if isinstance(write, StreamMark):
         return APPLIED_AGAIN if record.has_streams else msgspec.structs.replace(record, has_streams=True)
+    if isinstance(write, WaitNote):
+        is_there = record.waiting == write.waiting
+        return APPLIED_AGAIN if is_there else msgspec.structs.replace(record, waiting=write.waiting)
     if record.attributes == write.attributes:
         return APPLIED_AGAIN
     return msgspec.structs.replace(record, attributes=write.attributes)
@@ -500,7 +538,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
 
 OPTIONAL = (
     *("due_at", "result", "error", "errors", "fingerprint", "queue", "lane", "retain_until"),
-    *("cancellation", "start_by", "outbox", "run", "wake_at", "attributes"),
+    *("cancellation", "start_by", "outbox", "run", "wake_at", "attributes", "waiting"),
 )
 
 
@@ -552,6 +590,7 @@ class ChangeFacts(TypedDict, total=False):
     run: RunState
     wake_at: float | None
     attributes: Mapping[str, str] | UnsetType
+    waiting: Waiting | None
     inbox_seen: int
 
 
@@ -591,9 +630,12 @@ def change_of(
 def owned(
     name: str, record: InvocationRecord, path: Path, sources: frozenset[Status], **facts: Unpack[ChangeFacts]
 ) -> Change:
-    """Build a change by the invocation's owner: it holds only for the epoch that the owner was given."""
-    facts |= {"actor": record.owner, "version": record.version}
-    return change_of(name, record, path, sources, **facts)
+    """Build a change by the invocation's owner: it holds only for the epoch that the owner was given. What ends while
+    its code waits is RESUMED in the same write.
+    """
+    if record.status is Status.PAUSED and Status.RESUMED in sources:
+        path, sources = (Status.RESUMED, *path), frozenset({Status.PAUSED})
+    return change_of(name, record, path, sources, **_by_owner(record, facts))
 
 
 _RESERVED = frozenset({Status.PENDING})
@@ -622,6 +664,22 @@ def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str
             facts["start_by"] = record.terms.start_by
     facts |= {"actor": record.owner if by is None else by, "version": record.version}
     return change_of("handed_back", record, path, sources, **facts)
+
+
+def paused(record: InvocationRecord, waiting: Waiting, *, operation: str, at: float, why: str) -> Change:
+    """Give the owner's place back while its code waits for other invocations. A slot of a limit is kept."""
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "waiting": waiting}
+    return change_of("paused", record, (Status.PAUSED,), _WORKING, **_by_owner(record, facts))
+
+
+def resumed(record: InvocationRecord, *, operation: str, at: float) -> Change:
+    """Let code go on that has waited: the owner has a place for it again."""
+    facts: ChangeFacts = {"operation": operation, "at": at, "waiting": None}
+    return change_of("resumed", record, (Status.RESUMED,), frozenset({Status.PAUSED}), **_by_owner(record, facts))
+
+
+def _by_owner(record: InvocationRecord, facts: ChangeFacts) -> ChangeFacts:
+    return facts | {"actor": record.owner, "version": record.version}
 
 
 def completed(record: InvocationRecord, *, result: bytes, operation: str, at: float) -> Change:

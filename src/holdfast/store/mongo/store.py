@@ -30,7 +30,7 @@ from pymongo.read_concern import ReadConcern
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable, UsageError
 from holdfast.ids import InvocationId
-from holdfast.model.changes import Change, FieldReset, Push, StateWrite, Verdict, Write, pushes_by_run, rounds
+from holdfast.model.changes import Change, FieldReset, MoveUp, Push, StateWrite, Verdict, Write, pushes_by_run, rounds
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
 from holdfast.model.identity import find_conflict
@@ -379,11 +379,15 @@ class MongoStore:
                 steps = [(index, change) for index, change in this_round if isinstance(change, Change | FieldReset)]
                 if steps:
                     verdicts.update(await self._do("apply", self._invocations.apply, steps))
+                moves = [(index, write) for index, write in this_round if isinstance(write, MoveUp)]
+                if moves:
+                    moved = await self._do("move up", self._invocations.move_up, [move for _, move in moves])
+                    verdicts.update(zip([index for index, _ in moves], moved, strict=True))
                 for index, write in this_round:
-                    if isinstance(write, StateWrite):
+                    if isinstance(write, StateWrite) and not isinstance(write, MoveUp):
                         verdicts[index] = await self._write_run(write)
         finally:
-            self._scanner.heed(change for change in changes if isinstance(change, Change))
+            self._scanner.heed(change for change in changes if isinstance(change, Change | MoveUp))
         return [verdicts[index] for index in range(len(changes))]
 
     async def _write_run(self, write: StateWrite) -> Verdict:

@@ -1,0 +1,95 @@
+"""Circles of waits: invocations that wait for each other, so that none of them can ever go on.
+
+An invocation whose code waits needs each of those that it waits for. One that waits for a slot of a limit needs one of
+the holders of that limit to end. All others can go on by themselves. Whatever cannot go on, though all that can go on
+has ended, stands in a circle, or behind one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.ids import InvocationId
+
+Path = Sequence["Step"]
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What an invocation needs to go on: the end of each of those that its code waits for, or of one of the holders of
+    the slots of a limit key.
+    """
+
+    task: str
+    awaited: tuple[InvocationId, ...] = ()
+    holders: tuple[InvocationId, ...] = ()
+    limit_key: str | None = None
+
+    @property
+    def others(self) -> tuple[InvocationId, ...]:
+        return self.awaited or self.holders
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """An invocation on the way round a circle, and the limit key through which it waits for the next one, if so."""
+
+    id: InvocationId
+    task: str
+    limit_key: str | None = None
+
+
+def find_circle(start: InvocationId, needs: Mapping[InvocationId, Need]) -> tuple[Step, ...]:
+    """Return the circle that this invocation waits in, beginning with it; empty if it can go on one day. What is not
+    among the needs can go on.
+    """
+    stuck = _stuck(needs)
+    if start not in stuck:
+        return ()
+    way: list[InvocationId] = _way_back(start, needs, stuck)
+    return tuple(Step(id=id, task=needs[id].task, limit_key=None if needs[id].awaited else needs[id].limit_key) for id in way)
+
+
+def _stuck(needs: Mapping[InvocationId, Need]) -> set[InvocationId]:
+    """Return what can never go on: all that is left once everything that can go on has done so."""
+    stuck = set(needs)
+    while freed := {id for id in stuck if _can_go_on(needs[id], stuck)}:
+        stuck -= freed
+    return stuck
+
+
+def _can_go_on(need: Need, stuck: set[InvocationId]) -> bool:
+    if need.awaited:
+        return stuck.isdisjoint(need.awaited)
+    return not need.holders or not stuck.issuperset(need.holders)
+
+
+def _way_back(start: InvocationId, needs: Mapping[InvocationId, Need], stuck: set[InvocationId]) -> list[InvocationId]:
+    """Return a shortest way through stuck invocations from this one back to it; empty if it only stands behind one."""
+    before: dict[InvocationId, InvocationId] = {}
+    frontier = [start]
+    while frontier:
+        following = []
+        for id in frontier:
+            for other in needs[id].others:
+                if other == start:
+                    way = [id]
+                    while way[-1] != start:
+                        way.append(before[way[-1]])
+                    return way[::-1]
+                if other in stuck and other not in before:
+                    before[other] = id
+                    following.append(other)
+        frontier = following
+    return []
+
+
+def path_in_words(circle: Path) -> str:
+    """Return the way round a circle: ``a (shop:f) → b (shop:g), for a slot of shop:g → a``."""
+    steps = [_in_words(step) for step in circle]
+    return " → ".join([*steps, circle[0].id])
+
+
+def _in_words(step: Step) -> str:
+    slot = f", for a slot of {step.limit_key}, held by" if step.limit_key is not None else ""
+    return f"{step.id} ({step.task}){slot}"
