@@ -21,12 +21,12 @@ BESIDE = "other code of it may run meanwhile"
 class Wait:
     """One wait of a call for the ends of invocations. It is used on the engine's loop."""
 
-    def __init__(self, port: WaitPort, call: Call, ids: Sequence[str], *, is_alone: bool, keeps: str = "") -> None:
+    def __init__(self, port: WaitPort, call: Call, ids: Sequence[str]) -> None:
         self.port = port
         self.call = call
         self.ids = tuple(ids)
-        self.is_alone = is_alone  # the code of the call does nothing else
-        self.keeps = keeps  # why the slot is kept, if that is known from the start
+        self.beside: frozenset[Wait] = frozenset()  # as long as exactly these last, no code of the call runs
+        self.keeps = ""  # why the slot is kept
         self.refused: asyncio.Future[BaseException] | None = None
         self.over = asyncio.Event()
 
@@ -53,8 +53,8 @@ class WaitPort(Protocol):
         """Note a wait that begins."""
         ...
 
-    def only_waits(self, wait: Wait) -> None:
-        """Note that all code of the call waits now, in this wait and perhaps in others."""
+    def only_waits(self, waits: frozenset[Wait]) -> None:
+        """Note that all code of a call waits, in these."""
         ...
 
     def keeps_slot(self, wait: Wait, why: str) -> None:

@@ -47,7 +47,9 @@ def find_circle(start: InvocationId, needs: Mapping[InvocationId, Need]) -> tupl
     if start not in stuck:
         return ()
     way: list[InvocationId] = _way_back(start, needs, stuck)
-    return tuple(Step(id=id, task=needs[id].task, limit_key=None if needs[id].awaited else needs[id].limit_key) for id in way)
+    return tuple(
+        Step(id=id, task=needs[id].task, limit_key=None if needs[id].awaited else needs[id].limit_key) for id in way
+    )
 
 
 def _stuck(needs: Mapping[InvocationId, Need]) -> set[InvocationId]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import HoldfastError
@@ -16,7 +16,6 @@ from holdfast.executors.waiting import BESIDE, ELSEWHERE, Wait, only_waits
 from holdfast.telemetry.tasks import here
 
 if TYPE_CHECKING:
-    from holdfast.executors.call import Call
     from holdfast.runtime.app_runtime import AppRuntime
 
 T = TypeVar("T")
@@ -29,7 +28,8 @@ async def held(wait: Wait, work: Coroutine[Any, Any, T]) -> T:
     inner = asyncio.ensure_future(work)
     try:
         wait.port.begin(wait)
-        await asyncio.wait({inner, wait.refused}, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {inner, wait.refused}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if inner.done():
             return inner.result()
         raise wait.refused.result()
@@ -48,7 +48,7 @@ def wait_here(runtime: AppRuntime, ids: Sequence[str]) -> Wait | None:
     port = None if call is None else getattr(call, "waits", None)
     if port is None or call.codec is not runtime.codec:
         return None
-    return Wait(port, call, ids, is_alone=False)
+    return Wait(port, call, ids)
 
 
 def wait(runtime: AppRuntime, ids: Sequence[str], work: Coroutine[Any, Any, T]) -> T:
@@ -56,8 +56,10 @@ def wait(runtime: AppRuntime, ids: Sequence[str], work: Coroutine[Any, Any, T]) 
     begun = wait_here(runtime, ids)
     if begun is None:
         return runtime.run(work)
-    begun.is_alone = begun.port.runs_on(begun.call)
-    begun.keeps = "" if begun.is_alone else ELSEWHERE
+    if begun.port.runs_on(begun.call):
+        begun.beside = frozenset({begun})
+    else:
+        begun.keeps = ELSEWHERE
     try:
         return runtime.run(held(begun, work))
     except BaseException:
@@ -72,15 +74,8 @@ async def await_(runtime: AppRuntime, ids: Sequence[str], work: Coroutine[Any, A
     begun = wait_here(runtime, ids)
     if begun is None:
         return await runtime.arun(work)
-    main, task = begun.port.main_task_of(begun.call), asyncio.current_task()
-    is_followed = main is not None and task is not None and main.get_loop() is asyncio.get_running_loop()
-    if not is_followed:
-        begun.keeps = ELSEWHERE
     try:
-        if not is_followed:
-            return await runtime.arun(held(begun, work))
-        assert main is not None and task is not None
-        with _followed(runtime, begun, main, task):
+        with _followed(runtime, begun):
             return await runtime.arun(held(begun, work))
     except BaseException:
         if not begun.over.is_set():  # this task was cancelled, and not the wait
@@ -111,13 +106,13 @@ class _Call:
 
     def _look(self) -> None:
         """Tell whether all code of the call waits."""
-        wait = next(iter(self.waits.values()), None)
-        if wait is None or self._main.done():
+        waits = frozenset(self.waits.values())
+        if not waits or self._main.done():
             return
-        is_idle, port = only_waits(self._main, self.waits.keys()), wait.port
+        wait, is_idle = next(iter(self.waits.values())), only_waits(self._main, self.waits.keys())
 
         def tell() -> None:
-            port.only_waits(wait) if is_idle else port.keeps_slot(wait, BESIDE)
+            wait.port.only_waits(waits) if is_idle else wait.port.keeps_slot(wait, BESIDE)
 
         with contextlib.suppress(HoldfastError, RuntimeError):  # the app is closed
             self._runtime.opened().bridge.call(tell)
@@ -127,7 +122,13 @@ _calls: dict[asyncio.Task[Any], _Call] = {}  # by the task in which each runs
 
 
 @contextlib.contextmanager
-def _followed(runtime: AppRuntime, wait: Wait, main: asyncio.Task[Any], task: asyncio.Task[Any]) -> Any:
+def _followed(runtime: AppRuntime, wait: Wait) -> Iterator[None]:
+    """Follow whether all code of the call waits, as long as this wait lasts."""
+    main, task = wait.port.main_task_of(wait.call), asyncio.current_task()
+    if main is None or task is None or main.get_loop() is not asyncio.get_running_loop():
+        wait.keeps = ELSEWHERE
+        yield
+        return
     call = _calls.get(main)
     if call is None:
         call = _calls[main] = _Call(runtime, main)
@@ -137,7 +138,7 @@ def _followed(runtime: AppRuntime, wait: Wait, main: asyncio.Task[Any], task: as
         yield
     finally:
         call.waits.pop(task, None)
-        if not call.waits:
-            _calls.pop(main, None)
-        else:
+        if call.waits:
             call.look_soon(LOOK_AGAIN_SECONDS)
+        else:
+            _calls.pop(main, None)

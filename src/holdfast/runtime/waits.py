@@ -8,17 +8,18 @@ the queue takes the place of the one that waits for it, and a circle of waits is
 and only then does its code go on. So a worker never runs more code than it has slots, and no code runs that the store
 calls PAUSED. Writes of calls that pause or go on at the same time go out together.
 
-**Circles.** Whoever closes a circle has written its own wait before it looks, so it sees the whole of it. Two that close
-one at the same time both see it: the one with the largest id is refused at once, others only if the circle is still
+**Circles.** Each wait is written before its call looks for a circle, so the last one sees all of it. Two that close a
+circle at the same time both see it: the one with the largest id is refused at once, others only if the circle is still
 there at their next look.
 
-**Bounds.** A paused call keeps its thread, its process or its coroutine. Each of these has a bound. Beyond it, and where
+**Bounds.** A paused call keeps its thread, its process or its coroutine. Each of these has a bound. Beyond it, or where
 other code of the call may run meanwhile, the slot is kept. A note on the invocation says so, for `why`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,11 @@ class _Waiting:
         self.looking: asyncio.Task[None] | None = None
         self.resuming: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether all code of the call waits: none of the waits that it was seen in has ended since."""
+        return bool(self.waits) and self.waits[0].beside == set(self.waits)
 
     @property
     def ids(self) -> tuple[InvocationId, ...]:
@@ -138,22 +144,30 @@ class Waits:
         if call is None:
             call = self.calls[record.id] = _Waiting(record, self._worker.kind_of(record))
         call.waits.append(wait)
-        if wait.is_alone:
-            self.only_waits(wait)
-        elif wait.keeps:
-            self.keeps_slot(wait, wait.keeps)
+        self._consider(call, wait)
 
-    def only_waits(self, wait: Wait) -> None:
-        call = self._call_of(wait)
-        if call is not None and not call.gave and not call.leaving:
+    def only_waits(self, waits: frozenset[Wait]) -> None:
+        for wait in waits:
+            wait.beside, wait.keeps = waits, ""
+        for wait in waits:
+            if (call := self._call_of(wait)) is not None:
+                return self._consider(call, wait)
+
+    def keeps_slot(self, wait: Wait, why: str) -> None:
+        wait.beside, wait.keeps = frozenset(), why
+        if (call := self._call_of(wait)) is not None:
+            self._consider(call, wait)
+
+    def _consider(self, call: _Waiting, wait: Wait) -> None:
+        """Set the timer of a call that is to be paused, or noted."""
+        if call.gave or call.leaving:
+            return
+        if call.is_idle:
             call.stop_timer()
             seconds = LINGER_SECONDS if self._worker.has_room else CROWDED_SECONDS
             call.timer = asyncio.get_running_loop().call_later(seconds, self._pause, call)
-
-    def keeps_slot(self, wait: Wait, why: str) -> None:
-        call = self._call_of(wait)
-        if call is not None and not call.gave and not call.noted and not call.leaving and call.timer is None:
-            call.timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._keep, call, why)
+        elif wait.keeps and not call.noted and call.timer is None:
+            call.timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._keep, call, wait.keeps)
 
     async def end(self, wait: Wait) -> None:
         call = self._call_of(wait)
@@ -250,7 +264,7 @@ class Waits:
     def _pause(self, call: _Waiting) -> None:
         call.timer = None
         record = self._worker.record_of(call.id)
-        if call.is_gone or call.leaving or not call.waits or record is None or record.epoch != call.epoch:
+        if call.is_gone or call.leaving or not call.is_idle or record is None or record.epoch != call.epoch:
             return
         if record.status not in _WORKING:
             return  # it is to end
@@ -432,7 +446,8 @@ class _Writer:
             group, self._gathered = self._gathered, []
             verdicts: Sequence[Verdict | None] = [None] * len(group)
             try:
-                verdicts = await self._outage.until_answered(f"writing {len(group)} waits", lambda again: self._apply(group))
+                attempt = functools.partial(self._apply, group)
+                verdicts = await self._outage.until_reached(f"writing {len(group)} waits", attempt)
             except Exception as error:
                 self._engine.telemetry.emit(e.DutyFailed("worker", f"write {len(group)} waits", error))
             for (record, write, done), verdict in zip(group, verdicts, strict=True):
@@ -440,14 +455,18 @@ class _Writer:
                     done.set_result(verdict)
                 if self.busy.get(record.id) is done:
                     asyncio.get_running_loop().call_soon(self._forget, record.id, done)
-                if isinstance(write, Change) and isinstance(verdict, Applied):
+                if (
+                    isinstance(write, Change)
+                    and isinstance(verdict, Applied)
+                    and self._engine.telemetry.wants(e.Settled)
+                ):
                     self._engine.telemetry.emit(e.Settled(record, write))
 
     def _forget(self, id: str, done: asyncio.Future[Verdict | None]) -> None:
         if self.busy.get(id) is done:
             del self.busy[id], self.last[id]
 
-    async def _apply(self, group: Sequence[tuple[InvocationRecord, _Write, Any]]) -> Sequence[Verdict]:
+    async def _apply(self, group: Sequence[tuple[InvocationRecord, _Write, Any]], again: bool) -> Sequence[Verdict]:
         names = {write.name for _, write, _ in group if isinstance(write, Change)}
         for name, point in _POINTS.items():
             if name in names:
