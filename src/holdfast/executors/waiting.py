@@ -8,8 +8,8 @@ wait for, down to waits for invocations. What cannot be followed counts as code 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from holdfast.executors.call import Call
@@ -63,6 +63,19 @@ class WaitPort(Protocol):
 
     async def end(self, wait: Wait) -> None:
         """Note that a wait is over, and return when the code may go on."""
+        ...
+
+
+@runtime_checkable
+class WorkerPort(WaitPort, Protocol):
+    """A worker, which is told of waits in its processes for tasks, too."""
+
+    def begin_elsewhere(self, wait: Wait, refuse: Callable[[str], None]) -> None:
+        """Note that a call waits in another process. `refuse` is called if the wait is refused. From any thread."""
+        ...
+
+    def end_elsewhere(self, wait: Wait, go_on: Callable[[], None]) -> None:
+        """Note that it waits no more; `go_on` is called when its code may. From any thread."""
         ...
 
 

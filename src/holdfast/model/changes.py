@@ -635,12 +635,13 @@ def owned(
     """
     if record.status is Status.PAUSED and Status.RESUMED in sources:
         path, sources = (Status.RESUMED, *path), frozenset({Status.PAUSED})
-    return change_of(name, record, path, sources, **_by_owner(record, facts))
+    facts |= {"actor": record.owner, "version": record.version}
+    return change_of(name, record, path, sources, **facts)
 
 
 _RESERVED = frozenset({Status.PENDING})
-_WORKING = frozenset({Status.RUNNING, Status.RESUMED})
-_ENDING = _WORKING | {Status.CANCELLING}
+WORKING = frozenset({Status.RUNNING, Status.RESUMED})
+_ENDING = WORKING | {Status.CANCELLING}
 MAX_ERRORS = 50  # that are kept of attempts before the last: the first few and the latest
 _FIRST_ERRORS = 5
 
@@ -664,22 +665,6 @@ def handed_back(record: InvocationRecord, *, operation: str, at: float, why: str
             facts["start_by"] = record.terms.start_by
     facts |= {"actor": record.owner if by is None else by, "version": record.version}
     return change_of("handed_back", record, path, sources, **facts)
-
-
-def paused(record: InvocationRecord, waiting: Waiting, *, operation: str, at: float, why: str) -> Change:
-    """Give the owner's place back while its code waits for other invocations. A slot of a limit is kept."""
-    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "waiting": waiting}
-    return change_of("paused", record, (Status.PAUSED,), _WORKING, **_by_owner(record, facts))
-
-
-def resumed(record: InvocationRecord, *, operation: str, at: float) -> Change:
-    """Let code go on that has waited: the owner has a place for it again."""
-    facts: ChangeFacts = {"operation": operation, "at": at, "waiting": None}
-    return change_of("resumed", record, (Status.RESUMED,), frozenset({Status.PAUSED}), **_by_owner(record, facts))
-
-
-def _by_owner(record: InvocationRecord, facts: ChangeFacts) -> ChangeFacts:
-    return facts | {"actor": record.owner, "version": record.version}
 
 
 def completed(record: InvocationRecord, *, result: bytes, operation: str, at: float) -> Change:
@@ -707,7 +692,7 @@ def retried(
     facts["errors"] = _with_failure(record, error, at)
     if queue is not None:
         facts |= {"queue": queue, "lane": lane_of(queue, record.task, record.tags)}
-    return owned("retried", record, (Status.RETRY,), _WORKING, **facts)
+    return owned("retried", record, (Status.RETRY,), WORKING, **facts)
 
 
 def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tuple[FailedAttempt, ...]:
@@ -735,7 +720,7 @@ def parked(
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "fingerprint": fingerprint}
     if error is not None:
         facts["errors"] = _with_failure(record, error, at)
-    return owned("parked", record, (Status.PARKED,), _RESERVED | _WORKING, **facts)
+    return owned("parked", record, (Status.PARKED,), _RESERVED | WORKING, **facts)
 
 
 def killed(
@@ -770,7 +755,7 @@ def recovered(
 
 def _taken_away(name: str, record: InvocationRecord, through: Status, facts: ChangeFacts) -> Change:
     """Take work from its owner, by `through` to where it belongs now."""
-    target, sources = Status.REROUTED, _WORKING | {Status.PAUSED}
+    target, sources = Status.REROUTED, WORKING | {Status.PAUSED}
     if record.status is Status.CANCELLING:
         sources = frozenset({Status.CANCELLING})
         if not record.compensates:
@@ -802,65 +787,6 @@ def rescued(
         sources -= {Status.PENDING_RECOVERY}
     facts: ChangeFacts = {"operation": operation, "at": at, "actor": by, "why": why, "error": error or UNSET}
     return change_of("rescued", record, (target,), sources, **facts)
-
-
-def suspended(
-    record: InvocationRecord,
-    run: RunState,
-    *,
-    wake_at: float | None,
-    operation: str,
-    at: float,
-    why: str,
-    attributes: Mapping[str, str] | UnsetType = UNSET,
-) -> Change:
-    """Let go of a run that waits, unless its inbox has moved since `run` was read."""
-    seen = run.pushed
-    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "wake_at": wake_at, "inbox_seen": seen}
-    facts["run"] = msgspec.structs.replace(run, suspended_in=record.epoch)
-    facts["attributes"] = attributes
-    return owned("suspended", record, (Status.SUSPENDED,), _WORKING, **facts)
-
-
-def handed_over(
-    record: InvocationRecord,
-    run: RunState,
-    *,
-    operation: str,
-    at: float,
-    why: str,
-    attributes: Mapping[str, str] | UnsetType = UNSET,
-) -> Change:
-    """Return a run to the queue between two of its steps, unless its inbox has moved since `run` was read."""
-    seen = run.pushed
-    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "inbox_seen": seen}
-    facts["run"] = msgspec.structs.replace(run, suspended_in=record.epoch)
-    facts["attributes"] = attributes
-    return owned("handed_over", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
-
-
-def restarted(
-    record: InvocationRecord,
-    run: RunState,
-    *,
-    arguments: bytes,
-    operation: str,
-    at: float,
-    attributes: Mapping[str, str] | UnsetType = UNSET,
-) -> Change:
-    """Return a run to the queue with other arguments and a fresh log, unless its inbox has moved since."""
-    why = f"restarted, with a fresh log (generation {run.generation + 1})"
-    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "inbox_seen": run.pushed}
-    facts["run"] = msgspec.structs.replace(
-        run,
-        generation=run.generation + 1,
-        suspended_in=record.epoch,
-        tail=0,
-        started_at=None,
-        first_started_at=run.started_at if run.first_started_at is None else run.first_started_at,
-    )
-    facts["arguments"], facts["attributes"] = arguments, attributes
-    return owned("restarted", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
 
 
 def awakened(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:

@@ -1,4 +1,4 @@
-"""Circles of waits: invocations that wait for each other, so that none of them can ever go on.
+"""Waits of an invocation's code for others, and circles of them, of which none can ever go on.
 
 An invocation whose code waits needs each of those that it waits for. One that waits for a slot of a limit needs one of
 the holders of that limit to end. All others can go on by themselves. Whatever cannot go on, though all that can go on
@@ -12,8 +12,23 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.ids import InvocationId
+from holdfast.model.changes import WORKING, Change, ChangeFacts, owned
+from holdfast.model.records import InvocationRecord, Waiting
+from holdfast.model.status import Status
 
 Path = Sequence["Step"]
+
+
+def paused(record: InvocationRecord, waiting: Waiting, *, operation: str, at: float, why: str) -> Change:
+    """Give the owner's place back while its code waits for other invocations. A slot of a limit is kept."""
+    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "waiting": waiting}
+    return owned("paused", record, (Status.PAUSED,), WORKING, **facts)
+
+
+def resumed(record: InvocationRecord, *, operation: str, at: float) -> Change:
+    """Let code go on that has waited: the owner has a place for it again."""
+    facts: ChangeFacts = {"operation": operation, "at": at, "waiting": None}
+    return owned("resumed", record, (Status.RESUMED,), frozenset({Status.PAUSED}), **facts)
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,9 +19,10 @@ other code of the call may run meanwhile, the slot is kept. A note on the invoca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.crashpoints import crashpoint
@@ -30,10 +31,10 @@ from holdfast.executors.call import Call
 from holdfast.executors.waiting import Wait
 from holdfast.ids import InvocationId
 from holdfast.model import changes
-from holdfast.model.changes import IN_LINE, Applied, Change, MoveUp, Verdict, WaitNote
+from holdfast.model.changes import IN_LINE, WORKING, Applied, Change, MoveUp, Verdict, WaitNote
 from holdfast.model.records import MAX_WAITED, InvocationRecord, Waiting, work_hint
 from holdfast.model.status import AVAILABLE, Status
-from holdfast.model.waits import Need, find_circle, path_in_words
+from holdfast.model.waits import Need, find_circle, path_in_words, paused, resumed
 from holdfast.runtime.definition import ExecutorKind
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.outage import Outage, cancel_tasks
@@ -52,7 +53,6 @@ LATER_SECONDS = 10.0  # after a look that found that all is well
 MAX_LOOKED_AT = 500  # ids of a wait, and invocations on the way round a circle
 _BEFORE = 0.001  # seconds: ahead of what fell due at the same time
 _FAR = 86_400.0  # ahead of work that may be older than what waits
-_WORKING = frozenset({Status.RUNNING, Status.RESUMED})
 _BOUNDS = {ExecutorKind.THREAD: "waiting_threads", ExecutorKind.LOOP: "waiting_coroutines"}
 _Write = Change | WaitNote
 
@@ -112,6 +112,7 @@ class Waits:
         self.calls: dict[str, _Waiting] = {}  # by id
         self._paused: Counter[ExecutorKind] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, once that runs
         self.is_off = False  # nothing is paused: for users' tests, where calls run one inside of the other
 
     @property
@@ -185,6 +186,31 @@ class Waits:
             call.waits.remove(wait)
             if not call.waits:
                 self._leave(call)
+
+    def begin_elsewhere(self, wait: Wait, refuse: Callable[[str], None]) -> None:
+        self._on_loop(functools.partial(self._begin_elsewhere, wait, refuse))
+
+    def _begin_elsewhere(self, wait: Wait, refuse: Callable[[str], None]) -> None:
+        wait.refused = asyncio.get_running_loop().create_future()
+        wait.refused.add_done_callback(lambda done: None if done.cancelled() else refuse(str(done.result())))
+        wait.beside = frozenset({wait})
+        self.begin(wait)
+
+    def end_elsewhere(self, wait: Wait, go_on: Callable[[], None]) -> None:
+        self._on_loop(lambda: self._spawn(self._end_elsewhere(wait, go_on)))
+
+    async def _end_elsewhere(self, wait: Wait, go_on: Callable[[], None]) -> None:
+        try:
+            await self.end(wait)
+        finally:
+            if wait.refused is not None:
+                wait.refused.cancel()
+            go_on()
+
+    def _on_loop(self, do: Callable[[], object]) -> None:
+        if self.loop is not None:
+            with contextlib.suppress(RuntimeError):  # the engine is gone; the call is recovered by others
+                self.loop.call_soon_threadsafe(do)
 
     def _record_of(self, wait: Wait) -> InvocationRecord | None:
         """Return the record of the call that waits; None if this worker does not run it any more."""
@@ -266,7 +292,7 @@ class Waits:
         record = self._worker.record_of(call.id)
         if call.is_gone or call.leaving or not call.is_idle or record is None or record.epoch != call.epoch:
             return
-        if record.status not in _WORKING:
+        if record.status not in WORKING:
             return  # it is to end
         bound = self._bounds.get(call.kind, 0)
         if self._paused[call.kind] >= bound:
@@ -286,7 +312,7 @@ class Waits:
             return  # its end is about to be written
         named = ", ".join(call.ids[:3]) + (f" and {len(call.ids) - 3} more" if len(call.ids) > 3 else "")
         operation, at = self._engine.ids.operation(), self._engine.store.now()
-        change = changes.paused(record, call.waiting(), operation=operation, at=at, why=f"it waits for {named}")
+        change = paused(record, call.waiting(), operation=operation, at=at, why=f"it waits for {named}")
         self._note_change(call, change, await self._writer.write(record, change))
 
     def _note_change(self, call: _Waiting, change: Change, verdict: Verdict | None) -> None:
@@ -330,7 +356,7 @@ class Waits:
         record = self._worker.record_of(call.id)
         if call.is_gone or record is None or record.epoch != call.epoch or record.status is not Status.PAUSED:
             return  # it is to end, or has ended
-        change = changes.resumed(record, operation=self._engine.ids.operation(), at=self._engine.store.now())
+        change = resumed(record, operation=self._engine.ids.operation(), at=self._engine.store.now())
         self._note_change(call, change, await self._writer.write(record, change))
 
     # --- looking

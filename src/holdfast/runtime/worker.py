@@ -190,6 +190,7 @@ class Worker:
 
         `ready` is called once it looks for work, `over` when that has ended; then hooks may still take their time.
         """
+        self.waits.loop = asyncio.get_running_loop()
         unsubscribe = self._hub.on(READY, self._hinted)
         self._permit.on_grant(self._wakeup.notify)
         if not self._for_core:

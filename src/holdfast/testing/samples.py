@@ -14,7 +14,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.codec import ErrorRecord
 from holdfast.ids import InvocationId
 from holdfast.model import cancellation as cancelling
-from holdfast.model import changes, claims
+from holdfast.model import changes, claims, run_changes
 from holdfast.model.changes import Change, FieldReset, Push
 from holdfast.model.claims import Claim
 from holdfast.model.log import Page
@@ -224,11 +224,11 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     "suspended, of a run, until a push": (Status.RUNNING, lambda r: suspended(r, wake_at=None)),
     "handed_over, of a run": (
         Status.RUNNING,
-        lambda r: changes.handed_over(r, r.run or RunState(), operation="op", at=START + 1, why="drained"),
+        lambda r: run_changes.handed_over(r, r.run or RunState(), operation="op", at=START + 1, why="drained"),
     ),
     "restarted, of a run": (
         Status.RUNNING,
-        lambda r: changes.restarted(r, r.run or RunState(), arguments=b"other", operation="op", at=START + 1),
+        lambda r: run_changes.restarted(r, r.run or RunState(), arguments=b"other", operation="op", at=START + 1),
     ),
     "awakened, of a run": (
         Status.SUSPENDED,
@@ -265,7 +265,7 @@ def fields_for(name: str) -> dict[str, Any]:
 def suspended(record: InvocationRecord, wake_at: float | None = START + 60, *, operation: str = "op") -> Change:
     """Change a run that waits."""
     run = record.run or RunState()
-    return changes.suspended(record, run, wake_at=wake_at, operation=operation, at=START + 1, why="sleeps")
+    return run_changes.suspended(record, run, wake_at=wake_at, operation=operation, at=START + 1, why="sleeps")
 
 
 async def in_status(store: Store, status: Status, id: str = "a", **fields: Any) -> InvocationRecord:
