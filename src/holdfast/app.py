@@ -29,8 +29,7 @@ from holdfast.declaring import (
     valid_weights,
     workflow_definition,
 )
-from holdfast.direct import AsyncDirectTask, DirectTask, spread_of
-from holdfast.direct import kind_of as direct_kind
+from holdfast.direct import AsyncDirectTask, DirectTask, direct, spread_of
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
 from holdfast.executors.declared import remember
 from holdfast.fleet.core_tasks import CoreTaskRegistry
@@ -203,11 +202,8 @@ class App:
             return lambda function: self.direct_task(function, **options)
         if isinstance(function, Submittable):
             raise UsageError(f"a task is made of a function, not of {function!r}")
-        spread = spread_of(options)
-        definition = definition_of(function, options)
-        return self._declare(
-            definition, lambda runtime, definition: direct_kind(definition).of(runtime, definition, spread)
-        )
+        make = functools.partial(direct, spread=spread_of(options))
+        return self._declare(definition_of(function, options), make)
 
     @overload
     def workflow(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncWorkflow[P, R]: ...

@@ -47,12 +47,6 @@ class DirectBase(Submittable[P, R]):
 
     spread: Spread | None = None
 
-    @classmethod
-    def of(cls, runtime: AppRuntime, definition: TaskDefinition, spread: Spread | None) -> Self:
-        task = cls(runtime, definition)
-        task.spread = spread
-        return task
-
     def options(self, **given: Unpack[CallOptions]) -> Self:
         task = super().options(**given)
         task.spread = self.spread
@@ -94,5 +88,9 @@ def _in_body() -> bool:
     return running_body.life is not None
 
 
-def kind_of(definition: TaskDefinition) -> type[DirectBase[..., Any]]:
-    return AsyncDirectTask if definition.is_coroutine else DirectTask
+def direct(runtime: AppRuntime, definition: TaskDefinition, spread: Spread | None = None) -> DirectBase[..., Any]:
+    """Make a direct task of a definition."""
+    kind: type[DirectBase[..., Any]] = AsyncDirectTask if definition.is_coroutine else DirectTask
+    task = kind(runtime, definition)
+    task.spread = spread
+    return task
