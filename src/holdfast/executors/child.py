@@ -564,7 +564,7 @@ class ChunkSender:
 # --- waits for other invocations
 
 
-class Pause:
+class CallPause:
     """A time in which all code of the call waits, and the parent knows."""
 
     def __init__(self, waits: frozenset[Wait]) -> None:
@@ -583,7 +583,7 @@ class ChildWaits:
     def __init__(self, channel: Channel[Any]) -> None:
         self._channel = channel
         self._open: set[Wait] = set()
-        self._pause: Pause | None = None
+        self._pause: CallPause | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.main: asyncio.Task[Any] | None = None  # of a coroutine
 
@@ -617,7 +617,7 @@ class ChildWaits:
         """Tell the parent that the call waits, if it still does."""
         self._timer = None
         if self._is_idle and (self._pause is None or self._pause.is_over):
-            self._pause = Pause(frozenset(self._open))
+            self._pause = CallPause(frozenset(self._open))
             self._channel.send(WaitBegan(list(dict.fromkeys(id for wait in self._open for id in wait.ids))))
 
     def take(self, news: WaitNews) -> None:

@@ -16,7 +16,7 @@ from holdfast.model.changes import WORKING, Change, ChangeFacts, owned
 from holdfast.model.records import InvocationRecord, Waiting
 from holdfast.model.status import Status
 
-Path = Sequence["Step"]
+Path = Sequence["Link"]
 
 
 def paused(record: InvocationRecord, waiting: Waiting, *, operation: str, at: float, why: str) -> Change:
@@ -46,7 +46,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         return self.awaited or self.holders
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """An invocation on the way round a circle, and the limit key through which it waits for the next one, if so."""
 
     id: InvocationId
@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     limit_key: str | None = None
 
 
-def find_circle(start: InvocationId, needs: Mapping[InvocationId, Need]) -> tuple[Step, ...]:
+def find_circle(start: InvocationId, needs: Mapping[InvocationId, Need]) -> tuple[Link, ...]:
     """Return the circle that this invocation waits in, beginning with it; empty if it can go on one day. What is not
     among the needs can go on.
     """
@@ -63,7 +63,7 @@ def find_circle(start: InvocationId, needs: Mapping[InvocationId, Need]) -> tupl
         return ()
     way: list[InvocationId] = _way_back(start, needs, stuck)
     return tuple(
-        Step(id=id, task=needs[id].task, limit_key=None if needs[id].awaited else needs[id].limit_key) for id in way
+        Link(id=id, task=needs[id].task, limit_key=None if needs[id].awaited else needs[id].limit_key) for id in way
     )
 
 
@@ -103,10 +103,10 @@ def _way_back(start: InvocationId, needs: Mapping[InvocationId, Need], stuck: se
 
 def path_in_words(circle: Path) -> str:
     """Return the way round a circle: ``a (shop:f) → b (shop:g), for a slot of shop:g → a``."""
-    steps = [_in_words(step) for step in circle]
-    return " → ".join([*steps, circle[0].id])
+    links = [_in_words(link) for link in circle]
+    return " → ".join([*links, circle[0].id])
 
 
-def _in_words(step: Step) -> str:
-    slot = f", for a slot of {step.limit_key}, held by" if step.limit_key is not None else ""
-    return f"{step.id} ({step.task}){slot}"
+def _in_words(link: Link) -> str:
+    slot = f", for a slot of {link.limit_key}, held by" if link.limit_key is not None else ""
+    return f"{link.id} ({link.task}){slot}"

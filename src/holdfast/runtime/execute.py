@@ -49,7 +49,7 @@ from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.telemetry.events import DutyFailed, Started, Unstoppable
 
 if TYPE_CHECKING:
-    from holdfast.runtime.waits import Waits
+    from holdfast.runtime.waits import WorkerWaits
     from holdfast.runtime.worker import Worker
 
 MakeExecutor = Callable[[ExecutorKind, Deliver], Executor]
@@ -108,7 +108,7 @@ class RunningCalls:
         self._slots: dict[str, int] = {}  # of runs that hold another number of slots than one
         self._more = 0  # slots that they hold beyond one each; less than zero while many only wait
         self.runs = 0
-        self.waits: Waits | None = None  # of the worker, which sets it
+        self.waits: WorkerWaits | None = None  # of the worker, which sets it
         self._keys: dict[str, str] = {}  # of calls that are not called by their id, since an abandoned one is
 
     def __len__(self) -> int:

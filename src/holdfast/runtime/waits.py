@@ -100,7 +100,7 @@ class _Waiting:
             self.timer = None
 
 
-class Waits:
+class WorkerWaits:
     """The waits of one worker's calls. It is their `WaitPort`."""
 
     def __init__(self, engine: Engine, worker: Worker, outage: Outage) -> None:
@@ -380,7 +380,7 @@ class Waits:
         ids = call.ids[:MAX_LOOKED_AT]
         found = [record for record in await self._read(ids) if record is not None]
         if circle := await self._circle(call, ids, found):
-            waiters = [step.id for step in circle if step.limit_key is None]
+            waiters = [link.id for link in circle if link.limit_key is None]
             if not is_first or call.id == max(waiters):
                 way = path_in_words(circle)
                 for wait in call.waits:

@@ -54,7 +54,7 @@ from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.runtime.release import Releaser
 from holdfast.runtime.settle import Settler
 from holdfast.runtime.wait import get_readable, pages
-from holdfast.runtime.waits import Waits
+from holdfast.runtime.waits import WorkerWaits
 from holdfast.store.contract import Ability, Filter
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry import events as e
@@ -163,7 +163,7 @@ class Worker:
         )
         self._running = RunningCalls(self, engine, self._search, functools.partial(self._make, given, coroutines))
         self._is_inline = make_executor is not None
-        self.waits = self._running.waits = Waits(engine, self, self._outage)
+        self.waits = self._running.waits = WorkerWaits(engine, self, self._outage)
         self._reserve = Reserve(self._concurrency, is_small=Ability.BATCHED_CLAIMS in engine.store.abilities)
         abilities = engine.store.abilities
         self._ahead = bool(abilities & (Ability.COSTLY_CLAIMS | Ability.BATCHED_CLAIMS))
@@ -421,7 +421,7 @@ class Worker:
             self._telemetry.emit(e.WorkerEnds(self.owner, self.why_ended))
             self.stop(hurry=True)
 
-    # --- waits: see `Waits`
+    # --- waits: see `WorkerWaits`
 
     @property
     def has_room(self) -> bool:
