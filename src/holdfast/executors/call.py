@@ -51,7 +51,7 @@ class Call(NamedTuple):
     mark: str = ""  # its entry in the table of begun calls, and its ticket there; empty: it has none
     ticket: int = 0
     chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
-    waits: WaitPort | None = None  # who is told that it waits for other invocations
+    waits: WaitPort | None = None  # is told when the call waits for other invocations
 
 
 class Returned(NamedTuple):

@@ -704,7 +704,7 @@ def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tu
 def deferred(record: InvocationRecord, *, due_at: float, operation: str, at: float, why: str) -> Change:
     """Return a call to the queue that asked to be made again later. It has not failed."""
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": due_at}
-    return owned("deferred", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
+    return owned("deferred", record, (Status.SUSPENDED, Status.REROUTED), WORKING, **facts)
 
 
 def parked(

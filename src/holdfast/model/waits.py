@@ -1,8 +1,8 @@
-"""Waits of an invocation's code for others, and circles of them, of which none can ever go on.
+"""Waits of an invocation for others, and circles of waits, which can never end.
 
-An invocation whose code waits needs each of those that it waits for. One that waits for a slot of a limit needs one of
-the holders of that limit to end. All others can go on by themselves. Whatever cannot go on, though all that can go on
-has ended, stands in a circle, or behind one.
+An invocation whose code waits needs each invocation that it waits for. An invocation that waits for a slot of a limit
+needs one of the holders of that limit to end. All other invocations can go on by themselves. After these have ended,
+an invocation that still cannot go on stands in a circle or behind one.
 """
 
 from __future__ import annotations

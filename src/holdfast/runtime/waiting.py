@@ -102,7 +102,7 @@ class _Call:
         if seconds:
             self._loop.call_later(seconds, self._look)
         else:
-            self._loop.call_soon(self._loop.call_soon, self._look)  # those that begin in this turn are seen together
+            self._loop.call_soon(self._loop.call_soon, self._look)  # waits that begin in this turn are seen together
 
     def _look(self) -> None:
         """Tell whether all code of the call waits."""

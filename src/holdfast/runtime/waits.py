@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.execute import Ended
     from holdfast.runtime.worker import Worker
 
-LINGER_SECONDS = 0.02  # a wait that is over by then is told to nobody
+LINGER_SECONDS = 0.02  # a shorter wait is not written down
 CROWDED_SECONDS = 0.002  # likewise, while others wait for the slot
 AGAIN_SECONDS = 2.0  # after a look that found a circle, or work that waits for a claim
 LATER_SECONDS = 10.0  # after a look that found that all is well
@@ -494,13 +494,15 @@ class _Writer:
 
     async def _apply(self, group: Sequence[tuple[InvocationRecord, _Write, Any]], again: bool) -> Sequence[Verdict]:
         names = {write.name for _, write, _ in group if isinstance(write, Change)}
-        for name, point in _POINTS.items():
-            if name in names:
-                crashpoint(f"{point}.before")
+        if "paused" in names:
+            crashpoint("pause.before")
+        if "resumed" in names:
+            crashpoint("resume.before")
         verdicts = await self._engine.store.apply([write for _, write, _ in group])
-        for name, point in _POINTS.items():
-            if name in names:
-                crashpoint(f"{point}.after")
+        if "paused" in names:
+            crashpoint("pause.after")
+        if "resumed" in names:
+            crashpoint("resume.after")
         return verdicts
 
     async def close(self) -> None:
@@ -509,6 +511,3 @@ class _Writer:
         for _, _, done in self._gathered:
             if not done.done():
                 done.set_result(None)
-
-
-_POINTS = {"paused": "pause", "resumed": "resume"}

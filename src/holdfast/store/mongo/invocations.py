@@ -108,7 +108,7 @@ class Invocations:
         raise StoreUnavailable(f"{pushes[0].id} is changed again and again; try again")
 
     async def move_up(self, moves: Sequence[MoveUp]) -> list[Verdict]:
-        """Move invocations up in the queue. Those that do not wait there any more stay as they are."""
+        """Move invocations up in the queue. An invocation that does not wait there any more stays as it is."""
         invocations = self._collection(schema.INVOCATIONS)
         moved = await invocations.bulk_write([update_of_place(each) for each in moves], ordered=False)
         if moved.matched_count == len(moves):
