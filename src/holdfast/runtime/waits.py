@@ -111,7 +111,7 @@ class WorkerWaits:
         self._writer = _Writer(engine, outage)
         self.calls: dict[str, _Waiting] = {}  # by id
         self._paused: Counter[ExecutorKind] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in their order: a set has another one in each run
         self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, once that runs
         self.is_off = False  # nothing is paused: for users' tests, where calls run one inside of the other
 
@@ -276,8 +276,8 @@ class WorkerWaits:
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
         return task
 
     async def close(self) -> None:
