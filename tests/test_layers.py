@@ -22,7 +22,7 @@ LAYERS = [
     ["store", "executors", "telemetry"],
     ["runtime", "fleet", "invocation"],
     ["schedules", "triggers", "archive", "groups", "rates", "streams", "workflows", "stats", "web", "world"],
-    ["app", "task", "declaring", "retries", "hooks", "webhooks"],
+    ["app", "task", "direct", "declaring", "retries", "hooks", "webhooks"],
     ["cli", "testing"],
 ]
 LAYER = {area: number for number, areas in enumerate(LAYERS) for area in areas}
@@ -49,7 +49,8 @@ SIDEWAYS = {
     "web": FEATURES - {"web", "world"},
     "world": {"workflows", "streams", "web"},
     "task": {"declaring"},
-    "app": {"task", "declaring"},
+    "direct": {"task", "declaring"},
+    "app": {"task", "direct", "declaring"},
 }
 
 # Edges that are still wrong. Each has to be real: whoever removes the last import of one removes its line here.
@@ -78,7 +79,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 820, 70, 8
 
 # Lines of code of src/holdfast without testing. A ratchet: lower it when code is removed, and raise it only in a commit
 # that says which feature the lines buy. Decision 0010 names the aim, and why it is missed.
-COUNTED_CODE_LINES = 44_000  # with hooks, streams, the web app and the World
+COUNTED_CODE_LINES = 45_000  # with hooks, streams, the web app, the World, and waiting parents
 MAX_CODE_LINES = COUNTED_CODE_LINES * 102 // 100
 
 # Private by name and public by documentation: of named tuples, of the standard library.
@@ -86,6 +87,7 @@ DOCUMENTED = {"_asdict", "_replace", "_fields", "_exit", "_getframe", "_args_fro
 
 # What a loop of one's own has to know of asyncio, whose tasks and handles it runs.
 OF_ASYNCIO = {
+    *("_children", "_fut_waiter", "_tasks"),
     *("_get_running_loop", "_set_running_loop", "_enter_task", "_leave_task", "_run", "_log_destroy_pending"),
 }
 

@@ -20,6 +20,7 @@ from holdfast.archive.api import Archive
 from holdfast.archive.retention import Retention
 from holdfast.clock import Clock, Duration, parse_duration
 from holdfast.declaring import (
+    DirectOptions,
     TaskOptions,
     WorkflowOptions,
     definition_of,
@@ -28,6 +29,7 @@ from holdfast.declaring import (
     valid_weights,
     workflow_definition,
 )
+from holdfast.direct import AsyncDirectTask, DirectTask, direct, spread_of
 from holdfast.errors import DuplicateTask, UnknownTask, UsageError
 from holdfast.executors.declared import remember
 from holdfast.fleet.core_tasks import CoreTaskRegistry
@@ -81,6 +83,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAME = "default"
+MakeTask = Callable[[AppRuntime, TaskDefinition], Submittable[..., Any]]
 
 
 class App:
@@ -184,6 +187,28 @@ class App:
         return self._declare(definition_of(function, options))
 
     @overload
+    def direct_task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDirectTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def direct_task(self, function: Callable[P, R], /) -> DirectTask[P, R]: ...
+    @overload
+    def direct_task(self, function: None = None, /, **options: Unpack[DirectOptions]) -> _DirectDecorator: ...
+
+    def direct_task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[DirectOptions]) -> Any:
+        """Declare a task whose call looks local: ``value = total([1, 2, 3])`` submits it and waits for its result.
+
+        It takes the options of a task. ``fan_out=`` is a function of the call's arguments that returns those of each
+        invocation, as `map` takes them; ``aggregate=`` makes one value of the list of their results. `local` calls the
+        function itself, and `submit` returns a handle as for any task.
+        """
+        if function is None:
+            refuse_unknown(options, DirectOptions)
+            return lambda function: self.direct_task(function, **options)
+        if isinstance(function, Submittable):
+            raise UsageError(f"a task is made of a function, not of {function!r}")
+        make = functools.partial(direct, spread=spread_of(options))
+        return self._declare(definition_of(function, options), make)
+
+    @overload
     def workflow(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncWorkflow[P, R]: ...
     @overload
     def workflow(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
@@ -229,7 +254,7 @@ class App:
         self._declare(step_task(definition))
         return (AsyncStep if inspect.iscoroutinefunction(function) else Step)(self.runtime, definition)
 
-    def _declare(self, definition: TaskDefinition) -> Submittable[..., Any]:
+    def _declare(self, definition: TaskDefinition, make: MakeTask | None = None) -> Submittable[..., Any]:
         runtime = self.runtime
         for known in definition.names:
             if known in runtime.tasks and not is_redefined(runtime.tasks[known].definition, definition):
@@ -244,7 +269,7 @@ class App:
         kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task
         if definition.is_workflow:
             kind = AsyncWorkflow if definition.is_coroutine else Workflow
-        task = kind(runtime, definition)
+        task = (make or kind)(runtime, definition)
         runtime.tasks.update(dict.fromkeys(definition.names, task))
         for each in evaluators(runtime, definition):
             self._declare(each)
@@ -469,6 +494,16 @@ class _WorkflowDecorator(Protocol):
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncWorkflow[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
+    def __call__(self, function: Any, /) -> Any: ...
+
+
+class _DirectDecorator(Protocol):
+    """What ``@app.direct_task(…)`` returns."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDirectTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> DirectTask[P, R]: ...
     def __call__(self, function: Any, /) -> Any: ...
 
 

@@ -94,6 +94,13 @@ class WorkflowOptions(TaskOptions, total=False):
     check: bool
 
 
+class DirectOptions(TaskOptions, total=False):
+    """The options of a direct task; `App.direct_task` says what they mean."""
+
+    fan_out: Callable[..., Iterable[Any]]
+    aggregate: Callable[[list[Any]], Any]
+
+
 class CallOptions(SharedOptions, total=False):
     """The options of a call; `Task.options` says what they mean. None leaves an option as it is."""
 
@@ -450,10 +457,11 @@ def _called_by(
     return tuple(schedules), tuple(triggers)
 
 
-def refuse_unknown(options: TaskOptions) -> None:
+def refuse_unknown(options: TaskOptions | DirectOptions, known: type = TaskOptions) -> None:
+    there = tuple(typing.get_type_hints(known))
     for name in options:
-        if name not in _OF_TASKS:
-            raise UsageError(f"a task has no option {name}. {_hint(name, _OF_TASKS)}")
+        if name not in there:
+            raise UsageError(f"a task has no option {name}. {_hint(name, there)}")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -49,6 +49,7 @@
     │   └── StreamGone                          (also a LookupError) the chunks of a stream were removed
     ├── ImportRefused                           a database of another system is not imported; nothing was written
     ├── SoftTimeout                             raised in a task: its soft_timeout is over, it should come to an end
+    ├── CircularWait                            a task waits for what waits for it
     ├── InvocationNotFound
     ├── ResultTimeout                           (also a TimeoutError) no end within the caller's patience
     └── InvocationError                         the invocation ended, but not with a result
@@ -240,6 +241,10 @@ class InvocationNotFound(HoldfastError, LookupError):
 
 class ResultTimeout(HoldfastError, TimeoutError):
     """The invocation did not end within the caller's patience. It goes on."""
+
+
+class CircularWait(HoldfastError):
+    """The task waits for an invocation that, perhaps through others or a limit's slot, waits for the task itself."""
 
 
 class InvocationError(HoldfastError):

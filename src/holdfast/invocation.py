@@ -28,6 +28,7 @@ from holdfast.runtime.rerun import Rerunner
 from holdfast.runtime.runs import LogEvent, RunLooks, StepRecord
 from holdfast.runtime.streams import Chunk, StreamInfo, StreamReader, StreamReads, StreamTail
 from holdfast.runtime.wait import get_all, missing
+from holdfast.runtime.waiting import await_, wait
 from holdfast.telemetry.tasks import here
 
 __all__ = [
@@ -311,13 +312,13 @@ class Invocation(Generic[R]):
             _refuse_timeout(timeout)
             return cast(R, life.wait_for(life.children[self.id]))
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
-        return self._outcome(self._runtime.run(self._end(timeout)))
+        return self._outcome(wait(self._runtime, [self.id], self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:
         if (life := running_body.life) is not None:
             _refuse_timeout(timeout)
             return await self._in_body(life)
-        return self._outcome(await self._runtime.arun(self._end(timeout)))
+        return self._outcome(await await_(self._runtime, [self.id], self._end(timeout)))
 
     def _outcome(self, end: End) -> R:
         # Decoded here, on the caller's thread: that may run user code, and take a while.
@@ -382,12 +383,14 @@ class InvocationGroup(Sequence[Invocation[R]]):
         if running_body.life is not None:
             return [invocation.result(timeout) for invocation in self]
         refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
-        return [invocation._outcome(end) for invocation, end in self._runtime.run(self._ends(timeout))]
+        ends = wait(self._runtime, [invocation.id for invocation in self], self._ends(timeout))
+        return [invocation._outcome(end) for invocation, end in ends]
 
     async def aresults(self, timeout: float | None = None) -> list[R]:
         if running_body.life is not None:
             return [await invocation.aresult(timeout) for invocation in self]
-        return [invocation._outcome(end) for invocation, end in await self._runtime.arun(self._ends(timeout))]
+        ends = await await_(self._runtime, [invocation.id for invocation in self], self._ends(timeout))
+        return [invocation._outcome(end) for invocation, end in ends]
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresults().__await__()

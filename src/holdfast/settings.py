@@ -91,6 +91,11 @@ class Settings:
     poll_interval_seconds: float = _setting(1.0, "between looks of idle runners and waiters", low=0.01, high=60)
     drain_timeout_seconds: float = _setting(30.0, "for running work, when a runner stops", low=0, high=86_400)
     cancel_grace_seconds: float = _setting(10.0, "for cancelled code to clean up; then it is ended", low=0, high=86_400)
+    waiting_threads: int = _setting(
+        100, "of tasks that wait for others, per worker; 0: they keep their slots", low=0, high=10_000
+    )
+    waiting_processes: int = _setting(10, "likewise, of tasks with a process of their own", low=0, high=10_000)
+    waiting_coroutines: int = _setting(1_000, "likewise, of tasks that are coroutines", low=0, high=1_000_000)
     workflow_linger_seconds: float = _setting(1.0, "that a waiting workflow stays in memory", low=0, high=3_600)
     workflow_max_events: int = _setting(50_000, "in the log of a run; then it fails", low=100, high=10_000_000)
     workflow_cache: int = _setting(1_000, "workflows in the memory of a worker", low=1, high=1_000_000)

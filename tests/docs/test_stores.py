@@ -27,7 +27,7 @@ from holdfast.retries import Fixed
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
-from holdfast.testing.samples import REPLY_TO, START, invocation, page, pushing, suspended, wish
+from holdfast.testing.samples import REPLY_TO, START, WAITING, invocation, owned, page, pushing, suspended, wish
 
 
 def test_the_page_on_mongodb_has_every_collection() -> None:
@@ -85,6 +85,14 @@ async def suspends(store: MongoStore) -> None:
     await store.append([page(1, run="run/words", writer="step")])
 
 
+async def waits(store: MongoStore) -> None:
+    """What only the owner of a call that waits for others writes."""
+    record = await owned(store, "waits")
+    waiting = replace(WAITING, keeps_slot="there are many")
+    note = changes.WaitNote(app="shop", id=record.id, epoch=1, actor=record.owner or "", waiting=waiting)
+    await store.apply([note])
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("mongo")
 def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
@@ -120,6 +128,7 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         database[schema.INVOCATIONS].update_one({"_id": bad["_id"]}, {"$set": {"history": "gone"}})
         play(mongo_url, triggered)
         play(mongo_url, suspends)
+        play(mongo_url, waits)
         seen, deadline = Seen(database), time.monotonic() + 30
         again.options(key="once").submit()
         again.submit()

@@ -94,6 +94,34 @@ def working(session: Session, point: str) -> None:
     assert runner.says("died: SIGKILL")
 
 
+def waiting(session: Session, point: str) -> None:
+    """It dies beside a write of a parent that waits: the parent runs again, and its child once."""
+    session.submit("one", task="parent")
+    session.submit("two", task="async_parent")
+    session.start_runner("--workers", "1", "--concurrency", "1", **_armed(WORKER, point))
+    session.struck(point)
+    session.verdict()
+    _families_agree(session)
+
+
+def waiting_alone(session: Session, point: str) -> None:
+    """As above, with its runner, and another one goes on."""
+    session.submit("one", task="parent")
+    session.submit("two", task="async_parent")
+    _dies(session, session.start_runner("--workers", "0", "--concurrency", "1", **_armed(RUNNER, point)))
+    session.struck(point)
+    session.start_healthy()
+    session.verdict()
+    _families_agree(session)
+
+
+def _families_agree(session: Session) -> None:
+    ended = {record.task: record for record in session.app.invocations(limit=20)}
+    assert ended["parent"].status == ended["async_parent"].status == "success"
+    ran = Counter(event.token for event in session.events(What.EXEC_START))
+    assert {"one child", "two child 0", "two child 1"} <= set(ran)
+
+
 def handing_back(session: Session, point: str) -> None:
     """It dies while its runner ends: that takes back what there is, and somebody else does the work."""
     session.submit("thread", task="hold")
@@ -438,6 +466,10 @@ STORIES: dict[str, dict[str, Story]] = {
     "chunk.kept": {WORKER: streaming, RUNNER: streaming_alone},
     "chunk.before": {RUNNER: streaming_alone, WORKER: streaming},
     "chunk.after": {WORKER: streaming, RUNNER: streaming_alone},
+    "pause.before": {WORKER: waiting, RUNNER: waiting_alone},
+    "pause.after": {RUNNER: waiting_alone, WORKER: waiting},
+    "resume.before": {WORKER: waiting, RUNNER: waiting_alone},
+    "resume.after": {RUNNER: waiting_alone, WORKER: waiting},
     "suspend.before": {WORKER: travelling},
     "suspend.after": {WORKER: travelling},
     "push.before": {WORKER: travelling, SUBMITTER: resuming},

@@ -27,7 +27,7 @@ from holdfast.codec import Codec, ErrorRecord
 from holdfast.fleet.services import Executions
 from holdfast.fleet.slots import Execution, ExecutionStatus
 from holdfast.ids import derived_id, is_id
-from holdfast.model import changes
+from holdfast.model import changes, run_changes
 from holdfast.model.cancellation import cancel
 from holdfast.model.changes import apply_to
 from holdfast.model.claims import Claim, blocked, claimed
@@ -187,7 +187,7 @@ def _invocations(now: float) -> Iterator[InvocationRecord]:
         attributes={"stage": "packed"},
         reply_to=ReplyTo(run=ID["over"], call="c#2", generation=1),
     )
-    asleep = changes.suspended(run, state, wake_at=now + 3600, operation="sleep", at=now, why="sleeps")
+    asleep = run_changes.suspended(run, state, wake_at=now + 3600, operation="sleep", at=now, why="sleeps")
     yield apply_to(asleep, run)
     over = taken("over", task=FLOW, run=state)
     yield apply_to(changes.completed(over, result=b"\x01", operation="over", at=now), over)

@@ -53,6 +53,10 @@ def work(token: str, seconds: float = 0.0, padding: str = "") -> str:
         return execution.returns(f"{token} {execution.stamp} {padding}")
 
 
+def work_slowly(token: str) -> str:
+    return work(token, 0.3)
+
+
 def hold(token: str) -> str:
     """Runs until the test says so."""
     with witness().execution(token) as execution:
@@ -73,6 +77,29 @@ def limited(token: str, seconds: float = 0.0) -> str:
     with witness().execution(token) as execution, witness().lease("limited", 1, token=token):
         time.sleep(seconds)
         return execution.returns(f"{token} {execution.stamp}")
+
+
+# --- tasks that wait for others
+
+
+def declare_family(app: App) -> None:
+    """Parents on a thread, on the loop and in a coroutine's group, each with a child. A child has a key: a parent that
+    runs again waits for the same one.
+    """
+    child = app.task(name="child")(work_slowly)
+
+    @app.task(name="parent")
+    def parent(token: str) -> str:
+        with witness().execution(token) as execution:
+            told = child.options(key=f"{token} child").submit(f"{token} child").result(60)
+            return execution.returns(f"{token} {execution.stamp} {bool(told)}")
+
+    @app.task(name="async_parent")
+    async def async_parent(token: str) -> str:
+        with witness().execution(token) as execution:
+            children = [await child.options(key=f"{token} child {n}").asubmit(f"{token} child {n}") for n in range(2)]
+            told = await asyncio.gather(*children)
+            return execution.returns(f"{token} {execution.stamp} {len(told)}")
 
 
 # --- what triggers call
@@ -346,6 +373,7 @@ def declare(app: App, *, with_triggers: bool) -> None:
     for function in ALL:
         app.task(name=function.__name__, **OPTIONS.get(function.__name__, {}))(function)
     declare_workflows(app)
+    declare_family(app)
     if with_triggers:
         app.task(name="order")(order)
         for name, trigger in CALLED.items():

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.model import cancellation as cancelling
-from holdfast.model import changes, claims
+from holdfast.model import changes, claims, run_changes, waits
 from holdfast.model.changes import Change, applies, apply_to, entries, was_applied
 from holdfast.model.claims import Claim, claimed
 from holdfast.model.records import InvocationRecord
@@ -52,7 +52,7 @@ def running(**fields: Any) -> InvocationRecord:
 def test_every_named_change_is_in_the_samples_that_every_store_is_tried_with() -> None:
     named = {
         name
-        for module in (changes, claims, cancelling)
+        for module in (changes, claims, cancelling, run_changes, waits)
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if not name.startswith("_")
         and inspect.signature(function).return_annotation == "Change"

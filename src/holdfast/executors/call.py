@@ -18,6 +18,7 @@ from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError
 from holdfast.executors.chunks import ChunkBuffer
 from holdfast.executors.context import Context
 from holdfast.executors.interrupts import SoftTimeoutInjector
+from holdfast.executors.waiting import WaitPort
 from holdfast.model.parking import DAMAGED
 from holdfast.model.records import InvocationRecord
 from holdfast.model.retries import exception_names
@@ -50,6 +51,7 @@ class Call(NamedTuple):
     mark: str = ""  # its entry in the table of begun calls, and its ticket there; empty: it has none
     ticket: int = 0
     chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
+    waits: WaitPort | None = None  # is told when the call waits for other invocations
 
 
 class Returned(NamedTuple):

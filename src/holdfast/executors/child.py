@@ -36,7 +36,7 @@ from typing import Any
 import msgspec
 
 from holdfast.codec import ErrorRecord, Payload, SizeLimits
-from holdfast.errors import SoftTimeout, StreamClosed
+from holdfast.errors import CircularWait, SoftTimeout, StreamClosed
 from holdfast.executors.call import Call, Outcome, Raised, Returned, Unfit, raised, run, run_coroutine
 from holdfast.executors.child_process import LOST_DESCRIPTORS, WAKE, Channel, end_with_parent
 from holdfast.executors.chunks import ENDED, ChunkBuffer
@@ -46,11 +46,13 @@ from holdfast.executors.interrupts import SoftTimeoutInjector
 from holdfast.executors.lifespan import ExitCallbacks, Hooks
 from holdfast.executors.sharing import SharedValues, StepPort
 from holdfast.executors.terminal import outlive_the_terminal
+from holdfast.executors.waiting import Wait
 from holdfast.telemetry.logs import logging_telemetry
 from holdfast.telemetry.tasks import ATTRIBUTE, call_fields, message_of
 
 CANCEL, SOFT_TIMEOUT = "cancel", "soft timeout"
 
+_LINGER_SECONDS = 0.01  # a wait that is over by then is not told of
 _BEGIN_SECONDS = 0.2  # for code to reach its own `try`
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LEFT_TO_THE_PARENT = (signal.SIGINT, *_ENDING)
@@ -127,6 +129,23 @@ class FlushAsked(msgspec.Struct, array_like=True, tag=True):
     flush: int
 
 
+class WaitBegan(msgspec.Struct, array_like=True, tag=True):
+    """All code of a call waits for these invocations."""
+
+    ids: list[str]
+
+
+class WaitOver(msgspec.Struct, array_like=True, tag=True):
+    """The wait is over, and the call goes on when the parent says so."""
+
+
+class WaitNews(msgspec.Struct, array_like=True, tag=True):
+    """For the call with this number: its code may go on, or (`circle`) its wait is refused."""
+
+    number: int
+    circle: str = ""
+
+
 class StreamNews(msgspec.Struct, array_like=True, tag=True):
     """For the call with this number: a flush is done, or chunks of a stream were refused."""
 
@@ -136,8 +155,8 @@ class StreamNews(msgspec.Struct, array_like=True, tag=True):
     why: str = ""
 
 
-FromParent = Hello | Question | Control | StreamNews
-FromChild = Answer | Logged | Written | FlushAsked
+FromParent = Hello | Question | Control | StreamNews | WaitNews
+FromChild = Answer | Logged | Written | FlushAsked | WaitBegan | WaitOver
 
 
 def hello(levels: dict[str, int]) -> Hello:
@@ -202,7 +221,8 @@ def main(descriptor: int) -> None:
         outlive_the_terminal()
         logs = ParentHandler(channel, hello.levels)
         chunks = ChunkSender(channel)
-        controls = CallControls(channel, logs, chunks)
+        waits = ChildWaits(channel)
+        controls = CallControls(channel, logs, chunks, waits)
         _handle_signals(connection, controls)
         sys.argv[:] = [os.fsdecode(each) for each in hello.argv]
         with contextlib.closing(_Worker(hello.program, controls, logs, chunks)) as worker:
@@ -233,8 +253,11 @@ class CallControls:
     the number of its call: what comes after the call's end is for none.
     """
 
-    def __init__(self, channel: Channel[FromParent], logs: ParentHandler, chunks: ChunkSender) -> None:
+    def __init__(
+        self, channel: Channel[FromParent], logs: ParentHandler, chunks: ChunkSender, waits: ChildWaits
+    ) -> None:
         self._channel = channel
+        self.waits = waits
         self._logs = logs
         self._chunks = chunks
         logs.on_free = self.look
@@ -258,10 +281,12 @@ class CallControls:
             yield
         finally:
             self._call = self._task = self._injector = None
+            self.waits.forget()
             self._begun, self._deferred = False, []
             cancelled.discard(_id_of(call))
 
     async def run_coroutine(self, call: Call) -> Outcome:
+        self.waits.main = asyncio.current_task()
         self._task, self._injector = asyncio.current_task(), SoftTimeoutInjector()
         self.look()
         return await run_coroutine(call, self._injector)
@@ -282,6 +307,8 @@ class CallControls:
             for each in arrived:
                 if isinstance(each, StreamNews) and each.number == self._number:
                     self._chunks.take(each)
+                elif isinstance(each, WaitNews) and each.number == self._number:
+                    self.waits.take(each)
         for what in asked:
             self._apply(call, what)
 
@@ -395,7 +422,7 @@ class _Worker:
         if port is not None and about is not None:
             about = msgspec.structs.replace(about, run=port)
         facts = (question.key, task, function, signature, arguments, codec, question.limits, payloads, about)
-        call = Call(*facts, chunks=self._chunks.buffer_of)
+        call = Call(*facts, chunks=self._chunks.buffer_of, waits=self._controls.waits)
         self._chunks.begin(call)
         outcome: Outcome | None = None
         try:
@@ -532,6 +559,90 @@ class ChunkSender:
         self._send(buffer)
         buffer.cut(StreamClosed(ENDED))
         return buffer.reported
+
+
+# --- waits for other invocations
+
+
+class CallPause:
+    """A time in which all code of the call waits, and the parent knows."""
+
+    def __init__(self, waits: frozenset[Wait]) -> None:
+        self.waits = waits
+        self.is_over = False
+        self.may_go_on: Future[None] = Future()
+
+
+class ChildWaits:
+    """The waits of the call that runs here. Its parent's worker gives the slot back and takes it again.
+
+    A function waits on the main thread, and a coroutine on the loop there. So that thread takes what the parent says.
+    The rest happens on the engine's loop.
+    """
+
+    def __init__(self, channel: Channel[Any]) -> None:
+        self._channel = channel
+        self._open: set[Wait] = set()
+        self._pause: CallPause | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.main: asyncio.Task[Any] | None = None  # of a coroutine
+
+    def runs_on(self, call: Call) -> bool:
+        return self.main is None and threading.current_thread() is threading.main_thread()
+
+    def main_task_of(self, call: Call) -> asyncio.Task[Any] | None:
+        return self.main
+
+    def begin(self, wait: Wait) -> None:
+        self._open.add(wait)
+        self._consider()
+
+    def only_waits(self, waits: frozenset[Wait]) -> None:
+        for wait in waits:
+            wait.beside = waits
+        self._consider()
+
+    def keeps_slot(self, wait: Wait, why: str) -> None:
+        wait.beside = frozenset()
+
+    @property
+    def _is_idle(self) -> bool:
+        return bool(self._open) and next(iter(self._open)).beside == self._open
+
+    def _consider(self) -> None:
+        if self._timer is None and self._is_idle:
+            self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        """Tell the parent that the call waits, if it still does."""
+        self._timer = None
+        if self._is_idle and (self._pause is None or self._pause.is_over):
+            self._pause = CallPause(frozenset(self._open))
+            self._channel.send(WaitBegan(list(dict.fromkeys(id for wait in self._open for id in wait.ids))))
+
+    def take(self, news: WaitNews) -> None:
+        """Take what the parent says; in the handler of a signal."""
+        if (pause := self._pause) is None:
+            return
+        if not news.circle:
+            if not pause.may_go_on.done():
+                pause.may_go_on.set_result(None)
+            return
+        for wait in pause.waits:
+            if wait.refused is not None:
+                wait.refused.get_loop().call_soon_threadsafe(wait.refuse, CircularWait(news.circle))
+
+    async def end(self, wait: Wait) -> None:
+        if (pause := self._pause) is not None and wait in pause.waits:
+            if not pause.is_over:
+                pause.is_over = True
+                self._channel.send(WaitOver())
+            await asyncio.wrap_future(pause.may_go_on)
+        self._open.discard(wait)
+
+    def forget(self) -> None:
+        """Forget the call, which has ended: what it has left behind does not count."""
+        self._open, self._pause, self.main = set(), None, None
 
 
 # --- log records

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
+from typing import Any
 
 from holdfast.errors import SoftTimeout
 from holdfast.executors.begun import BegunCalls
@@ -65,6 +66,17 @@ class Executor(ABC):
 
     def let_go(self, why: str) -> None:  # noqa: B027 - most calls can only run to their end
         """Hand calls over to other workers where that is possible before they end."""
+
+    def make_room(self, more: int) -> None:  # noqa: B027 - coroutines need none
+        """Run so many more calls at once, or fewer again: as many wait, with all that they hold."""
+
+    def runs_on(self, key: str) -> bool:
+        """Return whether the present thread is the one on which the function of this call runs."""
+        return False
+
+    def main_task_of(self, key: str) -> asyncio.Task[Any] | None:
+        """Return the task in which the coroutine of this call runs. On the loop of that."""
+        return None
 
     def is_blocked(self, key: str) -> bool:
         """Return whether the loop of this call does not turn: it has not even taken the request to end the call."""
@@ -146,6 +158,12 @@ class ThreadExecutor(Executor):
         if self._threads < min(self._busy, self._size):
             self._threads += 1
             threading.Thread(target=self._main, name=f"holdfast-executor-{self._threads}", daemon=True).start()
+
+    def make_room(self, more: int) -> None:
+        self.set_size(self._size + more)
+
+    def runs_on(self, key: str) -> bool:
+        return self._where.get(key) == threading.get_ident()
 
     def set_size(self, size: int) -> None:
         """Allow so many threads from now on. Running threads stay."""
@@ -311,6 +329,9 @@ class InlineExecutor(Executor):
                     self._asked.add(key)
                 task.cancel()
 
+    def main_task_of(self, key: str) -> asyncio.Task[Any] | None:
+        return self._tasks.get(key)
+
     def raise_soft_timeout(self, keys: Iterable[str]) -> None:
         for key in keys:
             task = self._tasks.get(key)
@@ -391,6 +412,9 @@ class LoopExecutor(Executor):
         self._unheard.update(keys)
         self.cancel(keys)
         self._call(self._unheard.difference_update, keys)
+
+    def main_task_of(self, key: str) -> asyncio.Task[Any] | None:
+        return self._there.main_task_of(key)
 
     def is_blocked(self, key: str) -> bool:
         return key in self._unheard

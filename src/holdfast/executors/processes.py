@@ -33,6 +33,9 @@ from holdfast.executors.child import (
     Logged,
     Question,
     StreamNews,
+    WaitBegan,
+    WaitNews,
+    WaitOver,
     Written,
     hello,
     outcome_of,
@@ -51,13 +54,15 @@ from holdfast.executors.chunks import Outgoing, is_over
 from holdfast.executors.context import Context
 from holdfast.executors.declared import Unreachable, address_of
 from holdfast.executors.local import Deliver, Executor, OutcomeBatch
+from holdfast.executors.waiting import Wait, WorkerPort
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import TaskLogsLost
 from holdfast.telemetry.tasks import ATTRIBUTE, CallFields
 
 _GRACE_SECONDS = 2.0  # for a child to end by itself
 _NO_WAY = "the call cannot write to a stream here: it runs without a worker"
-Heard = Callable[[Written | FlushAsked, list[bytes]], None]
+Said = Written | FlushAsked | WaitBegan | WaitOver
+Heard = Callable[[Said, list[bytes]], None]
 
 # It sets where to look for modules before it imports anything: the parent's path may not be the usual one.
 _BOOT = """\
@@ -105,9 +110,19 @@ class ProcessExecutor(Executor):
                 self._busy += 1
                 self._waiting[call.key] = call
                 self._news.notify()
+            self._add_threads()
+
+    def _add_threads(self) -> None:
+        """Start missing threads. Called with the guard held."""
         while self._threads < min(self._busy, self._size):
             self._threads += 1
             threading.Thread(target=self._main, name=f"holdfast-process-{self._threads}", daemon=True).start()
+
+    def make_room(self, more: int) -> None:
+        with self._news:
+            self._size += more
+            self._add_threads()
+            self._news.notify_all()
 
     def _finished(self, outcomes: Sequence[tuple[str, Outcome]]) -> None:
         self._busy -= len(outcomes)
@@ -163,9 +178,10 @@ class ProcessExecutor(Executor):
 
     def _next(self, slot: _Slot) -> Call | None:
         with self._news:
-            while not self._waiting and not self._closed:
+            while not self._waiting and not self._closed and self._threads <= self._size:
                 self._news.wait()
-            if self._closed:
+            if self._closed or (not self._waiting and self._threads > self._size):
+                self._threads -= 1
                 return None
             call = self._waiting.pop(next(iter(self._waiting)))
             self._running[call.key] = slot
@@ -191,10 +207,12 @@ class _Slot:
         self._child: _Child | None = None
         self._pending: list[str] = []  # for a child that does not have the call yet
         self._has_question = False
+        self._wait: Wait | None = None  # in which the call waits for others
 
     def begin(self) -> None:
         """Begin a new call. Called with the guard held."""
         self.interrupted = self._has_question = False
+        self._wait = None
         self._pending.clear()
 
     def control(self, what: str) -> None:
@@ -242,8 +260,10 @@ class _Slot:
             self._discard()
         return outcome
 
-    def _said(self, call: Call, child: _Child, said: Written | FlushAsked, parts: list[bytes]) -> None:
-        """Take what the call says in a stream. The child waits meanwhile, if it has more to say."""
+    def _said(self, call: Call, child: _Child, said: Said, parts: list[bytes]) -> None:
+        """Take what the call says of its waits, or in a stream. The child waits meanwhile, if it has more to say."""
+        if isinstance(said, WaitBegan | WaitOver):
+            return self._waits(call, child, said)
         if call.chunks is None:
             news = StreamNews(child.calls, getattr(said, "flush", 0), getattr(said, "stream", ""), _NO_WAY)
             return self._tell(child, news)
@@ -258,7 +278,18 @@ class _Slot:
         while room is not None and not self.interrupted and not is_over(room):
             pass
 
-    def _tell(self, child: _Child, news: StreamNews) -> None:
+    def _waits(self, call: Call, child: _Child, said: WaitBegan | WaitOver) -> None:
+        """Pass on that the call waits for others, or that it may go on again."""
+        number, port = child.calls, call.waits
+        if isinstance(said, WaitBegan) and isinstance(port, WorkerPort):
+            self._wait = Wait(port, call, said.ids)
+            port.begin_elsewhere(self._wait, lambda circle: self._tell(child, WaitNews(number, circle)))
+        elif isinstance(said, WaitOver) and isinstance(port, WorkerPort) and self._wait is not None:
+            port.end_elsewhere(self._wait, lambda: self._tell(child, WaitNews(number)))
+        elif isinstance(said, WaitOver):
+            self._tell(child, WaitNews(number))
+
+    def _tell(self, child: _Child, news: StreamNews | WaitNews) -> None:
         """Tell the call that runs in a child. From any thread."""
         with self._guard:
             if self._child is child:
@@ -344,7 +375,7 @@ class _Child:
         """Ask something of the call that it runs: see `child.CallControls`."""
         self.send(Control(what, self.calls))
 
-    def send(self, message: Control | StreamNews) -> None:
+    def send(self, message: Control | StreamNews | WaitNews) -> None:
         """Send a message to the call that it runs, in the middle of it."""
         self._channel.post(message)
         wake(self._process.pid)

@@ -32,6 +32,7 @@ from holdfast.model.records import (
     InboxEntry,
     InvocationRecord,
     RunState,
+    Waiting,
     cut,
     digests_in,
     is_cut_at,
@@ -39,6 +40,7 @@ from holdfast.model.records import (
     retain_until,
 )
 from holdfast.model.status import (
+    AVAILABLE,
     FINAL,
     RELEASING,
     SOURCES,
@@ -82,6 +84,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     run: RunState | UnsetType = UNSET
     wake_at: float | UnsetType | None = UNSET  # with SUSPENDED
     attributes: Mapping[str, str] | UnsetType = UNSET
+    waiting: Waiting | UnsetType | None = UNSET  # with PAUSED and RESUMED
     has_log: bool = False  # with the end of an invocation that has logs: it is kept until these are removed
     inbox_seen: int | None = (
         None  # applies only if so many entries were added to the inbox until now (`RunState.pushed`)
@@ -297,23 +300,58 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
 
 
-StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark
+class WaitNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write by the owner: its code waits for others and keeps its slot meanwhile, or (None) no longer
+    waits. It walks no edge and leaves no line in the history.
+    """
+
+    app: str
+    id: InvocationId
+    epoch: int
+    actor: str
+    waiting: Waiting | None
+
+
+class MoveUp(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write that gives an invocation that waits for an owner the place in the queue of what fell due at
+    `due_at`: another invocation waits for it. It walks no edge, leaves no line in the history, and never moves it back.
+    """
+
+    app: str
+    id: InvocationId
+    due_at: float
+
+
+StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark | WaitNote | MoveUp
 """A write that is no step of the status table."""
+IN_LINE = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}  # from which a claim or a free slot takes the first
 
 
 def written(write: StateWrite, record: InvocationRecord) -> InvocationRecord | Verdict:
     """Return the record after such a write, or why there is none."""
     if isinstance(write, Push):
         return pushed(write, record)
+    if isinstance(write, MoveUp):
+        return moved_up(write, record)
     return updated(write, record) if isinstance(write, RunUpdate) else noted(write, record)
 
 
-def noted(write: AttributeUpdate | StreamMark, record: InvocationRecord) -> InvocationRecord | Verdict:
-    """Return the record with other attributes, or with its mark, or why it stays as it is."""
+def moved_up(write: MoveUp, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record with its new place; `APPLIED` if it keeps its own, since no caller depends on which it is."""
+    if record.status not in IN_LINE or record.due_at <= write.due_at:
+        return APPLIED
+    return msgspec.structs.replace(record, due_at=write.due_at)
+
+
+def noted(write: AttributeUpdate | StreamMark | WaitNote, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record with other attributes, its mark or what it waits for, or why it stays as it is."""
     if (record.epoch, record.owner) != (write.epoch, write.actor):
         return Lost(record.status, record.owner, record.epoch)
     if isinstance(write, StreamMark):
         return APPLIED_AGAIN if record.has_streams else msgspec.structs.replace(record, has_streams=True)
+    if isinstance(write, WaitNote):
+        is_there = record.waiting == write.waiting
+        return APPLIED_AGAIN if is_there else msgspec.structs.replace(record, waiting=write.waiting)
     if record.attributes == write.attributes:
         return APPLIED_AGAIN
     return msgspec.structs.replace(record, attributes=write.attributes)
@@ -500,7 +538,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
 
 OPTIONAL = (
     *("due_at", "result", "error", "errors", "fingerprint", "queue", "lane", "retain_until"),
-    *("cancellation", "start_by", "outbox", "run", "wake_at", "attributes"),
+    *("cancellation", "start_by", "outbox", "run", "wake_at", "attributes", "waiting"),
 )
 
 
@@ -552,6 +590,7 @@ class ChangeFacts(TypedDict, total=False):
     run: RunState
     wake_at: float | None
     attributes: Mapping[str, str] | UnsetType
+    waiting: Waiting | None
     inbox_seen: int
 
 
@@ -591,14 +630,18 @@ def change_of(
 def owned(
     name: str, record: InvocationRecord, path: Path, sources: frozenset[Status], **facts: Unpack[ChangeFacts]
 ) -> Change:
-    """Build a change by the invocation's owner: it holds only for the epoch that the owner was given."""
+    """Build a change by the invocation's owner: it holds only for the epoch that the owner was given. What ends while
+    its code waits is RESUMED in the same write.
+    """
+    if record.status is Status.PAUSED and Status.RESUMED in sources:
+        path, sources = (Status.RESUMED, *path), frozenset({Status.PAUSED})
     facts |= {"actor": record.owner, "version": record.version}
     return change_of(name, record, path, sources, **facts)
 
 
 _RESERVED = frozenset({Status.PENDING})
-_WORKING = frozenset({Status.RUNNING, Status.RESUMED})
-_ENDING = _WORKING | {Status.CANCELLING}
+WORKING = frozenset({Status.RUNNING, Status.RESUMED})
+_ENDING = WORKING | {Status.CANCELLING}
 MAX_ERRORS = 50  # that are kept of attempts before the last: the first few and the latest
 _FIRST_ERRORS = 5
 
@@ -649,7 +692,7 @@ def retried(
     facts["errors"] = _with_failure(record, error, at)
     if queue is not None:
         facts |= {"queue": queue, "lane": lane_of(queue, record.task, record.tags)}
-    return owned("retried", record, (Status.RETRY,), _WORKING, **facts)
+    return owned("retried", record, (Status.RETRY,), WORKING, **facts)
 
 
 def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tuple[FailedAttempt, ...]:
@@ -661,7 +704,7 @@ def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tu
 def deferred(record: InvocationRecord, *, due_at: float, operation: str, at: float, why: str) -> Change:
     """Return a call to the queue that asked to be made again later. It has not failed."""
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": due_at}
-    return owned("deferred", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
+    return owned("deferred", record, (Status.SUSPENDED, Status.REROUTED), WORKING, **facts)
 
 
 def parked(
@@ -677,7 +720,7 @@ def parked(
     facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "fingerprint": fingerprint}
     if error is not None:
         facts["errors"] = _with_failure(record, error, at)
-    return owned("parked", record, (Status.PARKED,), _RESERVED | _WORKING, **facts)
+    return owned("parked", record, (Status.PARKED,), _RESERVED | WORKING, **facts)
 
 
 def killed(
@@ -712,7 +755,7 @@ def recovered(
 
 def _taken_away(name: str, record: InvocationRecord, through: Status, facts: ChangeFacts) -> Change:
     """Take work from its owner, by `through` to where it belongs now."""
-    target, sources = Status.REROUTED, _WORKING | {Status.PAUSED}
+    target, sources = Status.REROUTED, WORKING | {Status.PAUSED}
     if record.status is Status.CANCELLING:
         sources = frozenset({Status.CANCELLING})
         if not record.compensates:
@@ -744,65 +787,6 @@ def rescued(
         sources -= {Status.PENDING_RECOVERY}
     facts: ChangeFacts = {"operation": operation, "at": at, "actor": by, "why": why, "error": error or UNSET}
     return change_of("rescued", record, (target,), sources, **facts)
-
-
-def suspended(
-    record: InvocationRecord,
-    run: RunState,
-    *,
-    wake_at: float | None,
-    operation: str,
-    at: float,
-    why: str,
-    attributes: Mapping[str, str] | UnsetType = UNSET,
-) -> Change:
-    """Let go of a run that waits, unless its inbox has moved since `run` was read."""
-    seen = run.pushed
-    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "wake_at": wake_at, "inbox_seen": seen}
-    facts["run"] = msgspec.structs.replace(run, suspended_in=record.epoch)
-    facts["attributes"] = attributes
-    return owned("suspended", record, (Status.SUSPENDED,), _WORKING, **facts)
-
-
-def handed_over(
-    record: InvocationRecord,
-    run: RunState,
-    *,
-    operation: str,
-    at: float,
-    why: str,
-    attributes: Mapping[str, str] | UnsetType = UNSET,
-) -> Change:
-    """Return a run to the queue between two of its steps, unless its inbox has moved since `run` was read."""
-    seen = run.pushed
-    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "inbox_seen": seen}
-    facts["run"] = msgspec.structs.replace(run, suspended_in=record.epoch)
-    facts["attributes"] = attributes
-    return owned("handed_over", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
-
-
-def restarted(
-    record: InvocationRecord,
-    run: RunState,
-    *,
-    arguments: bytes,
-    operation: str,
-    at: float,
-    attributes: Mapping[str, str] | UnsetType = UNSET,
-) -> Change:
-    """Return a run to the queue with other arguments and a fresh log, unless its inbox has moved since."""
-    why = f"restarted, with a fresh log (generation {run.generation + 1})"
-    facts: ChangeFacts = {"operation": operation, "at": at, "why": why, "due_at": at, "inbox_seen": run.pushed}
-    facts["run"] = msgspec.structs.replace(
-        run,
-        generation=run.generation + 1,
-        suspended_in=record.epoch,
-        tail=0,
-        started_at=None,
-        first_started_at=run.started_at if run.first_started_at is None else run.first_started_at,
-    )
-    facts["arguments"], facts["attributes"] = arguments, attributes
-    return owned("restarted", record, (Status.SUSPENDED, Status.REROUTED), _WORKING, **facts)
 
 
 def awakened(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:

@@ -253,7 +253,24 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
     ahead = entry.heartbeat_at - around.now
     if ahead > around.dead_after_seconds:
         meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"
-    return f"{meaning}.{_open_calls(around) or _children(around)}"
+    return f"{meaning}.{_open_calls(around) or _awaited(record, around) or _children(around)}"
+
+
+def _awaited(record: InvocationRecord, around: Surroundings) -> str:
+    """Name what the code of a task waits for, and say what becomes of its slot."""
+    waiting = record.awaited
+    if waiting is None:
+        return ""
+    there = {child.id: child for child in around.children}
+    named = ", ".join(
+        f"{id} ({there[id].task}, {there[id].status})" if id in there else id for id in waiting.ids[:MAX_NAMED]
+    )
+    left = len(waiting.ids) + waiting.more - MAX_NAMED
+    more = f" and {left} more" if left > 0 else ""
+    kept = f" It keeps its slot meanwhile: {waiting.keeps_slot}." if waiting.keeps_slot else ""
+    first = around.children[0].id if around.children else ""
+    why = f" {first}: {around.first_child}" if around.first_child else ""
+    return f" It waits for {named}{more}.{kept}{why}"
 
 
 def _worker_of(record: InvocationRecord, runner: RunnerRecord | None) -> WorkerRecord | None:

@@ -23,7 +23,7 @@ from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, corrupt
-from holdfast.model.status import FINAL, Status
+from holdfast.model.status import FINAL, OWNED, Status
 
 DRAIN, STOP = "drain", "stop"
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
@@ -178,6 +178,20 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     has_hooks: bool = False  # they end with it
 
 
+MAX_WAITED = 100
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The invocations that the code of an owner waits for: those of one wait, or of several side by side. At most
+    `MAX_WAITED` are named; there are `more`. `keeps_slot` says why the slot is not given back meanwhile.
+    """
+
+    ids: tuple[InvocationId, ...]
+    epoch: Count  # of the owner: of another one it says nothing
+    more: Count = 0
+    keeps_slot: str = ""
+
+
 class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One call of a task, as stored. Records hold no cycles, and there are many: the collector need not visit them."""
 
@@ -220,7 +234,14 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wake_at: Moment | None = None  # while it is SUSPENDED: when it goes on by itself
     attributes: Mapping[str, str] = msgspec.field(default_factory=dict)  # by which it can be found
     has_streams: bool = False  # its owners have written to streams; those of it are removed before it
+    waiting: Waiting | None = None  # for other invocations: see `awaited`
     history: tuple[HistoryEntry, ...] = ()
+
+    @property
+    def awaited(self) -> Waiting | None:
+        """Return what its code waits for now."""
+        waiting = self.waiting
+        return waiting if waiting is not None and waiting.epoch == self.epoch and self.status in OWNED else None
 
     @property
     def lane(self) -> str:

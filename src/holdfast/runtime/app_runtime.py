@@ -81,7 +81,11 @@ async def explained(
     if waits:
         around = msgspec.structs.replace(around, first_child="" if awaited is None else awaited.text)
     elif record.status in OWNED:
-        children = await store.find(record.app, Filter(parent=record.id, statuses=_OPEN), MAX_NAMED + 1)
+        if record.awaited is not None:
+            found = await get_readable(store, record.app, record.awaited.ids[:MAX_NAMED])
+            children: Sequence[InvocationRecord] = [each for each in found if each is not None]
+        else:
+            children = await store.find(record.app, Filter(parent=record.id, statuses=_OPEN), MAX_NAMED + 1)
         if children:
             its_queue = await _with_queue(store, children[0], limit_of, around)
             held_up = explain(children[0], its_queue).text

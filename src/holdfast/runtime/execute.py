@@ -49,6 +49,7 @@ from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.telemetry.events import DutyFailed, Started, Unstoppable
 
 if TYPE_CHECKING:
+    from holdfast.runtime.waits import WorkerWaits
     from holdfast.runtime.worker import Worker
 
 MakeExecutor = Callable[[ExecutorKind, Deliver], Executor]
@@ -107,6 +108,7 @@ class RunningCalls:
         self._slots: dict[str, int] = {}  # of runs that hold another number of slots than one
         self._more = 0  # slots that they hold beyond one each; less than zero while many only wait
         self.runs = 0
+        self.waits: WorkerWaits | None = None  # of the worker, which sets it
         self._keys: dict[str, str] = {}  # of calls that are not called by their id, since an abandoned one is
 
     def __len__(self) -> int:
@@ -128,6 +130,8 @@ class RunningCalls:
     def _forget(self, id: str) -> InvocationRecord | None:
         """Give back the slots of an invocation, and return its record."""
         self._more -= self._slots.pop(id, 1) - 1
+        if self.waits is not None and self.waits.calls:
+            self.waits.forget(id)
         record = self.records.pop(id, None)
         self.runs -= record is not None and record.run is not None
         return record
@@ -218,6 +222,7 @@ class RunningCalls:
                 mark=f"{record.id}~{record.epoch}",
                 ticket=ticket,
                 chunks=None if self._chunks is None else self._buffer_of,
+                waits=self.waits if record.run is None else None,
             )
             if self.abandoned or record.terms is not PLAIN:
                 call = self._limited(call, record)
@@ -246,6 +251,13 @@ class RunningCalls:
         self._stopper.watch(record)
         deadline = None if terms.timeout is None else deadline_in(terms.timeout)
         return call._replace(deadline=deadline, has_soft_timeout=terms.soft_timeout is not None)
+
+    def kind_of(self, record: InvocationRecord) -> ExecutorKind:
+        """Return where a call runs."""
+        return ExecutorKind.ISOLATED if record.id in self.isolated else self._worker.tasks[record.task].executor
+
+    def executor_of(self, record: InvocationRecord) -> Executor:
+        return self._at(self.kind_of(record))
 
     def _at(self, kind: ExecutorKind) -> Executor:
         if kind not in self._executors:
@@ -332,6 +344,8 @@ class RunningCalls:
             self._worker.end([Ended(record, INTERRUPTED if has_begun else NOT_BEGUN, 0.0)])
 
     def _request(self, what: str, id: str) -> None:
+        if what == "force" and self.waits is not None:
+            self.waits.end_by_force(id)
         keys = [self._keys.get(id, id)]
         for executor in self._executors.values():
             getattr(executor, what)(keys)

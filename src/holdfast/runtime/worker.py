@@ -54,6 +54,7 @@ from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.runtime.release import Releaser
 from holdfast.runtime.settle import Settler
 from holdfast.runtime.wait import get_readable, pages
+from holdfast.runtime.waits import WorkerWaits
 from holdfast.store.contract import Ability, Filter
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry import events as e
@@ -162,6 +163,7 @@ class Worker:
         )
         self._running = RunningCalls(self, engine, self._search, functools.partial(self._make, given, coroutines))
         self._is_inline = make_executor is not None
+        self.waits = self._running.waits = WorkerWaits(engine, self, self._outage)
         self._reserve = Reserve(self._concurrency, is_small=Ability.BATCHED_CLAIMS in engine.store.abilities)
         abilities = engine.store.abilities
         self._ahead = bool(abilities & (Ability.COSTLY_CLAIMS | Ability.BATCHED_CLAIMS))
@@ -188,6 +190,7 @@ class Worker:
 
         `ready` is called once it looks for work, `over` when that has ended; then hooks may still take their time.
         """
+        self.waits.loop = asyncio.get_running_loop()
         unsubscribe = self._hub.on(READY, self._hinted)
         self._permit.on_grant(self._wakeup.notify)
         if not self._for_core:
@@ -199,6 +202,7 @@ class Worker:
                 over()
         finally:
             unsubscribe()
+            await self.waits.close()
             await self._running.close()
         return self.account
 
@@ -236,8 +240,8 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Return how many invocations it has begun and not ended."""
-        return len(self._running)
+        """Return how many invocations it has begun and not ended, without those that wait for others."""
+        return len(self._running) - self.waits.paused
 
     def ended_lately(self) -> dict[str, int]:
         """Return how many calls have ended over the last minutes, by queue."""
@@ -283,6 +287,7 @@ class Worker:
         self._outage.give_up_in(0)
         self._running.interrupt()
         self._running.records.clear()
+        self.waits.forget_all()
         self._reserve.take(len(self._reserve))
         self._wakeup.notify()
 
@@ -415,6 +420,23 @@ class Worker:
             self.why_ended = f"code of a run past its time blocked the event loop of its worker {self.owner}"
             self._telemetry.emit(e.WorkerEnds(self.owner, self.why_ended))
             self.stop(hurry=True)
+
+    # --- waits: see `WorkerWaits`
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether a slot is free, so that a call that waits is in no hurry to give its own back."""
+        return self._free() > 0
+
+    def set_record(self, record: InvocationRecord) -> None:
+        """Keep the record of a call as its owner has written it."""
+        self._running.records[record.id] = record
+
+    def kind_of(self, record: InvocationRecord) -> ExecutorKind:
+        return self._running.kind_of(record)
+
+    def executor_of(self, record: InvocationRecord) -> Executor:
+        return self._running.executor_of(record)
 
     def is_waiting(self, id: str) -> bool:
         return self._running.slots_of(id) == 0
@@ -615,6 +637,8 @@ class Worker:
 
     def end(self, ended: Sequence[Ended]) -> None:
         """Settle calls whose user code is done; called on the engine's loop."""
+        if self.waits.is_writing:
+            ended = self.waits.withhold(ended)
         settled, large, interrupted = [], {}, 0
         now = self._loop_time()
         counted = self._throughput.current(now)
@@ -670,6 +694,7 @@ class Worker:
                 why = "a thread cannot be ended, only its process can: it may go on here while it is run elsewhere"
                 self._telemetry.emit(e.HandedBack(len(left), why, self.owner, has_begun=True))
             self._running.records.clear()
+            self.waits.forget_all()
             self.account.interrupted += len(left)
             self._settler.settle(left)
         await self._settler.finish()

@@ -42,6 +42,7 @@ from holdfast.testing.conformance_retries import RetryConformance
 from holdfast.testing.conformance_runs import RunConformance
 from holdfast.testing.conformance_streams import StreamConformance
 from holdfast.testing.conformance_transactions import TransactionConformance
+from holdfast.testing.conformance_waits import WaitConformance
 from holdfast.testing.samples import (
     BY_NAME,
     ERROR,
@@ -79,6 +80,7 @@ class StoreConformance(
     AttributeConformance,
     StreamConformance,
     TransactionConformance,
+    WaitConformance,
 ):
     """Run the whole suite; see the module. Its parts are in the modules ``conformance_…``."""
 

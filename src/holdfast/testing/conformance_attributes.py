@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.ids import InvocationId
-from holdfast.model import changes
+from holdfast.model import changes, run_changes
 from holdfast.model.changes import APPLIED, APPLIED_AGAIN, MISSING, AttributeUpdate, Lost
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
@@ -83,7 +83,7 @@ class AttributeConformance:
         async def scenario(store: Store) -> None:
             record = await owned(store, run=RUN, attributes={"stage": "new"})
             facts: dict[str, Any] = {"operation": "suspend", "at": START, "why": "", "wake_at": None}
-            change = changes.suspended(record, RUN, attributes=ATTRIBUTES, **facts)
+            change = run_changes.suspended(record, RUN, attributes=ATTRIBUTES, **facts)
             assert list(await store.apply([change])) == [APPLIED]
             assert await the(store) == changes.apply_to(change, record)
             assert await _having(store, PACKED, ODD) == ["a"]

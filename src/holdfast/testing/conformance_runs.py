@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.model import cancellation as cancelling
-from holdfast.model import changes
+from holdfast.model import changes, run_changes
 from holdfast.model.changes import (
     APPLIED,
     APPLIED_AGAIN,
@@ -486,7 +486,7 @@ class RunConformance:
             assert record.run is not None
             await store.apply([pushing("a", "e1")])
             lost = Lost(Status.RUNNING, "runner/1", 1)
-            over = changes.handed_over(record, record.run, operation="over", at=START, why="")
+            over = run_changes.handed_over(record, record.run, operation="over", at=START, why="")
             assert list(await store.apply([suspended(record)])) == [lost]
             assert list(await store.apply([over, replace(suspended(record), operation="again", version=None)])) == [
                 lost,
@@ -522,7 +522,7 @@ class RunConformance:
         async def scenario(store: Store) -> None:
             record = await owned(store, run=RUN, priority=3)
             assert record.run is not None
-            over = changes.handed_over(record, record.run, operation="over", at=START + 1, why="the worker drains")
+            over = run_changes.handed_over(record, record.run, operation="over", at=START + 1, why="the worker drains")
             assert list(await store.apply([over])) == [APPLIED]
             after = await the(store)
             assert after == apply_to(over, record)

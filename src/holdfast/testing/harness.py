@@ -362,7 +362,9 @@ class Harness:
             max_tasks=1,
         )
         made = (engine, definitions, options, Unlimited(), releaser)
-        return Worker(*made, make_executor=lambda kind, deliver: WaitingExecutor(box, deliver, self._noted))
+        worker = Worker(*made, make_executor=lambda kind, deliver: WaitingExecutor(box, deliver, self._noted))
+        worker.waits.is_off = True  # calls run one inside of the other here
+        return worker
 
     def _make_runs(self, engine: Engine, worker: Worker, deliver: Deliver, coroutines: object) -> StageRuns:
         box = BOX.get()

@@ -14,7 +14,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.codec import ErrorRecord
 from holdfast.ids import InvocationId
 from holdfast.model import cancellation as cancelling
-from holdfast.model import changes, claims
+from holdfast.model import changes, claims, run_changes
 from holdfast.model.changes import Change, FieldReset, Push
 from holdfast.model.claims import Claim
 from holdfast.model.log import Page
@@ -26,10 +26,12 @@ from holdfast.model.records import (
     RunnerRecord,
     RunState,
     Terms,
+    Waiting,
     lane_of,
     registered,
 )
 from holdfast.model.status import Status
+from holdfast.model.waits import paused, resumed
 from holdfast.store import open_store as open_by_url
 from holdfast.store.contract import Ability, Observe, Store
 from holdfast.testing.clock import FakeClock
@@ -61,6 +63,8 @@ REPLY_TO = ReplyTo(
     ends_with_run=True,
     effects_key="parent/child#1",
 )
+
+WAITING = Waiting(ids=(InvocationId("b"), InvocationId("日本")), epoch=1, more=2)
 
 OpenStore = Callable[[Clock, Observe], Store]
 Scenario = Callable[[Store], Awaitable[None]]
@@ -185,6 +189,17 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
         Status.CANCELLING,
         lambda r: changes.killed(r, operation="op", at=START + 1, why="stop", error=ERROR),
     ),
+    "paused": (Status.RUNNING, lambda r: paused(r, WAITING, operation="op", at=START + 1, why="it waits for b")),
+    "resumed": (Status.PAUSED, lambda r: resumed(r, operation="op", at=START + 1)),
+    "completed, paused": (Status.PAUSED, lambda r: changes.completed(r, result=b"", operation="op", at=START + 1)),
+    "failed, paused": (Status.PAUSED, lambda r: changes.failed(r, error=ERROR, operation="op", at=START + 1)),
+    "retried, paused": (Status.PAUSED, lambda r: again(r)),
+    "killed, paused": (Status.PAUSED, lambda r: changes.killed(r, operation="op", at=START + 1, why="stop")),
+    "cancelling, paused": (Status.PAUSED, cancelled),
+    "recovered, paused": (
+        Status.PAUSED,
+        lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
+    ),
     "recovered": (
         Status.RUNNING,
         lambda r: changes.recovered(r, by="runner", operation="op", at=START + 1, why="dead"),
@@ -224,11 +239,11 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
     "suspended, of a run, until a push": (Status.RUNNING, lambda r: suspended(r, wake_at=None)),
     "handed_over, of a run": (
         Status.RUNNING,
-        lambda r: changes.handed_over(r, r.run or RunState(), operation="op", at=START + 1, why="drained"),
+        lambda r: run_changes.handed_over(r, r.run or RunState(), operation="op", at=START + 1, why="drained"),
     ),
     "restarted, of a run": (
         Status.RUNNING,
-        lambda r: changes.restarted(r, r.run or RunState(), arguments=b"other", operation="op", at=START + 1),
+        lambda r: run_changes.restarted(r, r.run or RunState(), arguments=b"other", operation="op", at=START + 1),
     ),
     "awakened, of a run": (
         Status.SUSPENDED,
@@ -265,7 +280,7 @@ def fields_for(name: str) -> dict[str, Any]:
 def suspended(record: InvocationRecord, wake_at: float | None = START + 60, *, operation: str = "op") -> Change:
     """Change a run that waits."""
     run = record.run or RunState()
-    return changes.suspended(record, run, wake_at=wake_at, operation=operation, at=START + 1, why="sleeps")
+    return run_changes.suspended(record, run, wake_at=wake_at, operation=operation, at=START + 1, why="sleeps")
 
 
 async def in_status(store: Store, status: Status, id: str = "a", **fields: Any) -> InvocationRecord:
@@ -281,6 +296,8 @@ async def in_status(store: Store, status: Status, id: str = "a", **fields: Any) 
         await store.apply([changes.parked(record, fingerprint="f0", operation=f"park {id}", at=START, why="stuck")])
     if status in (Status.KILLED, Status.CANCELLING):
         await store.apply([raw_change(record, status, operation=f"to {id}", epoch=record.epoch)])
+    if status is Status.PAUSED:
+        await store.apply([paused(record, WAITING, operation=f"pause {id}", at=START, why="it waits for b")])
     if status is Status.RETRY:
         await store.apply([replace(again(record), operation=f"again {id}")])
     return await the(store, id)

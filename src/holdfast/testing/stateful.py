@@ -28,6 +28,7 @@ from holdfast.model.changes import (
     Applied,
     AttributeUpdate,
     Change,
+    MoveUp,
     Push,
     RunUpdate,
     StreamMark,
@@ -61,6 +62,7 @@ from holdfast.testing.samples import (
     ERROR,
     REPLY_TO,
     START,
+    WAITING,
     delivery,
     freeing,
     invocation,
@@ -259,6 +261,7 @@ class StoreMachine(RuleBasedStateMachine):
                     "fingerprint": st.none() | st.just("f"),
                     "cancellation": st.just(CANCELLATION),
                     "outbox": st.sampled_from([("t",), ("t", "u")]),
+                    "waiting": st.none() | st.just(WAITING),
                     "wake_at": st.none() | SHIFTS.map(lambda shift: self.clock.now() + shift),
                 },
             )
@@ -281,6 +284,11 @@ class StoreMachine(RuleBasedStateMachine):
             )
         except LifecycleError:
             return None
+
+    @rule(app=APPS, ids=st.lists(IDS, min_size=1, max_size=3), shift=SHIFTS)
+    def move_up(self, app: str, ids: list[InvocationId], shift: float) -> None:
+        moves = [MoveUp(app=app, id=id, due_at=self.clock.now() + shift - n) for n, id in enumerate(ids)]
+        self.both(lambda store: store.apply(moves))
 
     @rule(
         app=APPS,

@@ -35,7 +35,7 @@ from holdfast.executors.call import INTERRUPTED, Call, Crashed, LetGo, Outcome, 
 from holdfast.executors.local import Deliver, Executor, InlineExecutor, ThreadExecutor
 from holdfast.executors.loop import LoopThread
 from holdfast.ids import InvocationId
-from holdfast.model import changes
+from holdfast.model import changes, run_changes
 from holdfast.model.cancellation import asked_to_compensate
 from holdfast.model.changes import Applied, AttributeUpdate, Change, Lost, RunUpdate
 from holdfast.model.claims import back_in_queue
@@ -464,7 +464,7 @@ class WorkflowExecutor(Executor):
         self, key: str, record: InvocationRecord, left: Mapping[str, Any], wake_at: float | None, why: str
     ) -> None:
         state = _left(record, left)
-        change = changes.suspended(
+        change = run_changes.suspended(
             record,
             state,
             wake_at=wake_at,
@@ -476,7 +476,7 @@ class WorkflowExecutor(Executor):
         self._change(key, record, change)
 
     def hand_over(self, key: str, record: InvocationRecord, left: Mapping[str, Any], why: str) -> None:
-        change = changes.handed_over(
+        change = run_changes.handed_over(
             record,
             _left(record, left),
             operation=self.engine.ids.operation(),
@@ -522,7 +522,7 @@ class WorkflowExecutor(Executor):
         except Exception as error:
             return self.to_run(key, functools.partial(Run.lost, why=f"{type(error).__name__}: {error}"))
         state = _left(record, left)
-        change = changes.restarted(
+        change = run_changes.restarted(
             record,
             msgspec.structs.replace(state, inbox=(*left["unread"], *state.inbox)),
             arguments=packed.data,

@@ -182,22 +182,7 @@ class Client:
                 await asyncio.sleep(0.5)
 
     def _record(self, job: Job) -> InvocationRecord:
-        world, now = self._world, self._world.clock.now()
-        policy = dump_policy(Fixed(job.retries, 0.5)) if job.retries else None
-        record = InvocationRecord(
-            id=self._engine.ids.new() if job.keyed else id_of(job.token),
-            key=job.token if job.keyed else None,
-            terms=PLAIN if policy is None else Terms(retries=policy),
-            app=APP,
-            task=TASK,
-            arguments=world.codec.encode_call((job.token,), {}),
-            created_at=now,
-            due_at=now + job.delay,
-            priority=job.priority,
-            at_most_once=job.at_most_once,
-            limit_key=job.limit_key and limit_key(TASK, job.limit_key),
-        )
-        return registered(record, operation=self._engine.ids.operation(), at=now)
+        return record_of(self._world, self._engine, job)
 
     async def _see(self, job: Job | Trip, id: InvocationId) -> None:
         while True:
@@ -219,3 +204,23 @@ class Client:
         self._world.ledger.write(
             What.RESULT_SEEN, self.process.pid, id=id, token=job.token, digest=digest, status=str(record.status)
         )
+
+
+def record_of(world: World, engine: Engine, job: Job) -> InvocationRecord:
+    """The call that a job is."""
+    now = world.clock.now()
+    policy = dump_policy(Fixed(job.retries, 0.5)) if job.retries else None
+    record = InvocationRecord(
+        id=engine.ids.new() if job.keyed else id_of(job.token),
+        key=job.token if job.keyed else None,
+        terms=PLAIN if policy is None else Terms(retries=policy),
+        app=APP,
+        task=TASK,
+        arguments=world.codec.encode_call((job.token,), {}),
+        created_at=now,
+        due_at=now + job.delay,
+        priority=job.priority,
+        at_most_once=job.at_most_once,
+        limit_key=job.limit_key and limit_key(TASK, job.limit_key),
+    )
+    return registered(record, operation=engine.ids.operation(), at=now)

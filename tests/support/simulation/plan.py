@@ -45,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0  # that its policy allows
     failures: int = 99  # attempts that raise, if it raises
     cancel_after: float | None = None  # seconds after its submit
+    child: str | None = None  # the token of a job that it submits, and waits for
 
 
 class Leg(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +197,38 @@ def tales_of(seed: int) -> Plan:
 
     trips = [replace(trip, legs=tuple(leg() for _ in trip.legs)) for trip in plan.trips]
     return replace(plan, trips=tuple(trips))
+
+
+def families_of(seed: int) -> Plan:
+    """The plan of a seed with parents that wait for children, more of them than there are slots. Here and there two
+    wait for each other, or a child needs the slot of a limit that its parent holds.
+    """
+    rng, plan = random.Random(f"families {seed}"), plan_of(seed)
+    jobs: list[Job] = []
+    for job in plan.jobs:
+        if rng.random() < 0.3:
+            jobs.append(job)
+            continue
+        generations = [replace(job, keyed=False)]
+        for number in range(rng.randint(1, 3)):
+            child = Job(token=f"{job.token}.{number}", at=job.at, seconds=rng.choice((0.0, 0.05, 0.6)), times=0)
+            if rng.random() < 0.15:
+                child = replace(child, limit_key=job.limit_key)
+            generations[-1] = replace(generations[-1], child=child.token)
+            generations.append(child)
+        if rng.random() < 0.1:
+            generations[-1] = replace(generations[-1], child=job.token)  # a circle
+        jobs += generations
+    return replace(plan, jobs=tuple(jobs), timers=(), emissions=(), concurrency=rng.choice((1, 1, 2, 3)))
+
+
+def dying_families(seed: int) -> Plan:
+    """Parents and children on runners that are killed all the time."""
+    rng = random.Random(f"dying families {seed}")
+    parents = [Job(token=f"t{n}", at=rng.uniform(0.0, 20.0), seconds=0.05, child=f"t{n}.0") for n in range(24)]
+    children = [Job(token=f"t{n}.0", at=0.0, seconds=rng.choice((0.0, 0.05, 0.6)), times=0) for n in range(24)]
+    strikes = _kills(rng, count=16, apart=1.3, steps=100)
+    return Plan(seed=seed, nodes=3, concurrency=2, jobs=(*parents, *children), strikes=strikes)
 
 
 # --- plans of one kind of fault: some bugs show only where a process freezes or dies between two writes

@@ -15,7 +15,7 @@ from tests.support import checker
 from tests.support.checker import Dump, Fault, FaultKind, Faults, Violation
 from tests.support.engines import make_engine, make_runner
 from tests.support.simulation import happenings
-from tests.support.simulation.client import Client
+from tests.support.simulation.client import Client, record_of
 from tests.support.simulation.plan import APP, TASK, Ending, Job, Plan, Strike, Weather, id_of
 from tests.support.simulation.scheduler import PROCESS, Process
 from tests.support.simulation.trips import Trips
@@ -25,15 +25,18 @@ from tests.support.witness import Ledgers, What, digest_of, digest_of_error
 from holdfast.codec import Codec
 from holdfast.executors.call import Call
 from holdfast.executors.local import Deliver, InlineExecutor
+from holdfast.executors.waiting import Wait
 from holdfast.fleet.runner import Runner
 from holdfast.model.limits import Limit, limit_key
 from holdfast.model.names import core_app
-from holdfast.model.status import FINAL
+from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.waiting import held
 from holdfast.store.contract import Ability, Store
 from holdfast.streams import records as streams
 from holdfast.telemetry.logs import REPEATS
+from holdfast.telemetry.tasks import here
 from holdfast.testing.virtual import VirtualClock
 from holdfast.triggers import joins
 
@@ -87,6 +90,8 @@ class World:
         self.trips = Trips(self)
         self.faults: list[Fault] = []
         self.refuted: list[Violation] = []
+        self.engines: dict[int, Engine] = {}  # by pid
+        self.code: dict[int, dict[str, int]] = {}  # by pid, the invocations whose code runs there, and their epochs
         self.hints: list[Hints] = []
         self.lines: dict[int, Line] = {}  # by pid
         self.came_late: set[str] = set()
@@ -138,7 +143,7 @@ class World:
             off=self.rng("clock", name).choice((-1, 0, 1)) * self.plan.own_clocks if self.plan.own_clocks else None,
         )
         self.lines[process.pid] = line
-        engine = self._engine(rng, cast(Store, line))
+        engine = self.engines[process.pid] = self._engine(rng, cast(Store, line))
         engine.hub.connect(hints)
         return process, engine, line
 
@@ -166,8 +171,10 @@ class World:
         facts = {"token": token, "id": id, "span": span, "epoch": self.lines[process.pid].epochs.get(id)}
         self.ledger.write(What.EXEC_START, process.pid, **facts)
         try:
-            with self._lease(job, process.pid, facts):
+            with self._lease(job, process.pid, facts), self._code(id, process):
                 await asyncio.sleep(job.seconds)
+                if job.child is not None:
+                    await self._wait_for(self.jobs[job.child], id, process)
             if self._crashed.get(token, 0) < job.crashes:
                 self._crashed[token] = self._crashed.get(token, 0) + 1
                 process.kill()
@@ -181,6 +188,40 @@ class World:
         result = f"{token} {span}"
         self.ledger.write(What.EXEC_END, process.pid, **facts, digest=digest_of(result, self.codec))
         return result
+
+    @contextmanager
+    def _code(self, id: str, process: Process) -> Iterator[None]:
+        """Code that runs here, and takes a slot."""
+        self._goes_on(id, process)
+        try:
+            yield
+        finally:
+            self.code[process.pid].pop(id, None)
+
+    def _goes_on(self, id: str, process: Process) -> None:
+        """Code begins, or goes on after a wait: there is a slot for it, and the store does not call it paused."""
+        running, store = self.code.setdefault(process.pid, {}), self.server.store
+        running[id] = self.lines[process.pid].epochs.get(id, 0)
+        records = {each: store._records[APP, each] for each in running}
+        held = [each for each, record in records.items() if record.status in OWNED and record.epoch == running[each]]
+        if len(held) > self.plan.concurrency:
+            told = f"{process.name} runs the code of {len(held)} at once in {self.plan.concurrency} slots"
+            self.refuted.append(Violation("slots", id, told))
+        is_ending = any(node.process is process and node.is_stopping for node in self._nodes)  # it writes what it can
+        if id in held and records[id].status is Status.PAUSED and not is_ending:
+            self.refuted.append(Violation("paused", id, f"its code goes on in {process.name}, and it is PAUSED"))
+
+    async def _wait_for(self, child: Job, id: str, process: Process) -> None:
+        """Submit the child, and wait for its end as `Invocation.result` does."""
+        engine, call = self.engines[process.pid], cast(Any, here.get())
+        await engine.submitter.submit([record_of(self, engine, child)])
+        wait = Wait(call.waits, call, [id_of(child.token)])
+        wait.beside = frozenset({wait})
+        self.code[process.pid].pop(id, None)
+        try:
+            await held(wait, engine.watcher.ends([id_of(child.token)], None))
+        finally:
+            self._goes_on(id, process)
 
     def id_of(self, job: Job) -> str:
         """Which invocation a job became. With a key that is whichever came first."""
@@ -336,6 +377,10 @@ class Node:
     @property
     def is_up(self) -> bool:
         return self.process is not None
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped_at is not None
 
     @property
     def runner_id(self) -> str | None:

@@ -21,14 +21,17 @@ from msgspec import UNSET
 from pymongo import UpdateMany, UpdateOne
 
 from holdfast.model.changes import (
+    IN_LINE,
     MAX_INBOX_BYTES,
     MAX_INBOX_ENTRIES,
     OPTIONAL,
     AttributeUpdate,
     Change,
     FieldReset,
+    MoveUp,
     RunUpdate,
     StreamMark,
+    WaitNote,
     entries,
 )
 from holdfast.model.decoding import INVOCATION, RUNNER, check_plain, corrupt, shown
@@ -180,7 +183,7 @@ _SELDOM = {"dedup_key": "twin"} | {
     name: name
     for name in (
         *("at_most_once", "limit_key", "slot", "key", "retain_until", "rerun_of", "start_by", "cancellation"),
-        *("errors", "origin", "outbox", "reply_to", "run", "wake_at", "has_streams"),
+        *("errors", "origin", "outbox", "reply_to", "run", "wake_at", "has_streams", "waiting"),
     )
 }
 
@@ -442,13 +445,24 @@ _ENDS: Document = {
 }
 
 
-def update_of_note(write: AttributeUpdate | StreamMark) -> tuple[Document, Document]:
-    """Return filter and update of a write that replaces the attributes of a run, or marks an invocation."""
+def update_of_note(write: AttributeUpdate | StreamMark | WaitNote) -> tuple[Document, Document]:
+    """Return filter and update of a write that replaces the attributes of a run, marks an invocation, or says what it
+    waits for.
+    """
     owned = {"_id": key_of(write.app, write.id), "epoch": write.epoch, "owner": write.actor}
     if isinstance(write, StreamMark):
         return owned, {"$set": {"has_streams": True}}
+    if isinstance(write, WaitNote):
+        return owned, {"$set": {"waiting": _stored(write.waiting)}} if write.waiting else {"$unset": {"waiting": ""}}
     some = {"$set": {"attributes": listed(write.attributes.items())}}
     return owned, some if write.attributes else {"$unset": {"attributes": ""}}
+
+
+def update_of_place(write: MoveUp) -> UpdateOne:
+    """Return the update that moves an invocation up in the queue, if it waits behind that place."""
+    statuses = [status.value for status in sorted(IN_LINE)]
+    wanted = {"_id": key_of(write.app, write.id), "status": {"$in": statuses}, "due_at": {"$gt": write.due_at}}
+    return UpdateOne(wanted, {"$set": {"due_at": write.due_at}})
 
 
 def update_of_inbox(

@@ -27,11 +27,13 @@ from holdfast.model.changes import (
     Change,
     FieldReset,
     Lost,
+    MoveUp,
     Push,
     RunUpdate,
     StateWrite,
     StreamMark,
     Verdict,
+    WaitNote,
     applies,
     pushed_all,
     was_applied,
@@ -50,6 +52,7 @@ from holdfast.store.mongo.documents import (
     pipeline,
     update_of_inbox,
     update_of_note,
+    update_of_place,
     update_of_state,
     updates_of,
 )
@@ -104,8 +107,18 @@ class Invocations:
                 return verdicts, after
         raise StoreUnavailable(f"{pushes[0].id} is changed again and again; try again")
 
-    async def update_run(self, update: RunUpdate | AttributeUpdate | StreamMark) -> Verdict:
-        """Replace the state or the attributes of a run, or mark an invocation."""
+    async def move_up(self, moves: Sequence[MoveUp]) -> list[Verdict]:
+        """Move invocations up in the queue. An invocation that does not wait there any more stays as it is."""
+        invocations = self._collection(schema.INVOCATIONS)
+        moved = await invocations.bulk_write([update_of_place(each) for each in moves], ordered=False)
+        if moved.matched_count == len(moves):
+            return [APPLIED] * len(moves)
+        keys = [key_of(move.app, move.id) for move in moves]
+        there = {found["_id"] for found in await queries.by_key(invocations, keys)}
+        return [APPLIED if key in there else MISSING for key in keys]
+
+    async def update_run(self, update: RunUpdate | AttributeUpdate | StreamMark | WaitNote) -> Verdict:
+        """Replace the state or the attributes of a run, mark an invocation, or say what it waits for."""
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         for _ in range(_MAX_TRIES):
             before = await self._run(invocations, update)

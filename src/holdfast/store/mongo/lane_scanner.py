@@ -15,7 +15,7 @@ from msgspec import UnsetType
 from pymongo.errors import OperationFailure, PyMongoError
 
 from holdfast.errors import StoreError
-from holdfast.model.changes import Change
+from holdfast.model.changes import Change, MoveUp
 from holdfast.model.records import READY, Hint
 from holdfast.model.status import AVAILABLE
 from holdfast.store.mongo import queries, schema, sentinels
@@ -60,10 +60,12 @@ class LaneScanner:
         self._claimed: dict[str, dict[str, float]] = {}  # by app: lanes that were claimed from, and when
         self._task: asyncio.Task[None] | None = None
 
-    def heed(self, changes: Iterable[Change]) -> None:
-        """Note written invocations: those that became available may lie behind a mark."""
+    def heed(self, changes: Iterable[Change | MoveUp]) -> None:
+        """Note written invocations: those that became available, or were moved up, may lie behind a mark."""
         for change in changes:
-            if change.path[-1] in AVAILABLE:
+            if isinstance(change, MoveUp):
+                self.marks.lower_all(change.app, change.due_at)
+            elif change.path[-1] in AVAILABLE:
                 if isinstance(change.due_at, UnsetType):  # it keeps its place, wherever that is
                     self.marks.forget(change.app)
                 else:

@@ -30,7 +30,20 @@ from pymongo.read_concern import ReadConcern
 from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable, UsageError
 from holdfast.ids import InvocationId
-from holdfast.model.changes import Change, FieldReset, Push, StateWrite, Verdict, Write, pushes_by_run, rounds
+from holdfast.model.changes import (
+    AttributeUpdate,
+    Change,
+    FieldReset,
+    MoveUp,
+    Push,
+    RunUpdate,
+    StreamMark,
+    Verdict,
+    WaitNote,
+    Write,
+    pushes_by_run,
+    rounds,
+)
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
 from holdfast.model.identity import find_conflict
@@ -379,14 +392,18 @@ class MongoStore:
                 steps = [(index, change) for index, change in this_round if isinstance(change, Change | FieldReset)]
                 if steps:
                     verdicts.update(await self._do("apply", self._invocations.apply, steps))
+                moves = [(index, write) for index, write in this_round if isinstance(write, MoveUp)]
+                if moves:
+                    moved = await self._do("move up", self._invocations.move_up, [move for _, move in moves])
+                    verdicts.update(zip([index for index, _ in moves], moved, strict=True))
                 for index, write in this_round:
-                    if isinstance(write, StateWrite):
+                    if not isinstance(write, Change | FieldReset | MoveUp):
                         verdicts[index] = await self._write_run(write)
         finally:
-            self._scanner.heed(change for change in changes if isinstance(change, Change))
+            self._scanner.heed(change for change in changes if isinstance(change, Change | MoveUp))
         return [verdicts[index] for index in range(len(changes))]
 
-    async def _write_run(self, write: StateWrite) -> Verdict:
+    async def _write_run(self, write: RunUpdate | AttributeUpdate | StreamMark | WaitNote | Push) -> Verdict:
         if isinstance(write, Push):
             return (await self._push([write]))[0]
         return await self._do("update run", self._invocations.update_run, write)

@@ -380,7 +380,7 @@ def _push(connection: StoreConnection, pushes: Sequence[Push]) -> list[Verdict]:
 
 
 def _write_state(connection: StoreConnection, write: StateWrite) -> Verdict:
-    """Add to the inbox of a run, replace its state or its attributes, or mark an invocation."""
+    """Write to an invocation what is no step of the status table."""
     if isinstance(write, Push):
         return _push(connection, [write])[0]
     rows = connection.execute(queries.by_id(1), (write.app, write.id)).fetchall()

@@ -43,6 +43,7 @@ from holdfast.model.records import (
     RunState,
     StoredPayload,
     Terms,
+    Waiting,
     is_whole,
 )
 from holdfast.model.status import OWNED, Status
@@ -54,7 +55,7 @@ SHORT = [  # what every row has, and most rows have nothing else
 _NULLABLE = [
     *("owner", "claim_token", "fingerprint", "parent_id", "result", "error", "limit_key", "slot", "key", "twin"),
     *("terms", "errors", "retain_until", "rerun_of", "start_by", "cancellation", "origin", "outbox"),
-    *("reply_to", "run", "wake_at", "attributes", "has_streams"),
+    *("reply_to", "run", "wake_at", "attributes", "has_streams", "waiting"),
 ]
 COLUMNS = [*SHORT, *_NULLABLE]
 _FIELDS = [{"rank": "priority", "twin": "dedup_key"}.get(name, name) for name in COLUMNS]  # of records
@@ -78,6 +79,7 @@ _DECODERS: dict[str, JsonDecoder[Any]] = {
     "reply_to": JsonDecoder(ReplyTo),
     "run": JsonDecoder(RunState),
     "attributes": JsonDecoder(dict[str, str]),
+    "waiting": JsonDecoder(Waiting),
 }
 _runner_decoder = JsonDecoder[RunnerRecord](RunnerRecord)
 

@@ -24,7 +24,7 @@ from holdfast.model.records import Entry
 from holdfast.model.status import AVAILABLE, FINAL, Status
 from holdfast.store.migration import entries_of_executions, entry_of_pause, kept_until
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MIN_READER = 6  # older versions would end a run without its compensation, and leave its log behind
 _HIGHEST = 1_000_000
 # STRICT tables: a value of the wrong type is refused when it is written, not when it is read
@@ -243,6 +243,7 @@ MIGRATIONS: dict[int, list[Step]] = {
         BEGIN {_attributes_out} {_attributes_in} END
         """,
     ],
+    7: _added("waiting TEXT"),
 }
 
 
