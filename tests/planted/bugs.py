@@ -562,8 +562,8 @@ BUGS = (
         "no hint of a cancel before the answer to the claim",
         HINT,
         "runtime/worker.py",
-        "        self._running.begin(records)\n        self._cancellations.arrived()\n",
-        "        self._running.begin(records)\n",
+        "        self._running.begin(records)\n        if self._cancellations.is_early:\n",
+        "        self._running.begin(records)\n        if not self.owner:\n",
         HINTS,
         "a call that is cancelled right after its claim runs until the next heartbeat",
     ),
@@ -721,6 +721,15 @@ BUGS = (
         "                pass\n            elif since is None:",
         ("cli/test_run.py::test_a_store_that_comes_and_goes_is_no_reason_to_start_anew",),
         "a runner starts anew for moments without the store that were long apart",
+    ),
+    Bug(
+        "loop restarts without a pause",
+        PAIR,
+        "executors/loop.py",
+        "                time.sleep(pause)\n                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)\n",
+        "                pass\n",
+        ("executors/test_loop.py",),
+        "a task that stops its loop again and again takes a core",
     ),
     # --- owners and slots
     Bug(
@@ -1145,10 +1154,10 @@ BUGS = (
         "secrets that are malformed are not looked up",
         WEB,
         "web/webhooks.py",
-        "        with self._room_for(source) as take_room:\n",
+        "        self._take(self._by_source, source)\n",
         "        if len(secret) != 43:\n"
         "            raise Problem(404, 'NotFound', 'there is nothing at this address')\n"
-        "        with self._room_for(source) as take_room:\n",
+        "        self._take(self._by_source, source)\n",
         ("web/test_webhooks.py",),
         "time and commands tell what a secret looks like",
     ),
