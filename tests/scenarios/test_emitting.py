@@ -222,8 +222,11 @@ class Committing(sqlite3.Connection):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system shows which process has the lock")
-def test_a_commit_that_takes_its_time_is_not_over_before_it_is_done(tmp_path: Path) -> None:
-    path = tmp_path / "shop.db"
+def test_a_commit_that_takes_its_time_is_not_over_before_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, longest = tmp_path / "shop.db", "holdfast.store.sqlite.transaction._LONGEST_FLUSH_SECONDS"
+    monkeypatch.setattr(longest, 600.0)
     with shop(f"sqlite:///{path}") as app:
         app.invocations()
         with contextlib.closing(sqlite3.connect(path, factory=Committing)) as connection:
@@ -236,6 +239,11 @@ def test_a_commit_that_takes_its_time_is_not_over_before_it_is_done(tmp_path: Pa
                 assert calls(app) == []
             connection.commit()
             assert transaction.is_over
+            with contextlib.closing(sqlite3.connect(path)) as other:  # which has the lock all the time
+                other.execute("CREATE TABLE theirs (n)")
+                other.execute("BEGIN IMMEDIATE")
+                monkeypatch.setattr(longest, 0.05)
+                until(lambda: transaction.is_over, "it is not waited for without end")
         until(lambda: calls(app) == ["ship", "ship"], "the event is told of when it can be read")
 
 

@@ -35,6 +35,7 @@ from holdfast.store.sqlite.threads import forks
 
 T = TypeVar("T")
 _LOOK_AGAIN_SECONDS = 0.01
+_LONGEST_FLUSH_SECONDS = 2.0
 # Takes the write lock, as any statement that may write does, and changes nothing.
 _TAKE_LOCK = "DELETE FROM holdfast_meta WHERE 0"
 
@@ -50,16 +51,21 @@ class SqliteTransaction:
         self._clock = clock
         self._files = files
         self._probe = probe
+        self._ended_at: float | None = None  # or its commit has begun, by the monotonic clock
 
     @property
     def is_over(self) -> bool:
         """Return whether what it committed can be read. SQLite calls a transaction ended when its commit begins: until
-        that is flushed, this process has the lock.
+        that is flushed, this process has the lock. But so may another connection of it, again and again.
         """
         try:
-            return not self._connection.in_transaction and not self._probe.is_held_by_user()
+            if self._connection.in_transaction:
+                return False
         except sqlite3.ProgrammingError:  # closed
             return True
+        now = self._clock.monotonic()
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        return now - self._ended_at > _LONGEST_FLUSH_SECONDS or not self._probe.is_held_by_user()
 
     def insert(
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
