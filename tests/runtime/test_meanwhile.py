@@ -44,10 +44,11 @@ from holdfast.model.records import CANCEL, ENDED, PAUSES, READY, Cancellation, H
 from holdfast.model.retries import Fixed, dump_policy
 from holdfast.model.status import Status
 from holdfast.runtime import hints as fallback
+from holdfast.runtime import wait
 from holdfast.runtime.claim import MAX_TIMES, Permit
 from holdfast.runtime.pauses import pause_queue, resume_queue
 from holdfast.runtime.worker import AUDIT_SECONDS, Worker
-from holdfast.store.contract import Ability, Store
+from holdfast.store.contract import Ability, Filter, Store
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.virtual import VirtualClock
 
@@ -80,6 +81,24 @@ class SlowClaims(Line):
 
 def worker_of(member: Member) -> Worker:
     return member.runner._workers._running_worker.worker  # type: ignore[union-attr]
+
+
+# --- many pages
+
+
+def test_each_page_goes_on_where_the_one_before_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait, "_PAGE", 2)
+
+    async def scenario(fleet: Fleet) -> None:
+        ids = [await fleet.submit("work") for _ in range(5)]
+        found: list[str] = []
+        async for page in wait.pages(fleet.store, APP, Filter()):
+            found += [record.id for record in page]
+            if len(found) > len(ids):
+                break
+        assert sorted(found) == sorted(ids)
+
+    virtually(scenario)
 
 
 # --- somebody else has it by now

@@ -293,3 +293,18 @@ def test_what_became_of_one_attempt_says_nothing_about_the_next(first: str) -> N
         assert stopping.ended(record, error) is error, "it was asked this time, and not forced"
 
     virtually(scenario)
+
+
+@pytest.mark.parametrize("given_up", [1, 2])
+def test_a_worker_gives_way_when_code_that_cannot_be_stopped_has_all_of_its_slots(given_up: int) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await Patient(fleet).start(0.0, concurrency=2)
+        worker = worker_of(member)
+        worker._leaves_unfinished = True  # as a worker process does
+        for number in range(given_up):
+            worker._running.abandoned.add(f"{number}~1")
+            worker.on_given_up(is_loop_blocked=False)
+        assert worker.is_stopping is (given_up == 2)
+        worker._running.abandoned.clear()
+
+    virtually(scenario)

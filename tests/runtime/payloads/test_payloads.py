@@ -17,16 +17,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pymongo import MongoClient
 from tests.store.mongo.tools import database_of
+from tests.support.engines import make_engine
 
-from holdfast.codec import Payload
+from holdfast.codec import Payload, SizeLimits, references
 from holdfast.errors import PayloadLost, StoreUnavailable
-from holdfast.model.records import Piece, StoredPayload
+from holdfast.model.records import InvocationRecord, Piece, StoredPayload
 from holdfast.runtime import payloads as payloads_module
 from holdfast.runtime.payloads import PIECE_BYTES, UNWANTED_SECONDS, PayloadStore
 from holdfast.store import open_store
 from holdfast.store.contract import Store
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.clock import FakeClock
+from holdfast.testing.samples import START, invocation
 
 KIB = 2**10
 NOISE = random.Random(7).randbytes(6 * PIECE_BYTES + 1)
@@ -441,3 +443,25 @@ def test_documents_that_somebody_has_edited_are_damage_and_no_crash(mongo_url: s
                 assert await bench.back(payload) == DATA
 
     on_store(mongo_url, scenario)
+
+
+def test_a_value_that_is_collected_while_its_submit_sleeps_is_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host sleeps for two days between value and invocation, and others collect meanwhile."""
+
+    async def main() -> None:
+        clock = FakeClock(START)
+        store = MemoryStore(clock)
+        engine = make_engine(store, clock, random.Random(1), app="shop")
+        packed = engine.codec.pack_call(("x" * 500,), {}, (), SizeLimits(inline=64, max_bytes=2**20), {})
+        record, insert = replace(invocation("a"), arguments=packed.data), store.insert
+
+        async def slept(records: Sequence[InvocationRecord]) -> Sequence[bool]:
+            clock.advance(2 * UNWANTED_SECONDS)
+            assert (await store.collect_payloads("shop", store.now() - UNWANTED_SECONDS, 100)).removed == 1
+            return await insert(records)
+
+        monkeypatch.setattr(store, "insert", slept)
+        await engine.submitter.submit([record], packed.payloads)
+        assert await engine.payloads.fetch(references(record.arguments))
+
+    asyncio.run(main())
