@@ -21,9 +21,12 @@ from tests.support.engines import make_engine
 
 from holdfast.codec import Payload, SizeLimits, references
 from holdfast.errors import PayloadLost, StoreUnavailable
+from holdfast.ids import InvocationId
 from holdfast.model.records import InvocationRecord, Piece, StoredPayload
+from holdfast.model.status import Status
 from holdfast.runtime import payloads as payloads_module
 from holdfast.runtime.payloads import PIECE_BYTES, UNWANTED_SECONDS, PayloadStore
+from holdfast.runtime.rerun import Rerunner
 from holdfast.store import open_store
 from holdfast.store.contract import Store
 from holdfast.store.memory.store import MemoryStore
@@ -462,6 +465,30 @@ def test_a_value_that_is_collected_while_its_submit_sleeps_is_stored_again(monke
 
         monkeypatch.setattr(store, "insert", slept)
         await engine.submitter.submit([record], packed.payloads)
+        assert await engine.payloads.fetch(references(record.arguments))
+
+    asyncio.run(main())
+
+
+def test_a_rerun_keeps_its_value_though_the_original_is_removed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        clock = FakeClock(START)
+        store = MemoryStore(clock)
+        engine = make_engine(store, clock, random.Random(1), app="shop")
+        packed = engine.codec.pack_call(("x" * 500,), {}, (), SizeLimits(inline=64, max_bytes=2**20), {})
+        record, submit = replace(invocation("a"), arguments=packed.data), engine.submitter.submit
+        await submit([record], packed.payloads)
+        original = replace(record, status=Status.SUCCESS)
+        clock.advance(2 * UNWANTED_SECONDS)
+
+        async def removed(records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+            del store._records["shop", InvocationId("a")]
+            await store.collect_payloads("shop", store.now() - UNWANTED_SECONDS, 100)
+            return await submit(records)
+
+        monkeypatch.setattr(engine.submitter, "submit", removed)
+        (again,) = await Rerunner(engine).rerun([original], request="r", due_at=store.now())
+        assert again.id is not None
         assert await engine.payloads.fetch(references(record.arguments))
 
     asyncio.run(main())
