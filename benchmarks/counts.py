@@ -58,6 +58,7 @@ MONGO_LONE = "MongoDB, one submit → result: commands"
 MONGO_DRAIN = "MongoDB, map and drain: commands without signals"
 MONGO_KEYS = "MongoDB, one life: index keys changed"
 MONGO_FILES = "MongoDB, one submit → result: files of ours"
+_EXACT = frozenset({FILES, MONGO_KEYS})  # no chance is in them: one more is one too many
 MONGO = (MONGO_LONE, MONGO_DRAIN, MONGO_KEYS, MONGO_FILES)
 
 Counts = dict[str, float]
@@ -305,7 +306,7 @@ def _verdict(name: str, all_committed: Counts, all_now: Counts, blind: set[Verdi
         return kind if kind in blind else Verdict.GONE
     if committed is None:
         return Verdict.NEW
-    if now > committed * (1 + tolerance):
+    if now > committed * (1 + (0 if name in _EXACT else tolerance)):
         return Verdict.MORE
     return Verdict.LESS if now < committed / _room(name) * (1 - tolerance) else Verdict.SAME
 

@@ -63,6 +63,11 @@ def test_a_count_may_stray_by_ten_percent(now: float, verdict: Verdict) -> None:
     assert verdicts({CALLS: 100}, {CALLS: now}) == {CALLS: verdict}
 
 
+def test_one_more_file_on_the_path_of_a_lone_task_fails() -> None:
+    assert verdicts({counts.FILES: 34}, {counts.FILES: 35}) == {counts.FILES: Verdict.MORE}
+    assert verdicts({counts.FILES: 34}, {counts.FILES: 34}) == {counts.FILES: Verdict.SAME}
+
+
 def test_eleven_percent_more_fails_and_names_the_count() -> None:
     lines = compare({CALLS: 100, FLUSHES: 3}, {CALLS: 111, FLUSHES: 3})
     assert not passes(lines)

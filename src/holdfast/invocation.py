@@ -312,6 +312,8 @@ class Invocation(Generic[R]):
             _refuse_timeout(timeout)
             return cast(R, life.wait_for(life.children[self.id]))
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
+        if here.get() is None:  # outside of tasks
+            return self._outcome(self._runtime.run(self._end(timeout)))
         return self._outcome(wait(self._runtime, [self.id], self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:

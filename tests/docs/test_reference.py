@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -83,18 +84,19 @@ def test_what_a_paper_names_exists(paper: Path) -> None:
 
 @pytest.mark.parametrize("paper", PAGES, ids=name_of)
 def test_commands_that_a_paper_names_exist(paper: Path) -> None:
-    program: Any = command_line()
-    for words in re.findall(r"(?:`|^\$ |^)holdfast ((?:[\w:./-]+ ?)+)", paper.read_text(), re.MULTILINE):
-        command, *rest = words.split()
-        if command.startswith("-"):
-            continue
-        assert command in program.commands, words
-        found = program.commands[command]
-        if hasattr(found, "commands") and rest and not rest[0].startswith("-"):
-            assert rest[0] in found.commands, words
-            found = found.commands[rest[0]]
-        options = {option for parameter in found.params for option in parameter.opts}
-        assert {word for word in rest if word.startswith("--")} <= options, words
+    """With all their options, also behind arguments in quotes."""
+    shown = r"^(?:\$ )?holdfast (.+)$|`holdfast ([^`]+)`|^ExecStart\w*=\S*/holdfast (.+)$"
+    for found in re.finditer(shown, paper.read_text(), re.MULTILINE):
+        line = "".join(filter(None, found.groups())).replace("\\|", "|")
+        words, command = shlex.split(line, comments=True), command_line()
+        if paper.name == "commands.md" or words[0].startswith("-"):
+            continue  # made from the commands themselves
+        assert words[0] in command.commands, line
+        while words and hasattr(command, "commands") and words[0] in command.commands:
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        used = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+        assert used <= known | {"--help"}, line
 
 
 # --- pages that are written by hand have an entry for everything

@@ -109,6 +109,7 @@ class WorkerWaits:
         self._bounds = {kind: getattr(engine.settings, name) for kind, name in _BOUNDS.items()}
         self._bounds |= dict.fromkeys((ExecutorKind.PROCESS, ExecutorKind.ISOLATED), engine.settings.waiting_processes)
         self._writer = _Writer(engine, outage)
+        self.writing = self._writer.busy  # the calls whose waits are written now
         self.calls: dict[str, _Waiting] = {}  # by id
         self._paused: Counter[ExecutorKind] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in their order: a set has another one in each run
@@ -119,11 +120,6 @@ class WorkerWaits:
     def paused(self) -> int:
         """Return how many calls have given their slots back."""
         return self._paused.total()
-
-    @property
-    def is_writing(self) -> bool:
-        """Return whether the store is told of a wait now."""
-        return bool(self._writer.busy)
 
     # --- told by calls
 

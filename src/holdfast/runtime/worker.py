@@ -637,7 +637,7 @@ class Worker:
 
     def end(self, ended: Sequence[Ended]) -> None:
         """Settle calls whose user code is done; called on the engine's loop."""
-        if self.waits.is_writing:
+        if self.waits.writing:
             ended = self.waits.withhold(ended)
         settled, large, interrupted = [], {}, 0
         now = self._loop_time()

@@ -1,20 +1,19 @@
 """The owner of a run: it replays the log, starts what the body asks for, records what happens, and lets go.
 
-A `Run` lives on the thread of the user's loop, where its body is drained and its coroutine steps run. Writes go to the
-engine (`holdfast.workflows.executor`), which answers by callbacks on this thread. So nothing here is locked, and every
-method runs to its end before the next one begins.
+A `Run` lives on the thread of the user's loop, as its body and its coroutine steps do. The engine's executor writes,
+and answers by callbacks on this thread. So nothing is locked, and a method runs to its end before the next begins.
 
 The order of things is what makes a replay the same:
 
 1. An event is made (a step ended, a timer is due, a message came), and gathered for the next page.
 2. The page is written. One page is under way at a time; what ends meanwhile shares the next one.
 3. Only then is the event delivered, one per drain, in the order of the log.
-4. Commands that the body gave meanwhile are carried out. An effect (a step, a child) begins only if everything that the
-   body has seen or said is durable. Results of `repeatable` steps are delivered before they are durable, if no earlier
-   event waits to be delivered; so they are owed to the log before the next effect, wait or end.
+4. Commands that the body gave meanwhile are carried out. An effect (a step, a child) begins only if all that the body
+   has seen or said is durable. A `repeatable` step's result may be delivered before; it is then owed to the log before
+   the next effect, wait or end.
 
-A run holds a slot while its body is drained, its steps run or its page is written. If it only waits, it holds none; if
-it waits for longer than it lingers, it is suspended: see docs/decisions/0011-workflows.md for every write and crash.
+A run holds a slot while its body is drained, its steps run or its page is written, and none while it only waits. After
+its linger it is suspended: docs/decisions/0011-workflows.md has every write and crash.
 """
 
 from __future__ import annotations
@@ -347,9 +346,8 @@ class Run:
     def _is_elsewhere(self, command: Command) -> bool:
         """Return whether a step is performed by an invocation of its own, or an earlier owner has sent it there."""
         step, options, past = command.step, command.options, self.replay.past.get(command.call.id)
-        if step is None or (past is not None and past.child):
-            return step is not None
-        return (step.queue or options.queue or options.tags or step.tags) not in (None, ())
+        where = step and ((past and past.child) or step.queue or options.queue or options.tags or step.tags)
+        return bool(where)
 
     def _is_repeatable(self, command: Command) -> bool:
         return command.step is not None and command.step.repeatable and not self._is_elsewhere(command)
@@ -624,9 +622,7 @@ class Run:
         if due is not None and due <= now:
             return self._on_due()
         self.host.keep_slots(self, 0)
-        linger = self.host.linger_seconds * (1 + self.events / _LINGER_EVENTS)
-        if self.host.is_crowded:
-            linger = 0.0
+        linger = 0.0 if self.host.is_crowded else self.host.linger_seconds * (1 + self.events / _LINGER_EVENTS)
         if not self.is_cancelling and not self.cancel_why:
             if not hears and due is not None and due - now > linger:
                 return self._suspend()
