@@ -33,6 +33,7 @@ from holdfast.executors.chunks import NothingToAwait, Outgoing
 from holdfast.executors.context import Context
 from holdfast.executors.sharing import check_attributes
 from holdfast.model.decoding import ahead
+from holdfast.model.names import unversioned
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import guard, running_body
 from holdfast.telemetry.tasks import here
@@ -253,9 +254,9 @@ class Life(ABC):
         """Return what the body awaits for the end of a call; a plain body waits here."""
 
     def child_id(self, name: str) -> str:
-        """Return the id of the next call that submits this task."""
+        """Return the id of the next call that submits this task: the same whatever its version, which has an '@'."""
         self._alive()
-        return self.replay.number(name.rpartition(":")[2])
+        return self.replay.number(unversioned(name).rpartition(":")[2])
 
     # --- hooks
 

@@ -27,6 +27,7 @@ import msgspec
 
 from holdfast.clock import format_duration
 from holdfast.model.explain import moment_in_words
+from holdfast.model.names import unversioned
 from holdfast.workflows.events import (
     CANCEL_REQUESTED,
     CARRIED,
@@ -130,10 +131,8 @@ class Replay:
         self._given_up: set[str] = set()
         self.settled: set[str] = set()  # calls that the body gave up, whose end is recorded
         self._early: set[str] = set()  # keyed calls that were answered before their place in the log
-        # A child of a version is `refund@2#1`: it has a number, and no key.
-        self._numbered = {event.call for event in events if "@" in event.call and _has_number(event)}
-        self._keyed_ends = {event.call: event for event in events if event.type in ENDS and self._is_keyed(event)}
-        self._keyed_carried = [event for event in events if event.type in CARRIED and self._is_keyed(event)]
+        self._keyed_ends = {event.call: event for event in events if event.type in ENDS and "@" in event.call}
+        self._keyed_carried = [event for event in events if event.type in CARRIED and "@" in event.call]
         self._said = Counter((event.type, event.data) for event in events if event.type in CARRIED and not event.call)
         self._held: Event | None = None  # an event that waits for a keyed call to be performed
         self._counts: Counter[str] = Counter()
@@ -210,7 +209,7 @@ class Replay:
             if not event.call or event.call in self._early:
                 continue
             if (call := self.open.get(event.call)) is None:
-                if self._is_keyed(event):
+                if "@" in event.call:
                     self._remember(event)  # of a keyed call that was removed, or is made later
                     continue
                 return self._without_call(event)
@@ -225,9 +224,6 @@ class Replay:
         if late is not None:  # it was moved behind its place in the log
             return self._answer_early(late)
         return FINISHED
-
-    def _is_keyed(self, event: Event) -> bool:
-        return "@" in event.call and event.call not in self._numbered
 
     def _pop(self) -> Event:
         if self._held is not None:
@@ -309,7 +305,7 @@ class Replay:
             return _compare_hook(call, event)
         if event.type not in (STEP_CREATED, STREAM_WRITTEN):
             return ""
-        if event.name != call.name:
+        if unversioned(event.name) != unversioned(call.name):  # a child goes on in the version that it was made for
             return f"the log has {_described(event)}, a call of {event.name}; the code calls {call.name} as {call}"
         if event.data == call.data or self._same(event.data, call.data):
             return ""
@@ -352,11 +348,6 @@ def _wait(kind: str, due: float, seconds: float | None) -> str:
 
 def _is_same(recorded: float | None, made: float | None) -> bool:
     return recorded is not None and made is not None and abs(recorded - made) <= _CLOCK_SECONDS
-
-
-def _has_number(event: Event) -> bool:
-    """Return whether this is the creation of a call that is known by the whole name of what it calls, and a number."""
-    return event.type == STEP_CREATED and event.call.rpartition("#")[0] == event.name.rpartition(":")[2]
 
 
 def _is_about_call(event: Event) -> bool:
