@@ -33,7 +33,6 @@ from holdfast.executors.chunks import NothingToAwait, Outgoing
 from holdfast.executors.context import Context
 from holdfast.executors.sharing import check_attributes
 from holdfast.model.decoding import ahead
-from holdfast.model.names import unversioned
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import guard, running_body
 from holdfast.telemetry.tasks import here
@@ -227,9 +226,15 @@ class Life(ABC):
         return command
 
     def opened_child(
-        self, record: InvocationRecord, payloads: tuple[Payload, ...], id: str, at: str = "", **more: Any
+        self,
+        record: InvocationRecord,
+        payloads: tuple[Payload, ...],
+        id: str,
+        at: str = "",
+        older_names: tuple[str, ...] = (),
+        **more: Any,
     ) -> Command:
-        call = OpenCall(id=id, name=record.task, where=at or where(), data=record.arguments)
+        call = OpenCall(id=id, name=record.task, where=at or where(), data=record.arguments, older_names=older_names)
         command = Command(call=call, child=record, payloads=payloads, **more)
         self.children[record.id] = command
         self.open(command)
@@ -253,10 +258,10 @@ class Life(ABC):
     def awaited(self, command: Command) -> Awaitable[Any]:
         """Return what the body awaits for the end of a call; a plain body waits here."""
 
-    def child_id(self, name: str) -> str:
-        """Return the id of the next call that submits this task: the same whatever its version, which has an '@'."""
+    def child_id(self, names: Sequence[str]) -> str:
+        """Return the id of the next call that submits the task of these names."""
         self._alive()
-        return self.replay.number(unversioned(name).rpartition(":")[2])
+        return self.replay.number_of(names)
 
     # --- hooks
 

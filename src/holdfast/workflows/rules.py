@@ -66,6 +66,7 @@ class OpenCall(msgspec.Struct, kw_only=True):
     due: float | None = None  # of a wait
     seconds: float | None = None  # from the body's time at the call to `due`
     is_keyed: bool = False
+    older_names: tuple[str, ...] = ()  # of what is called
 
     def __str__(self) -> str:
         place = f" at {self.where}" if self.where else ""
@@ -127,7 +128,7 @@ class Replay:
         self.warnings: list[str] = []
         self.patches: set[str] = {event.name for event in events if event.type == PATCHED}
         self.entries = {event.entry for event in events if event.entry}
-        self.children = {event.call: event.child for event in events if event.type == STEP_CREATED and event.child}
+        self.children = {event.call: event for event in events if event.type == STEP_CREATED and event.child}
         self._given_up: set[str] = set()
         self.settled: set[str] = set()  # calls that the body gave up, whose end is recorded
         self._early: set[str] = set()  # keyed calls that were answered before their place in the log
@@ -164,6 +165,17 @@ class Replay:
         """Return the id of the next call of that name."""
         self._counts[name] += 1
         return f"{name}#{self._counts[name]}"
+
+    def number_of(self, names: Sequence[str]) -> str:
+        """Return the id of the next call that submits the task of these names, the present one first. A version is no
+        part of it. If the log has the call under an older name, it has that id.
+        """
+        known = set(map(unversioned, names))
+        for short in [unversioned(name).rpartition(":")[2] for name in names[1:]]:
+            made = self.children.get(f"{short}#{self._counts[short] + 1}")
+            if made is not None and unversioned(made.name) in known:
+                return self.number(short)
+        return self.number(unversioned(names[0]).rpartition(":")[2])
 
     def ahead(self, count: int) -> Iterator[Event]:
         """Return the next events, at most so many."""
@@ -305,7 +317,7 @@ class Replay:
             return _compare_hook(call, event)
         if event.type not in (STEP_CREATED, STREAM_WRITTEN):
             return ""
-        if unversioned(event.name) != unversioned(call.name):  # a child goes on in the version that it was made for
+        if unversioned(event.name) not in map(unversioned, (call.name, *call.older_names)):
             return f"the log has {_described(event)}, a call of {event.name}; the code calls {call.name} as {call}"
         if event.data == call.data or self._same(event.data, call.data):
             return ""
