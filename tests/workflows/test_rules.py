@@ -165,7 +165,7 @@ class TestArguments:
         why = mismatch(replay(recorded, open=(step("charge#1", b"right"),)))
         assert "charge#1 at /shop.py:3" in why
         assert "charge#1 at /new.py:7" in why
-        assert "by the same code" in why
+        assert "by the same body" in why
 
     def test_other_arguments_of_other_code_are_a_warning(self) -> None:
         recorded = created("charge#1", b"left", code="3.11 other")
@@ -183,7 +183,7 @@ class TestArguments:
         )
         log.next()
         log.opened(step("b#1", b"right"))
-        assert "by the same code" in mismatch(log)
+        assert "by the same body" in mismatch(log)
 
     def test_equal_values_may_be_written_differently(self) -> None:
         log = replay(created("a#1", b"{1,2}", code=CODE), open=(step("a#1", b"{2,1}"),), same=True)

@@ -323,7 +323,8 @@ class Replay:
             return ""
         what = f"{_described(event)} was recorded with other arguments than those of {call}"
         if self._recorded_code == self._code:
-            return f"{what}, by the same code: what it depends on (the order of a set, say) is not recorded"
+            unrecorded = "the order of a set, say, or a function that it calls"
+            return f"{what}, by the same body: what it depends on is not recorded ({unrecorded})"
         self.warnings.append(f"{what}; the recorded result counts")
         return ""
 
