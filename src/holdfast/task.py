@@ -131,7 +131,7 @@ class Submittable(Generic[P, R]):
             return self.prepared(life.engine, args, kwargs)
 
         return submitted_in_body(
-            life, prepared, self.name, is_awaited=is_awaited, cancels_on_end=ends == "cancel", at=at
+            life, prepared, self.definition.names, is_awaited=is_awaited, cancels_on_end=ends == "cancel", at=at
         )
 
     def prepared(

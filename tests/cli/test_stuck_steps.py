@@ -165,7 +165,7 @@ def test_a_step_that_blocks_its_worker_times_out_and_its_run_is_not_charged(
 def test_a_body_that_blocks_its_worker_times_out_and_others_go_on(yard: Yard, run: Callable[..., Process]) -> None:
     run("--concurrency", "2")
     spinning, other = yard.module.spins_with_a_limit.submit(), yard.module.asks.submit()
-    with pytest.raises(TimedOut, match="blocked the event loop"):
+    with pytest.raises(TimedOut, match="the event loop of its workers was blocked"):
         spinning.result(timeout=patient(60))
     other.result(timeout=patient(30))
     walked = [entry.status.value for entry in spinning.record().history]

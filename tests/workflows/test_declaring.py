@@ -273,6 +273,11 @@ async def starts_a_thread() -> None:
     await asyncio.to_thread(print)
 
 
+def runs_steps_on_threads() -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(print, [1, 2]))
+
+
 async def reads_it_in_a_nested_function() -> None:
     def inner() -> float:
         return time.time()
@@ -309,6 +314,7 @@ CAUGHT = [
     (opens_a_file, "open", "do that in a step"),
     (blocks, "time.sleep", "sleep(…) of holdfast"),
     (starts_a_thread, "asyncio.to_thread", "do that in a step"),
+    (runs_steps_on_threads, "ThreadPoolExecutor", "do that in a step"),
     (reads_it_in_a_nested_function, "time.time", "context().now()"),
     (imports_the_clock, "now (time.time)", "context().now()"),
     (imports_the_module, "clock.time", "context().now()"),

@@ -125,3 +125,56 @@ def test_a_run_with_a_damaged_log_is_explained(deploy: Callable[[Declare], App],
         connection.execute("UPDATE holdfast_log SET events = x'00' WHERE run = ? AND first = 1", (id,))
     connection.close()
     assert "its log cannot be read: the log of" in parked(deploy(declare_workflow), id, until)
+
+
+def test_a_parent_goes_on_when_its_child_gets_a_version(deploy: Callable[[Declare], App], until: Until) -> None:
+    """A child that has ended counts; the next one is of the new version. A child that the body drops is a mismatch."""
+
+    def family(version: str | None, calls: int = 2) -> Declare:
+        def declare(app: App, charge: Any) -> None:
+            @app.workflow(name="shop:refund", version=version)
+            async def refund(order: str) -> str:
+                return f"{order} by {version}"
+
+            @app.workflow(name="shop:checkout")
+            async def checkout(order: str) -> list[str]:
+                found = [await refund(order)] if calls == 2 else []
+                await sleep(1.0)
+                return [*found, await refund(order)]
+
+        return declare
+
+    first = asleep(deploy(family(None)), until)
+    with deploy(family("2")) as app, app.runner():
+        run = app.invocation(first)
+        assert run.result(patient(20)) == ["42 by None", "42 by 2"]
+        assert [step.id for step in run.steps()] == ["refund#1", "refund#2"]
+    second = asleep(deploy(family("2")), until)
+    assert "the log has refund#1 at" in parked(deploy(family("2", calls=1)), second, until)
+
+
+def test_a_parent_goes_on_when_its_child_is_renamed(deploy: Callable[[Declare], App], until: Until) -> None:
+    """A recorded call keeps the id that it has under the older name."""
+
+    def family(name: str, *older: str) -> Declare:
+        def declare(app: App, charge: Any) -> None:
+            @app.workflow(name=name, aliases=older)
+            async def refund(order: str) -> str:
+                return f"{order} by {name}"
+
+            @app.workflow(name="shop:checkout")
+            async def checkout(order: str) -> list[str]:
+                found = [await refund(order), await refund(order)]
+                await sleep(1.0)
+                found.append(await refund(order))
+                await sleep(1.0)
+                return found
+
+        return declare
+
+    id = asleep(deploy(family("shop:refund")), until)
+    with deploy(family("bank:repay", "shop:refund")) as app, app.runner():
+        run = app.invocation(id)
+        assert run.result(patient(20)) == ["42 by shop:refund"] * 2 + ["42 by bank:repay"]
+        assert [step.id for step in run.steps()] == ["refund#1", "refund#2", "repay#1"]
+        assert [entry.status for entry in run.history()].count(Status.SUSPENDED) == 2

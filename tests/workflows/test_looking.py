@@ -11,6 +11,7 @@ from tests.workflows.shop import Shop
 
 from holdfast import Status, UsageError, context
 from holdfast.errors import InvocationStatusTransitionError, LogEventNotFound, StepNotFound
+from holdfast.workflows.looking import nearest
 
 Until = Callable[[Callable[[], object]], None]
 
@@ -188,3 +189,16 @@ def test_the_name_of_an_attribute_has_no_equals_sign(shop: Shop) -> None:
 
     with shop.app.runner(), pytest.raises(UsageError, match="no '='"):
         odd.submit().result(patient(20))
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "near"),
+    [
+        ("charge#9", ["charge#1", "charge#3", "pack#9"], "charge#3"),
+        ("charge@a#1", ["charge@a#b", "charge#1"], "charge@a#b"),  # a key may have a '#', too
+        ("charge#²", ["charge#1", "pack#1"], "charge#1"),
+        ("charge", ["pack#1", "charge#1"], "charge#1"),
+    ],
+)
+def test_the_nearest_step_is_that_of_the_name(asked: str, there: list[str], near: str) -> None:
+    assert nearest(asked, there) == near

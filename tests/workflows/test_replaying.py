@@ -255,7 +255,7 @@ def test_other_arguments_are_a_warning_if_the_code_has_changed(app: App) -> None
     run.result(patient(20))
     report = replay(app, run)
     assert report.verdict is Verdict.DIVERGES
-    assert "by the same code" in report.why
+    assert "by the same body" in report.why
     report = replay(app, run, new)
     assert report.verdict is Verdict.FITS
     (warning,) = report.warnings

@@ -136,15 +136,21 @@ def patched(name: str) -> bool:
 
 
 def submitted_in_body(
-    life: Life, prepared: Callable[[], tuple[InvocationRecord, Any]], name: str, **more: Any
+    life: Life, prepared: Callable[[], tuple[InvocationRecord, Any]], names: tuple[str, ...], **more: Any
 ) -> Command:
-    """Submit an invocation in a body, with an id that follows from the run and the call."""
+    """Submit an invocation in a body, with an id that follows from the run and the call. `names` are those of its task,
+    the present one first.
+    """
     about = life.about
-    call = life.child_id(name)
+    call = life.child_id(names)
     record, payloads = prepared()
     # A keyed step that was added before this call moves the body's time, and the derived id with it.
     recorded = life.replay.children.get(call)
-    id = recorded or derived_id("child", about.invocation_id, str(life.generation), call, at=life.now)
+    id = (
+        recorded.child
+        if recorded is not None
+        else derived_id("child", about.invocation_id, str(life.generation), call, at=life.now)
+    )
     run = record.run
     if run is not None and record.key is None:  # so that the effects of a child are the same in a rerun of its parent
         within = f"{life.generation}/{call}" if life.generation else call
@@ -162,4 +168,4 @@ def submitted_in_body(
             ends_with_run=bool(more.get("cancels_on_end")),
         ),
     )
-    return life.opened_child(child, tuple(payloads), call, **more)
+    return life.opened_child(child, tuple(payloads), call, older_names=names[1:], **more)

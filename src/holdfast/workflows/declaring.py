@@ -21,6 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from datetime import date, datetime
 from types import CodeType, FunctionType
 from typing import Any, TypedDict
@@ -251,7 +252,10 @@ _INSTEAD: dict[Any, str] = {
     builtins.open: _STEP,
     builtins.input: _STEP,
     asyncio.to_thread: _STEP,
-    threading.Thread: _STEP,
+    threading.Thread: _STEP,  # on another thread, a step would be a plain call
+    threading.Timer: _STEP,
+    futures.ThreadPoolExecutor: _STEP,
+    futures.ProcessPoolExecutor: _STEP,
 }
 _CLASS_METHODS = {(datetime, "now"), (datetime, "utcnow"), (datetime, "today"), (date, "today")}
 

@@ -283,7 +283,9 @@ class WorkflowExecutor(Executor):
         first_started_at = _first_start(record, run) if run.generation else started_at
         has_blocked = kills_in_a_row(record.history, progress) >= _SUSPECT_KILLS
         if has_blocked and ends_by(record, first_started_at) <= self._store.now():
-            return timed_out(record, self.engine.codec, "; its body blocked the event loop, and heard nothing of that")
+            return timed_out(
+                record, self.engine.codec, "; its body heard nothing of that: the event loop of its workers was blocked"
+            )
         suspect = has_blocked or crashes_in_a_row(record.history, progress) >= _SUSPECT_CRASHES
         if record.cancellation is not None and record.status in (Status.RUNNING, Status.RESUMED):
             is_said = any(event.type == e.CANCEL_REQUESTED for event in events)

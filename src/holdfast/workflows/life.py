@@ -226,9 +226,15 @@ class Life(ABC):
         return command
 
     def opened_child(
-        self, record: InvocationRecord, payloads: tuple[Payload, ...], id: str, at: str = "", **more: Any
+        self,
+        record: InvocationRecord,
+        payloads: tuple[Payload, ...],
+        id: str,
+        at: str = "",
+        older_names: tuple[str, ...] = (),
+        **more: Any,
     ) -> Command:
-        call = OpenCall(id=id, name=record.task, where=at or where(), data=record.arguments)
+        call = OpenCall(id=id, name=record.task, where=at or where(), data=record.arguments, older_names=older_names)
         command = Command(call=call, child=record, payloads=payloads, **more)
         self.children[record.id] = command
         self.open(command)
@@ -252,10 +258,10 @@ class Life(ABC):
     def awaited(self, command: Command) -> Awaitable[Any]:
         """Return what the body awaits for the end of a call; a plain body waits here."""
 
-    def child_id(self, name: str) -> str:
-        """Return the id of the next call that submits this task."""
+    def child_id(self, names: Sequence[str]) -> str:
+        """Return the id of the next call that submits the task of these names."""
         self._alive()
-        return self.replay.number(name.rpartition(":")[2])
+        return self.replay.number_of(names)
 
     # --- hooks
 

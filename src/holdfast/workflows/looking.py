@@ -185,9 +185,10 @@ def is_step_elsewhere(event: Event) -> bool:
 def nearest(id: str, known: Sequence[str]) -> str:
     """Return the id that was probably meant; empty if none is like it. For ``charge#9`` that is the last of charge."""
     name, _, number = id.partition("#")
-    same = [each for each in known if each.partition("#")[0] == name]
-    if same and number.isdigit():
-        return min(same, key=lambda each: abs(int(each.partition("#")[2] or 0) - int(number)))
+    numbers = {each: each.partition("#")[2] for each in known if each.partition("#")[0] == name}
+    numbered = {each: int(text) for each, text in numbers.items() if text.isdecimal()}
+    if numbered and number.isdecimal():
+        return min(numbered, key=lambda each: abs(numbered[each] - int(number)))
     return next(iter(difflib.get_close_matches(id, known, n=1, cutoff=0.4)), "")
 
 

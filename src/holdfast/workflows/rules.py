@@ -27,6 +27,7 @@ import msgspec
 
 from holdfast.clock import format_duration
 from holdfast.model.explain import moment_in_words
+from holdfast.model.names import unversioned
 from holdfast.workflows.events import (
     CANCEL_REQUESTED,
     CARRIED,
@@ -65,6 +66,7 @@ class OpenCall(msgspec.Struct, kw_only=True):
     due: float | None = None  # of a wait
     seconds: float | None = None  # from the body's time at the call to `due`
     is_keyed: bool = False
+    older_names: tuple[str, ...] = ()  # of what is called
 
     def __str__(self) -> str:
         place = f" at {self.where}" if self.where else ""
@@ -126,14 +128,12 @@ class Replay:
         self.warnings: list[str] = []
         self.patches: set[str] = {event.name for event in events if event.type == PATCHED}
         self.entries = {event.entry for event in events if event.entry}
-        self.children = {event.call: event.child for event in events if event.type == STEP_CREATED and event.child}
+        self.children = {event.call: event for event in events if event.type == STEP_CREATED and event.child}
         self._given_up: set[str] = set()
         self.settled: set[str] = set()  # calls that the body gave up, whose end is recorded
         self._early: set[str] = set()  # keyed calls that were answered before their place in the log
-        # A child of a version is `refund@2#1`: it has a number, and no key.
-        self._numbered = {event.call for event in events if "@" in event.call and _has_number(event)}
-        self._keyed_ends = {event.call: event for event in events if event.type in ENDS and self._is_keyed(event)}
-        self._keyed_carried = [event for event in events if event.type in CARRIED and self._is_keyed(event)]
+        self._keyed_ends = {event.call: event for event in events if event.type in ENDS and "@" in event.call}
+        self._keyed_carried = [event for event in events if event.type in CARRIED and "@" in event.call]
         self._said = Counter((event.type, event.data) for event in events if event.type in CARRIED and not event.call)
         self._held: Event | None = None  # an event that waits for a keyed call to be performed
         self._counts: Counter[str] = Counter()
@@ -165,6 +165,17 @@ class Replay:
         """Return the id of the next call of that name."""
         self._counts[name] += 1
         return f"{name}#{self._counts[name]}"
+
+    def number_of(self, names: Sequence[str]) -> str:
+        """Return the id of the next call that submits the task of these names, the present one first. A version is no
+        part of it. If the log has the call under an older name, it has that id.
+        """
+        known = set(map(unversioned, names))
+        for short in [unversioned(name).rpartition(":")[2] for name in names[1:]]:
+            made = self.children.get(f"{short}#{self._counts[short] + 1}")
+            if made is not None and unversioned(made.name) in known:
+                return self.number(short)
+        return self.number(unversioned(names[0]).rpartition(":")[2])
 
     def ahead(self, count: int) -> Iterator[Event]:
         """Return the next events, at most so many."""
@@ -210,7 +221,7 @@ class Replay:
             if not event.call or event.call in self._early:
                 continue
             if (call := self.open.get(event.call)) is None:
-                if self._is_keyed(event):
+                if "@" in event.call:
                     self._remember(event)  # of a keyed call that was removed, or is made later
                     continue
                 return self._without_call(event)
@@ -225,9 +236,6 @@ class Replay:
         if late is not None:  # it was moved behind its place in the log
             return self._answer_early(late)
         return FINISHED
-
-    def _is_keyed(self, event: Event) -> bool:
-        return "@" in event.call and event.call not in self._numbered
 
     def _pop(self) -> Event:
         if self._held is not None:
@@ -309,13 +317,14 @@ class Replay:
             return _compare_hook(call, event)
         if event.type not in (STEP_CREATED, STREAM_WRITTEN):
             return ""
-        if event.name != call.name:
+        if unversioned(event.name) not in map(unversioned, (call.name, *call.older_names)):
             return f"the log has {_described(event)}, a call of {event.name}; the code calls {call.name} as {call}"
         if event.data == call.data or self._same(event.data, call.data):
             return ""
         what = f"{_described(event)} was recorded with other arguments than those of {call}"
         if self._recorded_code == self._code:
-            return f"{what}, by the same code: what it depends on (the order of a set, say) is not recorded"
+            unrecorded = "the order of a set, say, or a function that it calls"
+            return f"{what}, by the same body: what it depends on is not recorded ({unrecorded})"
         self.warnings.append(f"{what}; the recorded result counts")
         return ""
 
@@ -352,11 +361,6 @@ def _wait(kind: str, due: float, seconds: float | None) -> str:
 
 def _is_same(recorded: float | None, made: float | None) -> bool:
     return recorded is not None and made is not None and abs(recorded - made) <= _CLOCK_SECONDS
-
-
-def _has_number(event: Event) -> bool:
-    """Return whether this is the creation of a call that is known by the whole name of what it calls, and a number."""
-    return event.type == STEP_CREATED and event.call.rpartition("#")[0] == event.name.rpartition(":")[2]
 
 
 def _is_about_call(event: Event) -> bool:
