@@ -562,7 +562,8 @@ BUGS = (
         "no hint of a cancel before the answer to the claim",
         HINT,
         "runtime/worker.py",
-        "        self._running.begin(records)\n        self._cancellations.arrived()\n",
+        "        self._running.begin(records)\n"
+        "        if self._cancellations.is_early:\n            self._cancellations.arrived()\n",
         "        self._running.begin(records)\n",
         HINTS,
         "a call that is cancelled right after its claim runs until the next heartbeat",
