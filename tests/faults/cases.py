@@ -21,6 +21,7 @@ from tests.faults import tasks
 from tests.faults.session import PATIENCE_SECONDS, Process, Session
 from tests.faults.stores import STORES
 from tests.faults.streams import Followers
+from tests.faults.worlds import serving as serving_worlds
 from tests.support.witness import What
 
 from holdfast.crashpoints import POINTS
@@ -30,7 +31,7 @@ from holdfast.workflows.hooks_records import ANSWER, HOOK, WEBHOOK, read_answer
 
 Story = Callable[[Session, str], None]
 
-SUBMITTER, RUNNER, WORKER, SERVICE = "submitter", "runner", "worker", "service"
+SUBMITTER, RUNNER, WORKER, SERVICE, SERVER = "submitter", "runner", "worker", "service", "server"
 _ROLES = {SUBMITTER: "client", RUNNER: "runner", WORKER: "worker", SERVICE: "runner"}  # as processes call themselves
 
 
@@ -478,6 +479,7 @@ STORIES: dict[str, dict[str, Story]] = {
     "child.created": {WORKER: travelling},
     "child.told": {WORKER: travelling},
     **{point: {WORKER: keeping_vigil} for point in POINTS if point.startswith("hook.")},
+    **{point: {SERVER: serving_worlds} for point in POINTS if point.startswith("world.")},
 }
 assert STORIES.keys() == POINTS.keys()
 

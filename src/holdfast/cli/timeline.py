@@ -47,7 +47,8 @@ def label(call: StepRecord, queue: str) -> str:
     """Return the name of a call for people: with the kind of a wait, the token of a hook that code has chosen, and the
     queue of a step that is not the run's.
     """
-    if call.kind in (WAIT, HOOK):
+    is_foreign = "#" not in call.id and "@" not in call.id  # of a World, where the id of a step is not made of its name
+    if call.kind in (WAIT, HOOK) or is_foreign:
         return f"{call.id} {call.name}"
     return f"{call.id} on {call.queue}" if call.queue and call.queue != queue else call.id
 

@@ -87,19 +87,20 @@ class Reply(NamedTuple):
 async def post(address: HttpAddress, path: str, headers: Mapping[str, str], body: bytes, *, seconds: float) -> Reply:
     """Post a body, and return the answer, which has to be there in that time. Raises `NoConnection`, `NoAnswer`."""
     reader, writer = await _connected(address)
+    answering = asyncio.create_task(_reply(reader))  # it may come, and the connection end, before all is sent
     try:
         async with asyncio.timeout(seconds):
             writer.write(_head(address, path, headers, len(body)))
             writer.write(body)
-            # An application may answer and close before it has read everything: the answer counts.
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
-            return await _reply(reader)
+            return await answering
     except TimeoutError:
         raise NoAnswer(f"no answer within {format_duration(seconds)}") from None
     except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
         raise NoAnswer(_said(error)) from error
     finally:
+        answering.cancel()
         writer.close()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
