@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORDER := $(or $(ORDER),$(shell date +%s))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-world quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-against check-perf docs diagram clean
+.PHONY: help demo test test-world test-world-kills quick shuffled planted faults torture check format bench bench-scale bench-neighbour bench-recovery bench-schedules bench-streams bench-sustained bench-workflows bench-hooks bench-world bench-world-node bench-against check-perf docs diagram clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ shuffled: $(READY)  ## the inner loop in a random order; repeat one with make sh
 
 test-world: $(READY)  ## the package for Node, and the suite of Workflow DevKit on both stores (Node 20; 4 minutes)
 	$(BIN)/python -m tests.node
+
+test-world-kills: $(READY)  ## the suite of Workflow DevKit while servers are killed (Node 20; 3 minutes); SEED=7 repeats
+	$(BIN)/python -m tests.node kills
 
 planted: $(READY)  ## plant bugs one by one in a copy of the source, and see which the tests catch (10 minutes)
 	$(BIN)/python -m tests.planted --jobs 2
@@ -82,6 +85,9 @@ bench-hooks: $(READY)  ## from resume to the next line of a body; 10,000 runs th
 
 bench-world: $(READY)  ## events per second of World runs, and whether long runs are slower (2 minutes)
 	$(BIN)/python -m benchmarks.world
+
+bench-world-node: $(READY)  ## the World as Node sees it; the suite beside the vendor's own World (5 minutes)
+	$(BIN)/python -m tests.node figures
 
 bench-against: $(READY)  ## this tree and an earlier commit in turns, as ratios: make bench-against COMMIT=9c0019a
 	$(BIN)/python -m benchmarks.against $(COMMIT)

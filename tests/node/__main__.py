@@ -1,6 +1,7 @@
 """Run what needs Node 20 or newer: the package for Node, and the suite of Workflow DevKit on SQLite and on MongoDB.
 
-``python -m tests.node [PART …]``: only these parts, of `sqlite`, `mongodb`, `package` and `example`.
+``python -m tests.node [PART …]``: only these parts, of `sqlite`, `mongodb`, `package` and `example`. Two run
+only if they are named: `kills`, the suite while servers are killed (SEED=7 repeats what it has printed), and `figures`.
 
 The suite starts a program for each test. In the newest suite all programs use one server, which they are told of; in
 the older one, in our own tests of the joint and in the example, each starts a server of its own. It ends with 2 where
@@ -47,10 +48,10 @@ class CannotRun(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.node")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join([*PARTS, *BESIDE]))
     wanted = parser.parse_args().parts or list(PARTS)
-    if unknown := [part for part in wanted if part not in PARTS]:
-        parser.error(f"unknown: {' '.join(unknown)}; expected some of {' '.join(PARTS)}")
+    if unknown := [part for part in wanted if part not in {**PARTS, **BESIDE}]:
+        parser.error(f"unknown: {' '.join(unknown)}; expected some of {' '.join([*PARTS, *BESIDE])}")
     try:
         need_node()
         at_once(*(partial(install_in, folder) for folder in (PACKAGE, EXAMPLE) if needs(folder, wanted)))
@@ -81,7 +82,7 @@ def at_once(*works: Callable[[], None]) -> None:
 
 def done(part: str) -> None:
     began = time.monotonic()
-    PARTS[part]()
+    {**PARTS, **BESIDE}[part]()
     print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -128,9 +129,9 @@ def package() -> None:
         run("npm", "run", "--silent", script, folder=PACKAGE)
 
 
-def suite(file: str, environment: Environment) -> None:
+def suite(file: str, environment: Environment, *options: str) -> None:
     """Run a file of the suite. Each has a store of its own: open runs would be delivered to the next program."""
-    run("npx", "vitest", "run", file, folder=SUITE, environment=environment)
+    run("npx", "vitest", "run", file, *options, folder=SUITE, environment=environment)
 
 
 def on_sqlite() -> None:
@@ -187,8 +188,53 @@ def example() -> None:
     run_example(EXAMPLE, HOLDFAST, clean_environment())
 
 
+def kills() -> None:
+    """Run what may be delivered twice while the first server of each program is killed, on both stores.
+
+    The rest counts deliveries, measures the time between two attempts, or has no time for a recovery.
+    """
+    seed = os.environ.get("SEED") or secrets.token_hex(4)
+    print(f"servers die by SEED={seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, mongodb() as url:
+        mongo = {"WORKFLOW_MONGODB_URI": url, "WORKFLOW_MONGODB_DATABASE_NAME": f"world_kills_{secrets.token_hex(4)}"}
+        for store in ({"HOLDFAST_URL": f"sqlite:///{folder}/kills.db"}, mongo):
+            with tempfile.TemporaryDirectory() as dead:
+                environment = {
+                    **store,
+                    "WORKFLOW_HOLDFAST_COMMAND": f"{sys.executable} {ROOT / 'tests' / 'node' / 'mortal.py'}",
+                    "MORTAL_FOLDER": dead,
+                    "MORTAL_SEED": seed,
+                    # Else the messages of a server wait for 15 s.
+                    "HOLDFAST_RUNNER_HEARTBEAT_SECONDS": "0.5",
+                    "HOLDFAST_RUNNER_CONSIDERED_DEAD_AFTER_MINUTES": "0.05",
+                }
+                suite("suite", environment, "-t", MAY_BE_DELIVERED_TWICE)
+
+
+def figures() -> None:
+    """Measure the World as Node sees it, on both stores; and the suite beside the vendor's own World, in turns."""
+    with tempfile.TemporaryDirectory() as folder, mongodb() as url:
+        mongo = {"WORKFLOW_MONGODB_URI": url, "WORKFLOW_MONGODB_DATABASE_NAME": f"world_{secrets.token_hex(4)}"}
+        for name, store in (("sqlite", {"HOLDFAST_URL": f"sqlite:///{folder}/figures.db"}), ("mongodb", mongo)):
+            print(f"{name}: events a second of 1 run, of 20; ms from queue() to the handler", flush=True)
+            run("node", "measure.mjs", folder=SUITE, environment={**ITS_OWN_SERVER, **store})
+        for turn in ("first", "second"):
+            with server({"HOLDFAST_URL": f"sqlite:///{folder}/{turn}.db"}) as environment:
+                print(f"{turn} turn, Holdfast on SQLite: {timed_suite(environment):.1f} s", flush=True)
+            theirs = {"SUITE_WORLD": "local", "WORKFLOW_LOCAL_DATA_DIR": f"{folder}/{turn}"}
+            print(f"{turn} turn, the vendor's local World: {timed_suite(theirs):.1f} s", flush=True)
+
+
+def timed_suite(environment: Environment) -> float:
+    began = time.monotonic()
+    suite("suite", environment)
+    return time.monotonic() - began
+
+
+MAY_BE_DELIVERED_TWICE = "addition|idempotency|hooks|lineage|chain"
 STORES = {"sqlite": on_sqlite, "mongodb": on_mongodb}
 PARTS = {**STORES, "package": package, "example": example}
+BESIDE = {"kills": kills, "figures": figures}
 
 if __name__ == "__main__":
     sys.exit(main())

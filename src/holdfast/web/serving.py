@@ -75,6 +75,8 @@ def listening(host: str, port: int, what: str) -> Iterator[socket.socket]:
     try:
         (family, _, _, _, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         taken = socket.create_server(where[:2], family=family)
+        # Connections inherit it. asyncio does it for sockets that name their protocol, and these do not.
+        taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError, UnicodeError) as error:
         is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         why = "another program uses that port; choose another, or 0 for a free one" if is_taken else str(error)
