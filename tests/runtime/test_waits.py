@@ -415,6 +415,42 @@ def test_a_paused_parent_of_a_dead_owner_is_recovered() -> None:
     virtually(scenario)
 
 
+class Counted(MemoryStore):
+    """A store that notes its writes of waits."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.written: list[list[str]] = []
+
+    async def apply(self, changes: Sequence[Any]) -> Sequence[Verdict]:
+        names = [change.name if isinstance(change, Change) else type(change).__name__ for change in changes]
+        if {"paused", "resumed", "MoveUp", "WaitNote"} & set(names):
+            self.written.append(names)
+        return await super().apply(changes)
+
+
+def test_a_wait_is_two_writes_and_those_of_many_go_out_together() -> None:
+    async def scenario(family: Family) -> None:
+        async def parent(wakes: float) -> None:
+            await family.wait(await family.child("nap", wakes))
+
+        async def nap(wakes: float) -> None:
+            await asyncio.sleep(wakes - family.clock.now())
+
+        store: Any = family.store
+        worker = await family.start(parent, nap, concurrency=40)
+        await family.end(await family.child("parent", family.clock.now() + 3))
+        assert store.written == [["paused"], ["resumed"]]
+        store.written.clear()
+        wakes = family.clock.now() + 3
+        await family.end(*[await family.child("parent", wakes) for _ in range(20)])
+        assert sorted(name for names in store.written for name in names) == ["paused"] * 20 + ["resumed"] * 20
+        assert len(store.written) <= 6
+        await end(family, worker)
+
+    virtually(scenario, store=Counted)
+
+
 class AwayWhenResumed(MemoryStore):
     """A store that does not answer a few writes of RESUMED, and notes when it did."""
 
