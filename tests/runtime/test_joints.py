@@ -63,7 +63,7 @@ FAKES = (
     Fake("Line", "support/fleet", "the network between a runner and its store", f"cli/test_outages, {SERVERS}"),
     Fake("Flaky FlakyApply Picky", "runtime/test_worker", NETWORK, SERVERS),
     Fake("SlowAnswers", "runtime/test_worker_awaits", NETWORK, SERVERS),
-    Fake("AwayWhenResumed", "runtime/test_waits", NETWORK, SERVERS),
+    Fake("AwayWhenResumed Counted SlowPauses", "runtime/test_waits", NETWORK, SERVERS),
     Fake(
         "SlowClaims HangingEnds SlowResults SlowReleases SlowReads SlowStarts SlowPayloads",
         "runtime/test_meanwhile",

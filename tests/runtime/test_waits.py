@@ -20,7 +20,7 @@ from holdfast.fleet.recovery import Recovery
 from holdfast.ids import InvocationId
 from holdfast.model.changes import Change, Verdict
 from holdfast.model.limits import Limit
-from holdfast.model.records import InvocationRecord, Serves, registered
+from holdfast.model.records import PLAIN, InvocationRecord, Serves, registered
 from holdfast.model.status import Status
 from holdfast.runtime.app_runtime import explained
 from holdfast.runtime.waiting import held
@@ -415,6 +415,42 @@ def test_a_paused_parent_of_a_dead_owner_is_recovered() -> None:
     virtually(scenario)
 
 
+class Counted(MemoryStore):
+    """A store that notes its writes of waits."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.written: list[list[str]] = []
+
+    async def apply(self, changes: Sequence[Any]) -> Sequence[Verdict]:
+        names = [change.name if isinstance(change, Change) else type(change).__name__ for change in changes]
+        if {"paused", "resumed", "MoveUp", "WaitNote"} & set(names):
+            self.written.append(names)
+        return await super().apply(changes)
+
+
+def test_a_wait_is_two_writes_and_those_of_many_go_out_together() -> None:
+    async def scenario(family: Family) -> None:
+        async def parent(wakes: float) -> None:
+            await family.wait(await family.child("nap", wakes))
+
+        async def nap(wakes: float) -> None:
+            await asyncio.sleep(wakes - family.clock.now())
+
+        store: Any = family.store
+        worker = await family.start(parent, nap, concurrency=40)
+        await family.end(await family.child("parent", family.clock.now() + 3))
+        assert store.written == [["paused"], ["resumed"]]
+        store.written.clear()
+        wakes = family.clock.now() + 3
+        await family.end(*[await family.child("parent", wakes) for _ in range(20)])
+        assert sorted(name for names in store.written for name in names) == ["paused"] * 20 + ["resumed"] * 20
+        assert len(store.written) <= 6
+        await end(family, worker)
+
+    virtually(scenario, store=Counted)
+
+
 class AwayWhenResumed(MemoryStore):
     """A store that does not answer a few writes of RESUMED, and notes when it did."""
 
@@ -507,6 +543,64 @@ def test_a_wait_has_its_slot_again_whatever_it_ends_with() -> None:
         await family.end(await family.child("parent"))
         assert family.lines == ["timed out", "given up"]
         assert family.most == 1
+        await end(family, worker)
+
+    virtually(scenario)
+
+
+class SlowPauses(MemoryStore):
+    """A store that pauses a call at once, and answers three seconds later."""
+
+    async def apply(self, changes: Sequence[Any]) -> Sequence[Verdict]:
+        verdicts = await super().apply(changes)
+        if any(isinstance(each, Change) and each.name == "paused" for each in changes):
+            await asyncio.sleep(3)
+        return verdicts
+
+
+def test_an_end_that_meets_a_pause_under_way_is_written_after_it() -> None:
+    async def scenario(family: Family) -> None:
+        async def parent() -> None:
+            await family.wait(await family.child("nap", due_at=family.clock.now() + 900))
+
+        async def nap() -> None:
+            pass
+
+        worker = await family.start(parent, nap)
+        terms = replace(PLAIN, timeout=1.5)
+        (record,) = await family.end(await family.child("parent", terms=terms))
+        assert record.reason.startswith("TimedOut")
+        assert record.attempt == 1
+        assert [line.status for line in record.history][-3:] == ["paused", "resumed", "failed"]
+        await end(family, worker)
+
+    virtually(scenario, store=SlowPauses)
+
+
+def test_code_that_was_seen_to_wait_may_have_gone_on_since() -> None:
+    """A look sees two waits; one of them ends, and then the look is told: code runs, and the slot is kept."""
+
+    async def scenario(family: Family) -> None:
+        async def parent(short: str, long: str) -> None:
+            call: Any = here.get()
+            waits = [Wait(call.waits, call, [id]) for id in (short, long)]
+            tasks = [asyncio.create_task(held(w, family.engine.watcher.ends(list(w.ids), None))) for w in waits]
+            await asyncio.wait(tasks[:1])
+            call.waits.only_waits(frozenset(waits))
+            await asyncio.sleep(1)
+            family.lines.append(str((await family.record(family.mine)).status))
+            call.waits.only_waits(frozenset(waits[1:]))
+            await asyncio.sleep(0.5)
+            family.lines.append(str((await family.record(family.mine)).status))
+            await asyncio.wait(tasks)
+
+        async def nap(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        worker = await family.start(parent, nap, concurrency=4)
+        children = [await family.child("nap", 0.5), await family.child("nap", 9.0)]
+        await family.end(await family.child("parent", *children))
+        assert family.lines == ["running", "paused"]
         await end(family, worker)
 
     virtually(scenario)

@@ -30,6 +30,20 @@ async def fetch_named(url: str) -> bytes:
     return url.encode()
 
 
+@app.direct_task
+def price(item: str) -> int:
+    return len(item)
+
+
+@app.direct_task(queue="gpu", fan_out=lambda item: [(item,)], aggregate=sum)
+async def fetch_price(item: str) -> int:
+    return len(item)
+
+
+assert_type(price("book"), int)
+assert_type(price.submit("book"), Invocation[int])
+assert_type(price.options(priority=9)("book"), int)
+priced: Coroutine[Any, Any, int] = fetch_price("book")
 assert_type(add(1, 2), int)
 assert_type(add.submit(1, 2), Invocation[int])
 assert_type(add.submit(1, 2).result(), int)

@@ -29,7 +29,7 @@ from holdfast.store.contract import Filter
 _SUPERVISED_SECONDS = 30.0  # a runner sees to its own dead workers; this long no other runner does
 AUDIT_SECONDS = 30.0
 _PASSING_SECONDS = 5.0  # how long something may stand in a status that is only ever passed through
-_WORKING = frozenset({Status.RUNNING, Status.RESUMED})
+_WORKING = frozenset({Status.RUNNING, Status.PAUSED, Status.RESUMED})
 _MAY_BE_IDLE = frozenset({Status.RUNNING, Status.CANCELLING})
 
 

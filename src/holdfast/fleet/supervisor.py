@@ -114,7 +114,7 @@ class LocalWorkers(Workers):
 
     def records(self) -> Sequence[WorkerRecord]:
         worker = None if self._running_worker is None else self._running_worker.worker
-        running, ended = (0, {}) if worker is None else (worker.running, worker.ended_lately())
+        running, ended = (0, {}) if worker is None else (worker.busy, worker.ended_lately())
         return [WorkerRecord(id="0", pid=os.getpid(), started_at=self._started_at, running=running, ended=ended)]
 
     async def wait(self) -> Account:

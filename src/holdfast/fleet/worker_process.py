@@ -418,7 +418,7 @@ class AttachedWorker:
 
     def _report_news(self, worker: Worker) -> None:
         news = WorkerNews(
-            running=worker.running,
+            running=worker.busy,
             account=replace(worker.account),
             retiring=worker.is_stopping,
             isolated=worker.isolated,

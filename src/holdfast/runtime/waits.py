@@ -108,7 +108,7 @@ class WorkerWaits:
         self._worker = worker
         self._bounds = {kind: getattr(engine.settings, name) for kind, name in _BOUNDS.items()}
         self._bounds |= dict.fromkeys((ExecutorKind.PROCESS, ExecutorKind.ISOLATED), engine.settings.waiting_processes)
-        self._writer = _Writer(engine, outage)
+        self._writer = _Writer(engine, outage, self._written)
         self.writing = self._writer.busy  # the calls whose waits are written now
         self.calls: dict[str, _Waiting] = {}  # by id
         self._paused: Counter[ExecutorKind] = Counter()
@@ -255,18 +255,16 @@ class WorkerWaits:
         """Return the ends that can be written now. Others follow when their pause is written, which is under way."""
         now = []
         for each in ended:
-            pausing = self._writer.busy.get(each.record.id)
-            if pausing is None:
+            if (writing := self._writer.busy.get(each.record.id)) is None:
                 now.append(each)
             else:
-                self._spawn(self._end_later(each, pausing))
+                self._spawn(self._end_later(each, *writing))
         return now
 
-    async def _end_later(self, ended: Ended, pausing: asyncio.Future[Verdict | None]) -> None:
-        await asyncio.wait({pausing})
-        change = self._writer.last.get(ended.record.id)
+    async def _end_later(self, ended: Ended, change: Change, written: asyncio.Future[Verdict | None]) -> None:
+        await asyncio.wait({written})
         record = ended.record
-        if change is not None and isinstance(pausing.result(), Applied) and record.status in change.sources:
+        if isinstance(written.result(), Applied) and record.status in change.sources:
             record = changes.apply_to(change, record)
         self._worker.end([ended._replace(record=record)])
 
@@ -309,14 +307,13 @@ class WorkerWaits:
         named = ", ".join(call.ids[:3]) + (f" and {len(call.ids) - 3} more" if len(call.ids) > 3 else "")
         operation, at = self._engine.ids.operation(), self._engine.store.now()
         change = paused(record, call.waiting(), operation=operation, at=at, why=f"it waits for {named}")
-        self._note_change(call, change, await self._writer.write(record, change))
+        await self._writer.write(record, change)
 
-    def _note_change(self, call: _Waiting, change: Change, verdict: Verdict | None) -> None:
-        """Keep the record of the call as the store has it."""
-        record = self._worker.record_of(call.id)
-        is_ours = record is not None and record.epoch == call.epoch and not call.is_gone
-        if isinstance(verdict, Applied) and is_ours and record is not None and record.status in change.sources:
-            self._worker.set_record(changes.apply_to(change, record))
+    def _written(self, record: InvocationRecord, change: Change) -> None:
+        """Keep the record of a call as the store has it."""
+        mine = self._worker.record_of(record.id)
+        if mine is not None and mine.epoch == record.epoch and mine.status in change.sources:
+            self._worker.set_record(changes.apply_to(change, mine))
 
     def _keep(self, call: _Waiting, why: str) -> None:
         call.timer = None
@@ -353,7 +350,7 @@ class WorkerWaits:
         if call.is_gone or record is None or record.epoch != call.epoch or record.status is not Status.PAUSED:
             return  # it is to end, or has ended
         change = resumed(record, operation=self._engine.ids.operation(), at=self._engine.store.now())
-        self._note_change(call, change, await self._writer.write(record, change))
+        await self._writer.write(record, change)
 
     # --- looking
 
@@ -445,20 +442,20 @@ def place_for(child: InvocationRecord, parent: InvocationRecord) -> float:
 class _Writer:
     """Write pauses and their ends in groups. A group is what gathered while the previous one was being written."""
 
-    def __init__(self, engine: Engine, outage: Outage) -> None:
+    def __init__(self, engine: Engine, outage: Outage, written: Callable[[InvocationRecord, Change], None]) -> None:
         self._engine = engine
         self._outage = outage
+        self._written = written
         self._gathered: list[tuple[InvocationRecord, _Write, asyncio.Future[Verdict | None]]] = []
         self._task: asyncio.Task[None] | None = None
-        self.busy: dict[str, asyncio.Future[Verdict | None]] = {}
-        self.last: dict[str, Change] = {}
+        self.busy: dict[str, tuple[Change, asyncio.Future[Verdict | None]]] = {}  # by id, what is being written
 
     async def write(self, record: InvocationRecord, write: _Write) -> Verdict | None:
         """Return the verdict; None if the store could not be reached until the worker had to end."""
         done: asyncio.Future[Verdict | None] = asyncio.get_running_loop().create_future()
         self._gathered.append((record, write, done))
         if isinstance(write, Change):
-            self.busy[record.id], self.last[record.id] = done, write
+            self.busy[record.id] = write, done
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._write_groups())
         return await asyncio.shield(done)
@@ -473,20 +470,14 @@ class _Writer:
             except Exception as error:
                 self._engine.telemetry.emit(e.DutyFailed("worker", f"write {len(group)} waits", error))
             for (record, write, done), verdict in zip(group, verdicts, strict=True):
+                if isinstance(write, Change) and isinstance(verdict, Applied):
+                    self._written(record, write)  # at once: its end may come in this turn of the loop
+                    if self._engine.telemetry.wants(e.Settled):
+                        self._engine.telemetry.emit(e.Settled(record, write))
+                if self.busy.get(record.id, (None, None))[1] is done:
+                    del self.busy[record.id]
                 if not done.done():
                     done.set_result(verdict)
-                if self.busy.get(record.id) is done:
-                    asyncio.get_running_loop().call_soon(self._forget, record.id, done)
-                if (
-                    isinstance(write, Change)
-                    and isinstance(verdict, Applied)
-                    and self._engine.telemetry.wants(e.Settled)
-                ):
-                    self._engine.telemetry.emit(e.Settled(record, write))
-
-    def _forget(self, id: str, done: asyncio.Future[Verdict | None]) -> None:
-        if self.busy.get(id) is done:
-            del self.busy[id], self.last[id]
 
     async def _apply(self, group: Sequence[tuple[InvocationRecord, _Write, Any]], again: bool) -> Sequence[Verdict]:
         names = {write.name for _, write, _ in group if isinstance(write, Change)}

@@ -240,8 +240,13 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Return how many invocations it has begun and not ended, without those that wait for others."""
-        return len(self._running) - self.waits.paused
+        """Return how many invocations it has begun and not ended."""
+        return len(self._running)
+
+    @property
+    def busy(self) -> int:
+        """Return how many of these have a slot: all but those that wait for others."""
+        return self.running - self.waits.paused
 
     def ended_lately(self) -> dict[str, int]:
         """Return how many calls have ended over the last minutes, by queue."""
