@@ -44,6 +44,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "events emit": {"payload": "null"},
     "workflow events": {"--limit": 100},
     "workflow check": {"--limit": 100},
+    "world serve": {"--host": "127.0.0.1", "--port": 8091, "--log-format": "text", "--log-level": "info"},
+    "world import": {"--database": "workflow"},
+    "world messages list": {"--limit": 50},
 }
 
 
@@ -77,6 +80,8 @@ RANGES: dict[str, dict[str, tuple[int | None, int | None]]] = {
     "events": {"--limit": (1, 10000)},
     "workflow events": {"--limit": (1, 10000)},
     "workflow check": {"--limit": (1, 10000)},
+    "world serve": {"--port": (0, 65535)},
+    "world messages list": {"--limit": (1, 1000)},
 }
 
 
