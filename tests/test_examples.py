@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.processes import Process
 from tests.docs.pages import blocks_of
 from tests.support.patience import patient
 
@@ -89,18 +91,15 @@ def answer(command: list[str], folder: Path) -> str:
 
 @contextlib.contextmanager
 def running(command: list[str], folder: Path) -> Iterator[None]:
-    """Start the runner of a page, and wait until it is alive."""
-    runner = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, env=ENVIRONMENT)
+    """Start the runner of a page, and wait until a worker of it looks for work."""
+    runner = Process(folder, *command[1:])
     try:
-        deadline = time.monotonic() + 60
-        look = [sys.executable, "-m", "holdfast", "runners", "--app", "shop:app"]
-        while b"alive" not in subprocess.run(look, cwd=folder, env=ENVIRONMENT, capture_output=True).stdout:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        runner.says("/1: it serves")
         yield
+        runner.signal(signal.SIGTERM)
+        assert runner.ends().code == 0
     finally:
-        runner.terminate()
-        assert runner.wait(timeout=patient(60)) == 0
+        runner.end()
 
 
 @pytest.mark.slow
