@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from holdfast.codec import Reference
 from holdfast.errors import UsageError
-from holdfast.executors.call import Call, Outcome, raised
+from holdfast.executors.call import Call, Outcome, bind, raised
 from holdfast.executors.context import Context
 from holdfast.executors.declared import Unreachable, address_of
 from holdfast.executors.local import Executor, InlineExecutor, ThreadExecutor
@@ -338,8 +338,10 @@ class Host:
         self._there.post(functools.partial(self._there.update, run.key, run.record, self._left_by(run)))
 
     def restart(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = run.call
         try:
-            packed = run.pack_call(args, kwargs)
+            bind(call.signature, args, kwargs, call.task)
+            packed = run.codec.pack_call(args, kwargs, tuple(call.signature.parameters), call.limits)
         except Exception as error:
             return run.end(raised(run.call, error))
         left = self._left_by(run) | {"unread": run.hooks.unread()}

@@ -21,11 +21,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.codec import Packed, Payload
+from holdfast.codec import Payload
 from holdfast.errors import NotDecodable, UsageError, WorkerLost, WorkflowError
 from holdfast.executors.call import (
     INTERRUPTED,
@@ -35,7 +35,6 @@ from holdfast.executors.call import (
     Outcome,
     Unfit,
     arguments_of,
-    bind,
     raised,
     returned,
 )
@@ -765,12 +764,6 @@ class Run:
     def _retries_left(self) -> list[str]:
         """Return the steps that are tried again also after the body has ended: none if the run is to end."""
         return [] if self.is_cancelling or self._time_limit.is_over else list(self.attempts.retries)
-
-    def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
-        """Encode the arguments with which the run goes on. Raises `NotEncodable`, `ArgumentsDoNotBind`."""
-        signature = self._task.signature
-        bind(signature, args, kwargs, self._task.name)
-        return self.codec.pack_call(args, kwargs, tuple(signature.parameters), self.call.limits)
 
     def _too_long(self) -> None:
         why = (
