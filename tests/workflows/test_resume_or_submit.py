@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import hook, sleep
-from holdfast.errors import HookNotFound
+from holdfast.errors import HookNotFound, NotEncodable
 from holdfast.testing import Harness, testing_app
 
 
@@ -106,3 +106,13 @@ def test_a_run_that_has_disposed_of_its_hook_takes_no_more(t: Harness) -> None:
     t.drain(check=True)
     assert run.result() == ["a", "b"]
     assert t.app.resume_or_submit("room", "c", room) != run  # now it is free
+
+
+def test_what_cannot_be_stored_starts_no_run(t: Harness) -> None:
+    @t.app.workflow(name="once")
+    async def once() -> None:
+        await hook("x")
+
+    with pytest.raises(NotEncodable, match="payload"):
+        t.app.resume_or_submit("x", {"a": object()}, once)
+    assert t.submitted() == []

@@ -121,7 +121,8 @@ class Sent:
         """Return the payload for a hook whose type is not known yet: what a hook without a type is to get. The body
         makes plain values of it, if its hook has a type.
         """
-        return self._exact if isinstance(self._exact, Packed) else _or_raise(self._plain)
+        is_plain = isinstance(self._exact, Exception) and not isinstance(self._plain, Exception)
+        return _or_raise(self._plain if is_plain else self._exact)
 
     def _request(self, answer_to: str) -> Packed:
         if not isinstance(self._payload, WebhookRequest):

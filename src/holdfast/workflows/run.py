@@ -253,9 +253,8 @@ class Run:
         life = self.life
         assert life is not None
         self._is_quiet = False
-        if self._linger is not None:  # it counts for the next wait: from the last event on
-            self._linger.cancel()
-            self._linger = None
+        if self._linger is not None:
+            self._linger.cancel()  # it counts for the next wait: from the last event on
         payloads = self.values.take(event.entry if event.type in e.HOOKS else event.call)
         try:
             for carried in self.replay.carried.pop(event.call, ()):
@@ -361,16 +360,14 @@ class Run:
                     if self._again is None:
                         self._again = self.host.call_later(1.0, self._look_again)
                     return
-                if self._runs_here(waiting[0]) and not self._has_slot():
+                is_here = waiting[0].step is not None and not self._is_elsewhere(waiting[0])
+                if is_here and not self._has_slot():
                     return
                 self._start(waiting.popleft())
 
     def _look_again(self) -> None:
         self._again = None
         self.pump()
-
-    def _runs_here(self, command: Command) -> bool:
-        return command.step is not None and not self._is_elsewhere(command)
 
     @property
     def _busy(self) -> int:
@@ -625,7 +622,7 @@ class Run:
         if not self.is_cancelling and not self.cancel_why:
             if not hears and due is not None and due - now > linger:
                 return self._suspend()
-            if self._linger is None and hears:
+            if hears and (self._linger is None or self._linger.cancelled()):
                 self._linger = self.host.call_later(linger, self._lingered)
         self._set_timer(due)
 
