@@ -1,4 +1,4 @@
-"""``make bench-world``: events per second of World runs, and whether long runs are slower.
+"""``make bench-world``: events per second of World runs, whether long runs are slower, how soon messages arrive.
 
 Events are those of a serial workflow: `step_started` with its input, then `step_completed`, each awaited before the
 next. They are written by the storage of one server in this process; HTTP is not in these figures.
@@ -19,6 +19,8 @@ from benchmarks.quiet import Quiet
 from benchmarks.table import table
 from benchmarks.targets import TARGETS, CannotServe, end_orderly
 from holdfast import App
+from holdfast.world.deliveries import Deliveries
+from holdfast.world.queue import Messages
 from holdfast.world.storage import WorldStorage
 
 _DATA = b"x" * 200
@@ -32,6 +34,7 @@ class Sizes:
         self.rounds = 1 if quick else 3
         self.steps = 50 if quick else 500
         self.long = 1_000 if quick else 10_000
+        self.messages = 30 if quick else 300
 
 
 class Server:
@@ -81,6 +84,39 @@ class Server:
         return rates[0], rates[-1]
 
 
+async def delivered(app: App, sizes: Sizes) -> list[float]:
+    """Return the milliseconds from a call of `queue` to the request at the application, one message after another."""
+    arrived = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        arrived.set()
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    application = await asyncio.start_server(answer, "127.0.0.1", 0)
+    base_url = f"http://127.0.0.1:{application.sockets[0].getsockname()[1]}"
+    deliveries, found = Deliveries(app.runtime), list[float]()
+    await deliveries.start()
+    messages = (await app.runtime.engine()).part(Messages)
+    sending: dict[str, Any] = {"queue_name": "__wkf_workflow_bench", "message": {"runId": "r"}, "base_url": base_url}
+    for number in range(sizes.messages):
+        arrived.clear()
+        began = time.perf_counter()
+        await messages.send(**sending, operation_id=f"bench {number}")
+        await arrived.wait()
+        found.append((time.perf_counter() - began) * 1000)
+        await asyncio.sleep(0.005)
+    await deliveries.stopped()
+    application.close()
+    return found
+
+
+def milliseconds_of_deliveries(url: str, sizes: Sizes) -> list[float]:
+    with App(url, name="bench-world") as app:
+        return app.runtime.run(delivered(app, sizes))
+
+
 def measured(url: str, work: Callable[[Server], Coroutine[Any, Any, Any]]) -> Any:
     with App(url, name="bench-world") as app:
 
@@ -102,6 +138,11 @@ def measure(name: str, sizes: Sizes, quiet: Quiet) -> dict[str, float]:
             with fresh() as url:
                 note("one after another [1/s]", measured(url, lambda server: server.sequential(sizes)))
                 note(f"{RUNS} runs at once [1/s]", measured(url, lambda server: server.together(sizes)))
+        with fresh() as url:
+            quiet.wait()
+            waits = sorted(milliseconds_of_deliveries(url, sizes))
+            note("from queue to the application, p50 [ms]", waits[len(waits) // 2])
+            note("from queue to the application, p95 [ms]", waits[len(waits) * 95 // 100])
         with fresh() as url:
             quiet.wait()
             first, last = measured(url, lambda server: server.long(sizes))

@@ -69,6 +69,7 @@ def test_messages_are_listed_shown_and_delivered_again(shop: Path, holdfast: Com
     with App(url) as app, serving(app) as served:
         run = served.client.run()
         id = served.client.queue(run, delaySeconds=3600, idempotencyKey="k")
+        assert id in holdfast("world", "messages", "--url", url).out
         listed = holdfast("world", "messages", "list", "--url", url)
         assert (listed.code, id in listed.out, "waiting" in listed.out, run in listed.out) == (0, True, True, True)
         (document,) = holdfast("world", "messages", "list", "--url", url, "--run", run, "--json").json["messages"]

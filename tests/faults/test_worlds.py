@@ -60,3 +60,24 @@ def test_an_application_that_is_down_for_a_while_fails_no_run(url: str, tmp_path
             flow.check(runs, faults=0)
     finally:
         session.end()
+
+
+@pytest.mark.parametrize("url", STORES, indirect=True)
+def test_a_server_that_was_frozen_ends_no_message_of_another(url: str, tmp_path: Path) -> None:
+    """It is declared dead in the middle of a delivery. The answer reaches it when another server has the message."""
+    session = Session(tmp_path, url)
+    try:
+        with flowing(session) as (servers, flow):
+            frozen = servers.start()
+            run = flow.start(0)
+            session.until(lambda: flow.deliveries[run], "a delivery begins")
+            frozen.signal(signal.SIGSTOP)
+            servers.start()
+            flow.servers = lambda: servers.addresses()[1:]
+            session.until(lambda: flow.deliveries[run] >= 2, "another server delivers")
+            frozen.signal(signal.SIGCONT)
+            ended(session, flow, [run])
+            flow.check([run], faults=1)
+            assert frozen.code is None
+    finally:
+        session.end()

@@ -6,6 +6,7 @@ afterwards what became of the runs. A run reserves, charges, waits for an approv
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import http.client
 import threading
@@ -31,8 +32,9 @@ _GONE = (OSError, http.client.HTTPException)
 class Flow:
     """The application, and clients of it. `servers` returns the addresses of servers that may be alive."""
 
-    def __init__(self, servers: Callable[[], list[str]]) -> None:
+    def __init__(self, servers: Callable[[], list[str]], *, loses_replies: bool = False) -> None:
         self.servers = servers
+        self._loses_replies = loses_replies  # each write is repeated, as if its answer had been lost
         self.application = Application(self._answer)
         self.ran: Counter[tuple[str, str]] = Counter()  # steps, by run and name
         self.deliveries: Counter[str] = Counter()
@@ -47,6 +49,9 @@ class Flow:
         while True:
             for url in self.servers():
                 try:
+                    if self._loses_replies and "operationId" in fields:
+                        with contextlib.suppress(WorldError):
+                            Client(url).call(method, **fields)
                     return Client(url).call(method, **fields)
                 except WorldError as error:
                     if error.status < 500:

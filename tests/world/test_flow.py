@@ -33,6 +33,13 @@ def test_workflows_on_one_server() -> None:
             flow.check(ran(flow, 3), faults=0)
 
 
+def test_each_write_may_lose_its_reply() -> None:
+    with App("memory://", name="shop") as app, serving(app) as served:
+        flow = Flow(lambda: [served.client.url], loses_replies=True)
+        with flow.application:
+            flow.check(ran(flow, 2), faults=0)
+
+
 @pytest.mark.slow
 def test_workflows_on_two_servers_of_one_store(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"

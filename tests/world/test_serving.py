@@ -101,6 +101,33 @@ def test_large_messages_are_delivered_whole(client: Client) -> None:
         assert len(application.got[0].message["input"]["$b"]) > 2_000_000
 
 
+@pytest.mark.slow
+def test_an_application_that_hangs_is_asked_again_and_that_counts() -> None:
+    goes_on = threading.Event()
+
+    def answer(delivered: Delivered) -> tuple[int, bytes]:
+        if delivered.attempt == 1:
+            goes_on.wait(patient(60))
+        return 200, b""
+
+    with make_app(world_delivery_timeout=1) as app, Application(answer) as application, serving(app) as served:
+        id = served.client.queue("r", baseUrl=application.url)
+        until(lambda: app.runtime.run(world_messages(app).get(id)).status == "success")
+        assert [each.attempt for each in application.got] == [1, 2]
+        assert "no answer within 1s" in app.runtime.run(world_messages(app).get(id)).errors[0].error.message
+        goes_on.set()
+
+
+def test_another_server_of_holdfast_is_no_application(client: Client, served: Served) -> None:
+    with make_app() as app, serving(app) as other:
+        id = client.queue("r", baseUrl=other.client.url)
+        messages = world_messages(served.app)
+        until(lambda: served.app.runtime.run(messages.get(id)).errors)
+        (failure, *_) = served.app.runtime.run(messages.get(id)).errors
+        assert "leads to a server of Holdfast" in failure.error.message
+        assert "it does not count" in failure.error.message
+
+
 # --- bad input
 
 

@@ -126,9 +126,9 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
 }
 
 
-# Groups within groups.
-_INNER: dict[str, dict[str, tuple[str, _Commands]]] = {
-    "world": {"messages": ("List, show and redeliver the messages of a World.", world.MESSAGES)}
+# Groups within groups, each with the command that it is by itself.
+_INNER: dict[str, dict[str, tuple[Callable[..., None], _Commands]]] = {
+    "world": {"messages": (world.messages, world.MESSAGES)}
 }
 
 
@@ -146,8 +146,10 @@ def _make() -> typer.Typer:
             group.callback()(lambda: None)  # without a callback, a group of one command is no group
         else:
             group.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(itself)
-        for inner, (summary, within) in _INNER.get(name, {}).items():
-            group.add_typer(_group(summary, within), name=inner)
+        for inner, (alone, within) in _INNER.get(name, {}).items():
+            below = _group(alone.__doc__ or "", within)
+            below.callback(invoke_without_command=True, no_args_is_help=False, epilog=_EXIT_CODES)(alone)
+            group.add_typer(below, name=inner)
         program.add_typer(group, name=name)
     return program
 

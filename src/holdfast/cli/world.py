@@ -132,7 +132,7 @@ def messages(
     ended: Annotated[bool, Option("--ended", help="Ended ones too.")] = False,
     limit: Annotated[int, Option(min=1, max=1000, help="At most so many.")] = 50,
 ) -> None:
-    """List the messages of a World, newest first: what is to be delivered, and when."""
+    """List the messages of a World, newest first: what is to be delivered, and when; or show or redeliver some."""
     statuses = frozenset[Status]() if ended or run else OPEN
     found = app.runtime.run(_messages(app, run, statuses, limit))
     now = reach.time_of(app)
