@@ -21,7 +21,13 @@ T = TypeVar("T")
 
 
 def run_example(folder: Path, holdfast: Path, environment: Mapping[str, str]) -> None:
-    """Start the application on a new SQLite store, and follow one order. Raises AssertionError for a surprise."""
+    """Follow one order with the oldest spec version, and one with our own. Raises AssertionError for a surprise."""
+    for spec_version in ("2", "5"):
+        run_order(folder, holdfast, {**environment, "WORKFLOW_SPEC_VERSION": spec_version})
+
+
+def run_order(folder: Path, holdfast: Path, environment: Mapping[str, str]) -> None:
+    """Start the application on a new SQLite store, with a runner beside it, and follow one order."""
     with tempfile.TemporaryDirectory() as place:
         url = f"sqlite:///{place}/orders.db"
         store = {**environment, "HOLDFAST_URL": url, "HOLDFAST_APP": "shop:app"}
