@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.ids import InvocationId
+from holdfast.model.records import InvocationRecord, Waiting
+from holdfast.model.status import Status
 from holdfast.model.waits import Need, find_circle, path_in_words
 
 NAMES = [InvocationId(name) for name in "abcdef"]
@@ -72,3 +75,21 @@ def test_what_is_refused_could_never_end(start: InvocationId, needs: dict[Invoca
 def test_of_those_that_can_never_end_some_are_refused(needs: dict[InvocationId, Need]) -> None:
     stuck = [id for id in needs if not can_end(id, needs)]
     assert not stuck or any(find_circle(id, needs) for id in stuck)
+
+
+def test_only_an_owner_waits_and_only_in_its_own_epoch() -> None:
+    waiting = Waiting(ids=(InvocationId("b"),), epoch=1)
+    record = InvocationRecord(
+        id=InvocationId("a"),
+        app="app",
+        task="t",
+        arguments=b"",
+        created_at=0.0,
+        due_at=0.0,
+        epoch=1,
+        status=Status.PAUSED,
+        waiting=waiting,
+    )
+    assert record.awaited == replace(record, status=Status.RUNNING).awaited == waiting
+    assert replace(record, epoch=2).awaited is None
+    assert replace(record, status=Status.SUCCESS).awaited is None

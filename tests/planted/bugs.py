@@ -19,6 +19,7 @@ CHILDREN = "cancel with children"
 RUNS = "workflows"
 WEB = "web app"
 WORLD = "World"
+PARENTS = "waiting parents"
 
 
 class Bug(NamedTuple):
@@ -44,6 +45,7 @@ OWNERS = ("workflows/test_owners.py",)
 ACCESS = ("web/test_access.py",)
 WORLDS = ("world/test_interleavings.py", "world/test_storage.py", "world/test_guards.py", "world/test_crashes.py")
 WORLD_LISTS = ("world/test_listing.py",)
+WAITS = ("runtime/test_waits.py",)
 
 BUGS = (
     # --- something changed while we awaited
@@ -1251,5 +1253,51 @@ BUGS = (
         "return _page(found, str(shown[-1].position + 1) if shown else None, len(rest) > len(shown))",
         WORLD_LISTS,
         "an event is passed over",
+    ),
+    # --- tasks that wait for others
+    Bug(
+        "an end overtakes the pause that is under way",
+        PARENTS,
+        "runtime/worker.py",
+        "        if self.waits.is_writing:\n            ended = self.waits.withhold(ended)\n",
+        "",
+        WAITS,
+        "the end of a paused call is lost, and it is recovered as if its owner had died",
+    ),
+    Bug(
+        "an old look says that all code waits",
+        PARENTS,
+        "runtime/waits.py",
+        "return bool(self.waits) and self.waits[0].beside == set(self.waits)",
+        "return bool(self.waits) and bool(self.waits[0].beside)",
+        WAITS,
+        "code runs whose slot was given to others",
+    ),
+    Bug(
+        "code goes on without its slot",
+        PARENTS,
+        "runtime/waits.py",
+        "            await call.granted\n",
+        "            await asyncio.sleep(0)\n",
+        WAITS,
+        "a worker runs more code than it has slots",
+    ),
+    Bug(
+        "a child stays where it is in the queue",
+        PARENTS,
+        "runtime/waits.py",
+        "            await self._move_up(call.record, in_line)\n",
+        "            pass\n",
+        WAITS,
+        "others of its priority go first",
+    ),
+    Bug(
+        "what a dead owner waited for counts for the next one",
+        PARENTS,
+        "model/records.py",
+        "waiting is not None and waiting.epoch == self.epoch and self.status in OWNED",
+        "waiting is not None and self.status in OWNED",
+        ("model/test_waits.py",),
+        "why names what it does not wait for, and a circle may be seen where there is none",
     ),
 )

@@ -174,23 +174,23 @@ def test_never_more_code_than_slots_runs() -> None:
 def test_a_child_goes_before_others_of_its_priority_and_not_before_higher_ones() -> None:
     async def scenario(family: Family) -> None:
         async def parent() -> None:
-            family.lines.append("parent")
+            await asyncio.sleep(1)  # meanwhile others are submitted
             await family.wait(await family.child("work", "child"))
-            family.lines.append("parent again")
+            family.lines.append("parent")
 
         async def work(name: str) -> None:
             family.lines.append(name)
             await asyncio.sleep(1)
 
-        ids = [await family.child("parent", priority=5), await family.child("work", "older")]
+        ids = [await family.child("parent")]
         worker = await family.start(parent, work)
-        await family.until(ids[0], Status.PAUSED)
-        ids += [await family.child("work", f"younger {n}") for n in range(3)]
+        await family.until(ids[0], Status.RUNNING)
+        ids += [await family.child("work", f"other {n}") for n in range(3)]
         ids += [await family.child("work", "urgent", priority=9)]
         await family.end(*ids)
-        named = [line for line in family.lines if "older" not in line]
-        assert named[:3] == ["parent", "urgent", "child"]
-        assert family.lines.index("parent again") < family.lines.index("younger 2"), "before more new work"
+        assert family.lines[:2] == ["urgent", "child"]
+        assert family.lines.index("parent") < family.lines.index("other 1"), "before more new work"
+        assert family.most == 1
         await end(family, worker)
 
     virtually(scenario)

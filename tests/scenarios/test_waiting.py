@@ -149,6 +149,29 @@ def test_a_chain_of_parents_deeper_than_slots_ends(app: App) -> None:
         assert sum_to.submit(12).result(PATIENCE) == 78
 
 
+def test_a_child_goes_before_work_that_was_there_before_it(app: App) -> None:
+    begun, told, lines = threading.Event(), threading.Event(), list[str]()
+
+    @app.task
+    def work(name: str) -> None:
+        lines.append(name)
+
+    @app.task
+    def parent() -> None:
+        begun.set()
+        assert told.wait(PATIENCE)
+        work.submit("child").result(PATIENCE)
+
+    with app.runner(concurrency=1):
+        invocation = parent.submit()
+        assert begun.wait(PATIENCE)
+        others = work.map([f"other {n}" for n in range(20)])
+        told.set()
+        invocation.result(PATIENCE)
+        others.results(PATIENCE)
+    assert lines[0] == "child"
+
+
 @pytest.mark.parametrize("bound", [0, 1])
 def test_beyond_the_bound_a_thread_keeps_its_slot(tmp_path: Path, bound: int) -> None:
     """With two slots and two parents, the child of one of them still finds a slot if one may be given back."""

@@ -1,8 +1,8 @@
 """Waits of calls in a worker: a call whose code only waits gives its slot back, and takes it again before that goes on.
 
-**Pause.** A wait that lasts is told to the store: RUNNING → PAUSED, with the ids that are waited for. The slot is free
-at once, in memory; a slot of a limit is kept. What the code waits for is then read once: an invocation that is still in
-the queue takes the place of the one that waits for it, and a circle of waits is refused.
+**Pause.** A wait that lasts is told to the store: RUNNING → PAUSED, with the ids that are waited for. What the code
+waits for is then read once: an invocation that is still in the queue takes the place of the one that waits for it, and
+a circle of waits is refused. Then the slot is given back; a slot of a limit is kept.
 
 **Resume.** When the wait is over, the call first takes a slot, before new work does. Then PAUSED → RESUMED is written,
 and only then does its code go on. So a worker never runs more code than it has slots, and no code runs that the store
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import CircularWait, InvocationCancelled, StoreError
 from holdfast.executors.call import Call
+from holdfast.executors.local import Executor
 from holdfast.executors.waiting import Wait
 from holdfast.ids import InvocationId
 from holdfast.model import changes
@@ -67,6 +68,8 @@ class _Waiting:
         self.waits: list[Wait] = []
         self.leaving = 0  # waits that are over, and whose code does not go on yet
         self.timer: asyncio.TimerHandle | None = None
+        self.executor: Executor | None = None
+        self.is_pausing = False  # its pause has begun
         self.gave = False  # its slot is given back
         self.noted = False  # a note says that it keeps its slot
         self.is_gone = False  # its call has ended, or goes on elsewhere
@@ -119,7 +122,7 @@ class WorkerWaits:
     @property
     def paused(self) -> int:
         """Return how many calls have given their slots back."""
-        return self._paused.total()
+        return len([call for call in self.calls.values() if call.gave])
 
     # --- told by calls
 
@@ -157,7 +160,7 @@ class WorkerWaits:
 
     def _consider(self, call: _Waiting, wait: Wait) -> None:
         """Set the timer of a call that is to be paused, or noted."""
-        if call.gave or call.leaving:
+        if call.is_pausing or call.leaving:
             return
         if call.is_idle:
             call.stop_timer()
@@ -173,7 +176,7 @@ class WorkerWaits:
         call.stop_timer()
         call.leaving += 1
         try:
-            if call.gave:
+            if call.is_pausing:
                 if call.resuming is None or call.resuming.done():
                     call.resuming = self._spawn(self._resume(call))
                 await asyncio.shield(call.resuming)
@@ -235,6 +238,7 @@ class WorkerWaits:
         if call is not None:
             call.is_gone = True
             call.stop_timer()
+            self._end_pause(call)
             call.go_on()
             if call.looking is not None:
                 call.looking.cancel()
@@ -292,22 +296,39 @@ class WorkerWaits:
         if self._paused[call.kind] >= bound:
             setting = _BOUNDS.get(call.kind, "waiting_processes")
             return self._keep(call, f"its worker has {bound} waiting calls of its kind, the most that {setting} allows")
-        call.gave, call.noted = True, False
+        call.is_pausing, call.noted = True, False
+        call.executor = self._worker.executor_of(record)
         if call.looking is not None:
             call.looking.cancel()
         self._paused[call.kind] += 1
-        self._worker.executor_of(record).make_room(1)
-        self._worker.give_slots(call.id, 1)
         call.pausing = self._spawn(self._write_pause(call, record))
         call.looking = self._spawn(self._watch(call))
 
     async def _write_pause(self, call: _Waiting, record: InvocationRecord) -> None:
-        if call.is_gone:
-            return  # its end is about to be written
+        if call.is_gone or call.leaving:
+            return  # its end is about to be written, or its wait is over
         named = ", ".join(call.ids[:3]) + (f" and {len(call.ids) - 3} more" if len(call.ids) > 3 else "")
         operation, at = self._engine.ids.operation(), self._engine.store.now()
         change = paused(record, call.waiting(), operation=operation, at=at, why=f"it waits for {named}")
         await self._writer.write(record, change)
+
+    def _give_slot(self, call: _Waiting) -> None:
+        """Give the slot back. What the call waits for is ahead of new work by then."""
+        record = self._worker.record_of(call.id)
+        is_paused = record is not None and record.epoch == call.epoch and record.status is Status.PAUSED
+        if call.is_pausing and is_paused and not (call.gave or call.leaving or call.is_gone or call.is_forced):
+            call.gave = True
+            if call.executor is not None:
+                call.executor.make_room(1)
+            self._worker.give_slots(call.id, 1)
+
+    def _end_pause(self, call: _Waiting) -> None:
+        """Note that its code goes on."""
+        if call.is_pausing:
+            self._paused[call.kind] -= 1
+        if call.gave and call.executor is not None:
+            call.executor.make_room(-1)
+        call.is_pausing = call.gave = False
 
     def _written(self, record: InvocationRecord, change: Change) -> None:
         """Keep the record of a call as the store has it."""
@@ -339,13 +360,11 @@ class WorkerWaits:
             call.looking = None
         if call.pausing is not None:
             await asyncio.wait({call.pausing})
-        if not call.is_gone and not call.is_forced:
+        if call.gave and not call.is_gone and not call.is_forced:
             call.granted = asyncio.get_running_loop().create_future()
             self._worker.want_slots(call.id, 1, lambda count: call.go_on())
             await call.granted
-        call.gave = False
-        self._paused[call.kind] -= 1
-        self._worker.executor_of(call.record).make_room(-1)
+        self._end_pause(call)
         record = self._worker.record_of(call.id)
         if call.is_gone or record is None or record.epoch != call.epoch or record.status is not Status.PAUSED:
             return  # it is to end, or has ended
@@ -366,6 +385,7 @@ class WorkerWaits:
             except StoreError as error:
                 self._engine.telemetry.emit(e.DutyFailed("worker", f"look after what {call.id} waits for", error))
             is_first = False
+            self._give_slot(call)
             await asyncio.sleep(pause)
 
     async def _look(self, call: _Waiting, is_first: bool) -> float:
