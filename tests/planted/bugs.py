@@ -1259,7 +1259,7 @@ BUGS = (
         "an end overtakes the pause that is under way",
         PARENTS,
         "runtime/worker.py",
-        "        if self.waits.is_writing:\n            ended = self.waits.withhold(ended)\n",
+        "        if self.waits.writing:\n            ended = self.waits.withhold(ended)\n",
         "",
         WAITS,
         "the end of a paused call is lost, and it is recovered as if its owner had died",
