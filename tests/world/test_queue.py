@@ -6,16 +6,20 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 from tests.support.engines import make_engine
 from tests.world.application import Delivered, OnPaper, taken
 
+from holdfast.archive.retention import Retention
+from holdfast.fleet.core_tasks import CoreTaskRegistry
 from holdfast.fleet.runner import Runner
+from holdfast.fleet.services import Feature
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
+from holdfast.runtime.engine import Engine
 from holdfast.schedules.declared import CoreSchedules
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
@@ -42,7 +46,10 @@ class Post:
         self._running: asyncio.Task[Any] | None = None
 
     async def serve(self) -> None:
-        made = runner_of_messages(self.engine, lambda engine, core: (CoreSchedules(core),), post=self.application.post)
+        def features(engine: Engine, core: CoreTaskRegistry) -> Sequence[Feature]:
+            return CoreSchedules(core), Retention(engine)
+
+        made = runner_of_messages(self.engine, features, post=self.application.post)
         self.runner = made
         self._running = asyncio.create_task(made.run())
         await asyncio.sleep(0.1)
@@ -373,6 +380,40 @@ def test_messages_are_delivered_again_on_request() -> None:
         third = await post.messages.redeliver(await post.record(again), "two")
         await post.ended(third, 5)
         assert [each.message for each in post.application.got] == [MESSAGE] * 2
+
+    virtually(scenario)
+
+
+def test_ended_messages_are_removed_when_their_time_is_over() -> None:
+    async def scenario(post: Post) -> None:
+        id = await post.send()
+        await post.ended(id)
+        await post.pause(3590)
+        assert await post.messages.get(id) is not None
+        await post.pause(20)
+        await asyncio.sleep(125)
+        assert await post.messages.get(id) is None
+
+    virtually(scenario, world_message_retention_seconds=3600)
+
+
+def test_a_delivery_of_ten_minutes_is_made_once() -> None:
+    async def scenario(post: Post) -> None:
+        reach = post.application.post
+
+        async def slow(*given: Any, **named: Any) -> Any:
+            await asyncio.sleep(600)
+            return await reach(*given, **named)
+
+        post.application.post = slow  # type: ignore[method-assign]
+        await post.pause(0)
+        id = await post.send()
+        await asyncio.sleep(300)
+        under_way = as_message(await post.record(id))
+        assert (under_way.status, under_way.attempt) == ("delivering", 1)
+        assert post.clock.now() - (under_way.owned_at or 0) < 302
+        await post.ended(id)
+        assert len(post.application.got) == 1
 
     virtually(scenario)
 

@@ -262,7 +262,7 @@ def test_bodies_over_the_limit_are_refused() -> None:
 
 
 def test_a_child_delivers_nothing_before_start() -> None:
-    with make_app() as app, Application() as application, serving(app, waits_for_start=True) as served:
+    with make_app() as app, Application() as application, serving(app, is_child=True) as served:
         served.client.queue("r", baseUrl=application.url)
         assert served.client.call("runs.list")["data"] == []
         assert app.runtime.runners == set()

@@ -68,7 +68,7 @@ def serve(
     logs.configure(lines.log_format, lines.log_level)
     with opened(out, Needs.APP, app=app or app_option, url=url, name=name) as chosen:
         assert isinstance(chosen, App)
-        server = WorldServer(chosen, *((LOOPBACK, 0) if at.child else (at.host, at.port)), waits_for_start=at.child)
+        server = WorldServer(chosen, *((LOOPBACK, 0) if at.child else (at.host, at.port)), is_child=at.child)
         if at.child:
             _stop_with_parent(server.stop)
         with heard_signals(lambda again: server.stop(hurry=again)):

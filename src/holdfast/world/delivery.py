@@ -119,13 +119,14 @@ class Addresses:
         self._store, self._app = engine.store, engine.app
         self._settings = engine.settings
         self._written: dict[str, float] = {}  # when this process has registered them
+        self.allows_any = False  # for a server whose only client is its parent process
 
     def allowed(self, address: HttpAddress) -> bool:
         """Return whether deliveries may go there: a client must not have this server reach into its network."""
         names = {name.strip().lower() for name in self._settings.world_hosts.split(",") if name.strip()}
         if service := self._settings.world_service_url:
             names.add(address_of(service).host)
-        return "*" in names or address.host.lower() in names or is_loopback(address.host)
+        return self.allows_any or "*" in names or address.host.lower() in names or is_loopback(address.host)
 
     def checked(self, base_url: Any) -> HttpAddress:
         """Return the address of a base URL that a client gives. Raises `WorldError`."""
@@ -257,8 +258,13 @@ class Deliverer:
             except NoAnswer as error:
                 return str(address), MessageNotTaken(f"{address}: {error}", 0)
         if not refused:
-            return "", MessageNotTaken("no application has registered its address yet, by start()", 0, False)
+            return "", MessageNotTaken(self._nowhere(base_url), 0, counts=False)
         return next(iter(refused)), MessageNotTaken("; ".join(refused.values()), 0, False)
+
+    def _nowhere(self, base_url: str | None) -> str:
+        if base_url is not None and not self._addresses.allowed(address_of(base_url)):
+            return f"its address {base_url} is not allowed by world_hosts, and no other one is registered"
+        return "no application has registered its address yet, by start()"
 
     async def _first(self, base_url: str | None) -> HttpAddress | None:
         if service := self._settings.world_service_url:

@@ -24,6 +24,7 @@ from holdfast.web.rules import is_loopback
 from holdfast.web.serving import address_in_words, listening
 from holdfast.world.asgi import AppWithWorld, WorldApp
 from holdfast.world.deliveries import DRAIN_SECONDS
+from holdfast.world.delivery import Addresses
 
 GRACE_SECONDS = 5  # for requests under way
 _KEEP_ALIVE_SECONDS = 75
@@ -32,11 +33,11 @@ _KEEP_ALIVE_SECONDS = 75
 class WorldServer:
     """One server: `serve` takes the address, and returns when it has stopped."""
 
-    def __init__(self, app: AppWithWorld, host: str, port: int, *, waits_for_start: bool = False) -> None:
+    def __init__(self, app: AppWithWorld, host: str, port: int, *, is_child: bool = False) -> None:
         self._runtime = app.runtime
         refuse_open_address(host, self._runtime.settings)
         self._app, self._host, self._port = app, host, port
-        self._waits_for_start = waits_for_start  # it delivers nothing before the first program has called `start`
+        self._is_child = is_child  # of its only client: it delivers nothing before `start`, and then to any address
         self._stopping: asyncio.Event | None = None
         self._is_asked = self._is_hurried = False
         self._hurry: Callable[[], None] = lambda: None
@@ -52,7 +53,7 @@ class WorldServer:
 
     async def _serve(self, taken: socket.socket, started: Callable[[str], object]) -> None:
         where = taken.getsockname()
-        world = WorldApp(self._app, is_local=is_loopback(where[0]), waits_for_start=self._waits_for_start)
+        world = WorldApp(self._app, is_local=is_loopback(where[0]), waits_for_start=self._is_child)
         server = uvicorn.Server(
             uvicorn.Config(
                 world,
@@ -66,7 +67,8 @@ class WorldServer:
             )
         )
         self._stopping, deliveries = asyncio.Event(), world.deliveries
-        if not self._waits_for_start:
+        (await self._runtime.engine()).part(Addresses).allows_any = self._is_child
+        if not self._is_child:
             await world.start()
         # It sets no handlers of signals, since this is not the main thread.
         serving = asyncio.create_task(server.serve(sockets=[taken]))
