@@ -509,6 +509,15 @@ def test_a_core_task_whose_schedule_was_set_aside_gets_another_within_two_minute
     virtually(scenario)
 
 
+def test_what_is_to_be_run_at_most_once_and_never_began_goes_back_when_its_worker_is_ended() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        id = await held(fleet, S.PENDING, at_most_once=True)
+        await recovery_of(fleet).of_owner(GHOST, "its runner stops", ended=True)
+        assert (await fleet.record(id)).status is S.REROUTED
+
+    virtually(scenario)
+
+
 # --- the audit
 
 

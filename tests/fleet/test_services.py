@@ -29,7 +29,7 @@ from holdfast.clock import moment
 from holdfast.errors import StoreUnavailable
 from holdfast.fleet.core_tasks import LONGEST_SECONDS, CoreTaskRegistry
 from holdfast.fleet.runner import RECOVER_PENDING, RECOVER_RUNNING
-from holdfast.fleet.services import SERVICE, Duty, Executions, Services
+from holdfast.fleet.services import SERVICE, Duty, Executions, Services, members_of
 from holdfast.fleet.slots import Execution, ExecutionStatus
 from holdfast.model.records import ROSTER, RunnerRecord
 from holdfast.model.status import Status
@@ -639,3 +639,10 @@ def test_nothing_is_performed_if_hardly_anything_is_left_of_the_slot_when_it_is_
         assert min(at for at, _ in looks) > first.window_ends_at - 0.02
 
     virtually(scenario)
+
+
+def test_who_drains_or_knows_only_an_older_schema_takes_no_turn() -> None:
+    facts = {"app": APP, "host": "h", "pid": 1, "version": "0", "started_at": 0.0, "heartbeat_at": 0.0}
+    able = RunnerRecord(id="able", concurrency=1, tasks=(), schema=2, **facts)
+    roster = [able, replace(able, id="drains", draining=True), replace(able, id="old", schema=1)]
+    assert [member.runner_id for member in members_of(roster) if member.can_run_atomic_service] == ["able"]
