@@ -46,6 +46,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "workflow check": {"--limit": 100},
     "world serve": {"--host": "127.0.0.1", "--port": 8091, "--log-format": "text", "--log-level": "info"},
     "world import": {"--database": "workflow"},
+    "world messages": {"--limit": 50},
     "world messages list": {"--limit": 50},
 }
 
@@ -81,6 +82,7 @@ RANGES: dict[str, dict[str, tuple[int | None, int | None]]] = {
     "workflow events": {"--limit": (1, 10000)},
     "workflow check": {"--limit": (1, 10000)},
     "world serve": {"--port": (0, 65535)},
+    "world messages": {"--limit": (1, 1000)},
     "world messages list": {"--limit": (1, 1000)},
 }
 
