@@ -14,6 +14,7 @@ import pytest
 from holdfast import hook, sleep
 from holdfast.errors import HookNotFound, NotEncodable
 from holdfast.testing import Harness, testing_app
+from holdfast.workflows.hooks_records import HOOK
 
 
 @dataclasses.dataclass
@@ -116,3 +117,29 @@ def test_what_cannot_be_stored_starts_no_run(t: Harness) -> None:
     with pytest.raises(NotEncodable, match="payload"):
         t.app.resume_or_submit("x", {"a": object()}, once)
     assert t.submitted() == []
+
+
+def test_a_hook_that_its_run_has_left_behind_refuses_no_payload_by_its_type(t: Harness) -> None:
+    """It is removed a moment after the end. What its type was matters to nobody."""
+
+    @t.app.workflow(name="ask")
+    async def ask() -> str:
+        return (await hook("x", Approval)).by
+
+    first = ask.submit()
+    t.drain()
+
+    async def store_again(entries: list[Any]) -> list[Any]:
+        store = (await t.app.runtime.engine()).store
+        for entry in entries:
+            await store.put_entry(entry)
+        return list(await store.entries(t.app.name, HOOK))
+
+    entries = t.app.runtime.run(store_again([]))
+    t.app.resume_hook("x", Approval("me"))
+    t.drain(check=True)
+    assert first.result() == "me"
+    assert t.app.runtime.run(store_again(entries)) == entries
+    with pytest.raises(HookNotFound):
+        t.app.resume_hook("x", 7)
+    assert t.app.resume_or_submit("x", {"by": 7}, ask) != first

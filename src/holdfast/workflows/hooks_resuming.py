@@ -18,7 +18,7 @@ from holdfast.codec import Packed
 from holdfast.errors import CorruptRecord, HookNotFound, InboxFull, PayloadDoesNotFit, StoreError, UsageError
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
-from holdfast.model.changes import Applied, Full, Push, Verdict
+from holdfast.model.changes import MISSING, Applied, Full, Push, Verdict
 from holdfast.model.records import InboxEntry, InvocationRecord, RunState
 from holdfast.model.status import FINAL
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
@@ -168,7 +168,13 @@ async def give(engine: Engine, there: StoredHook, sent: Sent, resume_id: str) ->
     name, run = there.entry.name, there.hook.run
     if there.hook.receiver:
         return await engine.hook_receivers[there.hook.receiver](run, there.hook.call, sent.for_others(), resume_id)
-    packed = sent.fitting(there.hook, answer_name(name, resume_id))
+    try:
+        packed = sent.fitting(there.hook, answer_name(name, resume_id))
+    except PayloadDoesNotFit:
+        (record,) = await get_readable(engine.store, engine.app, [run])
+        if record is None or record.status in FINAL:  # what its hook took does not count any more
+            return MISSING
+        raise
     return await _push(engine, run, name, packed, resume_id)
 
 
