@@ -249,7 +249,7 @@ def test_a_quick_bench_of_workflows_prints_every_figure(capsys: pytest.CaptureFi
 def test_a_quick_bench_of_the_world_prints_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     world.main(["--quick", "--json", "--stores", "memory"])
     figures = json.loads(capsys.readouterr().out)["memory"]
-    assert len(figures) == 3
+    assert len(figures) == 5
     assert min(figures.values()) > 0
 
 
