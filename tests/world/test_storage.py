@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.world.worlds import World
+from tests.world.worlds import Server, World
 
+from holdfast.model.log import Page
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
+from holdfast.store.contract import Store
 from holdfast.world.errors import WorldError
 from holdfast.world.records import invocation_of
 
@@ -268,3 +271,55 @@ def test_a_run_that_was_removed_is_gone_from_every_memory(world: World) -> None:
         with pytest.raises(WorldError) as caught:
             server.get(run)
         assert caught.value.name == "WorkflowRunNotFoundError"
+
+
+def test_an_open_run_that_ended_elsewhere_and_was_removed_is_gone(world: World) -> None:
+    run, other = world.run(started=True), world.other()
+    assert other.get(run)["status"] == "running"
+    world.create(run, "run_completed", data={"output": b"1"})
+    world.do(world.engine.store.remove_expired("app", world.clock.now() + 8 * 86_400, 100))
+    with pytest.raises(WorldError) as caught:
+        other.get(run)
+    assert caught.value.name == "WorkflowRunNotFoundError"
+
+
+def test_a_run_that_was_removed_takes_no_event_of_a_server_that_has_not_looked_for_long(quick: World) -> None:
+    run, other = quick.run(started=True), quick.other()
+    assert other.get(run)["status"] == "running"
+    quick.create(run, "run_completed", data={"output": b"1"})
+    quick.clock.advance(8 * 86_400)
+    quick.do(quick.engine.store.remove_expired("app", quick.clock.now(), 100))
+    with pytest.raises(WorldError) as caught:
+        other.step(run)
+    assert caught.value.name == "WorkflowRunNotFoundError"
+    assert quick.do(quick.engine.store.read_log("app", invocation_of(run), limit=1)) == []
+
+
+class _BusyReplies:
+    """A store whose replies to `append` come after other work."""
+
+    def __init__(self, store: Store, meanwhile: Callable[[], Awaitable[Any]]) -> None:
+        self._store, self._meanwhile = store, meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def append(self, pages: Sequence[Page]) -> Any:
+        verdicts = await self._store.append(pages)
+        await self._meanwhile()
+        return verdicts
+
+
+def test_an_answer_is_of_its_own_event_whatever_readers_see_meanwhile(quick: World) -> None:
+    run, other = quick.run(started=True), quick.other()
+
+    async def meanwhile() -> None:
+        event = {"eventType": "step_created", "correlationId": "step_2", "eventData": {"stepName": "b"}}
+        await other.storage.events_create(run_id=run, event=event)
+        await busy.storage.runs_get(run_id=run)  # in the server whose reply is on its way
+
+    store: Any = _BusyReplies(quick.engine.store, meanwhile)
+    busy = Server(quick.do, store, quick.clock, 7)
+    answer = busy.create(run, "step_created", "step_1", data={"stepName": "a"})
+    assert (answer["event"]["correlationId"], answer["step"]["stepId"]) == ("step_1", "step_1")
+    assert answer["event"]["eventId"] == f"evnt_{3:026d}"

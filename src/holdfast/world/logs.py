@@ -23,6 +23,7 @@ from holdfast.world.rules import OF_RUNS, PlacedEvent, WorldEvent, WorldRun, fol
 
 MAX_RUNS = 2000
 MAX_BYTES = 64 * 2**20
+_TRUSTED_SECONDS = 60.0  # far less than a run is kept after its end
 _TRY = "~"  # an operation that a client repeats is another try, whose events have other times
 
 
@@ -36,7 +37,7 @@ class RunLog:
         self.operations: dict[str, tuple[int, int]] = {}  # first and last position
         self.size = 0
         self.last_page = 0  # where it begins
-        self.is_read = False  # from the store, at least once
+        self.read_at: float | None = None  # when the store last said where it ends, by the monotonic clock
         self.lock = asyncio.Lock()  # of the writers in this process: they take turns instead of colliding
         self.record: InvocationRecord | None = None  # its invocation, as it was last seen
         self.projected = 0  # the tail up to which the invocation is known to agree
@@ -108,18 +109,28 @@ class WarmLogs:
         return log
 
     async def refresh(self, log: RunLog) -> bool:
-        """Read on. Return whether anything was new. An ended run may have been removed: then nothing of it is left."""
+        """Read on. Return whether anything was new. A run that has ended may have been removed, and this process need
+        not have seen its end: the last page that is known is read again, and without it nothing of the run is left.
+        """
         store, app, limit, has_news = self._engine.store, self._engine.app, FEWEST_PAGES, False
-        if log.run.is_ended and not await store.read_log(app, log.id, after=log.last_page - 1, limit=1):
-            self._size -= log.size if self._logs.get(log.id) is log else 0
-            log.clear()
         while True:
-            pages = await store.read_log(app, log.id, after=log.tail, limit=limit)
+            known = log.last_page
+            pages = await store.read_log(app, log.id, after=max(0, known - 1), limit=limit + 1)
+            if log.last_page < known:
+                continue  # another reader has found that it was removed
+            if known and (not pages or pages[0].first != known):
+                self._size -= log.size if self._logs.get(log.id) is log else 0
+                log.clear()
+                continue
             has_news |= self._add(log, pages)
-            if len(pages) < limit:
-                log.is_read = True
+            if len(pages) <= limit:
+                log.read_at = self._engine.clock.monotonic()
                 return has_news
             limit = pages_at_once(pages)
+
+    def is_old(self, log: RunLog) -> bool:
+        """Return whether the run may have ended, and been removed, since its log was read."""
+        return log.read_at is None or self._engine.clock.monotonic() - log.read_at > _TRUSTED_SECONDS
 
     async def append(self, log: RunLog, events: Sequence[WorldEvent], operation: str) -> bool:
         """Append events behind what is known. Return whether they are there; if not, the log was read on instead, and
@@ -140,7 +151,7 @@ class WarmLogs:
         (verdict,) = await self._engine.store.append([page])
         crashpoint("world.appended")
         if isinstance(verdict, Appended):
-            log.is_read = True
+            log.read_at = self._engine.clock.monotonic()
             self._add(log, [page])
             return True
         pages: Sequence[Page] = getattr(verdict, "pages", ())

@@ -152,7 +152,7 @@ class WorldStorage:
         while True:
             if (place := log.operations.get(operation)) is not None:
                 return self._written(log, *place)
-            if not log.is_read and event.type != rules.RUN_CREATED:
+            if self._logs.is_old(log) and event.type != rules.RUN_CREATED:
                 is_fresh = await self._read_on(log)
                 continue
             event = msgspec.structs.replace(event, at=max(round(self._engine.store.now(), 3), log.run.updated_at))
@@ -173,9 +173,8 @@ class WorldStorage:
             if asked.payloads and not is_kept:
                 await self._engine.payloads.keep(asked.payloads)
                 is_kept = True
-            if await self._logs.append(log, judged.events, operation):
-                return self._written(log, log.tail - len(judged.events) + 1, log.tail)
-            is_fresh = False
+            await self._logs.append(log, judged.events, operation)
+            is_fresh = False  # and the log says whether the event is there, and where: readers may have read on
 
     async def _read_on(self, log: RunLog) -> bool:
         await self._logs.refresh(log)
