@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -45,6 +46,7 @@ class OnPaper:
     def __init__(self, now: Callable[[], float], answer: Answers | None = taken) -> None:
         self._now = now
         self.answer = answer
+        self.seconds = 0.0  # that an answer takes
         self.got: list[Delivered] = []
         self.refused = 0
 
@@ -56,6 +58,8 @@ class OnPaper:
             raise NoConnection(f"no connection to {address}")
         self.got.append(delivered := Delivered(self._now(), f"{address}{path}", headers, body))
         status, answered = self.answer(delivered)
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
         return Reply(status, {}, answered)
 
     @property

@@ -14,12 +14,13 @@ from tests.world.application import Delivered
 from tests.world.test_queue import BASE, Post
 
 from holdfast.ids import Ids
+from holdfast.model.log import Page
 from holdfast.store.memory.store import MemoryStore
 from holdfast.testing.virtual import VirtualClock, run_virtual
 from holdfast.world import devl
 from holdfast.world.delivery import Addresses
 from holdfast.world.errors import WorldError
-from holdfast.world.records import run_name
+from holdfast.world.records import invocation_of, run_name
 from holdfast.world.storage import WorldStorage
 from holdfast.world.upkeep import MAX_DELIVERIES_EXCEEDED
 
@@ -167,6 +168,61 @@ def test_a_hook_whose_wake_up_was_lost_is_noticed_within_minutes() -> None:
         assert len(delivered_to(runs, run)) == 2
 
     virtually(scenario)
+
+
+def test_a_hook_that_is_resumed_during_a_delivery_is_noticed() -> None:
+    async def scenario(runs: Runs) -> None:
+        run = await runs.run()
+        await runs.create(run, "hook_created", "hook_1", token="t")
+        runs.application.seconds = 20.0
+        id = await runs.send({"runId": run})
+        await asyncio.sleep(15)  # the application has read the log by now
+        assert len(delivered_to(runs, run)) == 1
+        await runs.create(run, "hook_received", "hook_1", token="t", payload=b"devl[1]")
+        await runs.ended(id)  # and the program that resumed the hook died before it sent its message
+        await asyncio.sleep(200)
+        assert len(delivered_to(runs, run)) == 2
+        await asyncio.sleep(600)
+        assert len(delivered_to(runs, run)) == 2
+
+    virtually(scenario)
+
+
+def test_a_run_that_no_message_can_name_keeps_none_from_the_others() -> None:
+    async def scenario(runs: Runs) -> None:
+        first, last = await runs.run(), ""
+        await runs.create(
+            run_name(runs._ids.new()), "run_created", deploymentId="d", workflowName="no\nheader", input=b"devl[[],1]"
+        )
+        last = await runs.run()
+        await asyncio.sleep(20)
+        await runs.serve()
+        await asyncio.sleep(5)
+        assert [len(delivered_to(runs, run)) for run in (first, last)] == [1, 1]
+
+    virtually(scenario, serves=False)
+
+
+def test_a_damaged_log_keeps_no_message_from_other_runs() -> None:
+    async def scenario(runs: Runs) -> None:
+        first, damaged, last = [await runs.run() for _ in range(3)]
+        id = invocation_of(damaged)
+        assert id is not None
+        await runs.create(damaged, "hook_created", "hook_1", token="t")
+        await runs.create(last, "hook_created", "hook_2", token="u")
+        page = {"first": 4, "last": 4, "epoch": 0, "operation": "op~1", "at": runs.clock.now(), "events": b"damaged"}
+        await runs.store.append([Page(app=runs.engine.app, run=id, **page)])
+        listed = await runs.storage.runs_list(status="running")
+        assert [each["runId"] for each in listed["data"]] == [last, first]
+        assert [each["hookId"] for each in (await runs.storage.hooks_list())["data"]] == ["hook_2"]
+        with pytest.raises(WorldError, match="cannot be read"):
+            await runs.storage.runs_get(run_id=damaged)
+        await asyncio.sleep(20)
+        await runs.serve()
+        await asyncio.sleep(5)
+        assert [len(delivered_to(runs, run)) for run in (first, last)] == [1, 1]
+
+    virtually(scenario, serves=False)
 
 
 def test_a_sleep_whose_message_was_lost_is_noticed_when_it_is_due() -> None:

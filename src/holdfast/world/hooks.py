@@ -21,6 +21,7 @@ from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.wait import get_readable
 from holdfast.store.contract import EntryOrder
+from holdfast.telemetry.events import DutyFailed
 from holdfast.workflows.hooks_records import HOOK, WORLD, HookEntry, hook_entry, name_of, read_hook
 from holdfast.workflows.hooks_store import StoredHook, find, taken
 from holdfast.world.logs import RunLog, WarmLogs
@@ -155,7 +156,7 @@ class WorldHooks:
         while not found and (entries := await self._page(limit, before)):
             for start in range(0, len(entries), _AT_ONCE):
                 some = entries[start : start + _AT_ONCE]
-                there = await asyncio.gather(*[self._of_entry(entry) for entry in some])
+                there = await asyncio.gather(*[self._listed(entry) for entry in some])
                 found += [(entry.name, *each) for entry, each in zip(some, there, strict=True) if each is not None]
             before = entries[-1].name
         return found
@@ -170,6 +171,14 @@ class WorldHooks:
             await self._store.quarantine_entry(entry, error)
             return None
         return await self._open(body.run, body.call)
+
+    async def _listed(self, entry: Entry) -> tuple[RunLog, WorldHook] | None:
+        """Return the hook of an entry for a list, which goes on without the hooks of a damaged log."""
+        try:
+            return await self._of_entry(entry)
+        except CorruptRecord as error:
+            self._engine.telemetry.emit(DutyFailed("world", f"list the hook {entry.name}", error))
+            return None
 
     async def _open(self, run: InvocationId, id: str) -> tuple[RunLog, WorldHook] | None:
         log = await self._logs.fresh(run)

@@ -12,11 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine
 from holdfast.store.contract import Filter
+from holdfast.telemetry.events import DutyFailed
 from holdfast.world.errors import bad_request
 from holdfast.world.hooks import WorldHooks
 from holdfast.world.logs import RunLog, WarmLogs
@@ -29,6 +31,7 @@ from holdfast.world.records import (
     invocation_of,
     is_world,
     run_fields,
+    run_name,
     task_of,
 )
 from holdfast.world.requests import MAX_LIMIT, Paging, position
@@ -102,7 +105,7 @@ class WorldLists:
             for start in range(0, len(records), _AT_ONCE):
                 some = [record for record in records[start : start + _AT_ONCE] if is_world(record)]
                 for log in await asyncio.gather(*[self._log(record) for record in some]):
-                    if log.run.exists:
+                    if log is not None and log.run.exists:
                         yield log
 
     async def _records(self, where: Filter, page: Paging) -> AsyncIterator[Sequence[InvocationRecord]]:
@@ -127,8 +130,13 @@ class WorldLists:
             found = await store.get(app, ids[start : start + limit])
             yield [record for record in found if record is not None]
 
-    async def _log(self, record: InvocationRecord) -> RunLog:
-        log = await self._logs.fresh(record.id)
+    async def _log(self, record: InvocationRecord) -> RunLog | None:
+        """Return the log of a run; None if it is damaged: lists go on without it."""
+        try:
+            log = await self._logs.fresh(record.id)
+        except CorruptRecord as error:
+            self._engine.telemetry.emit(DutyFailed("world", f"list the run {run_name(record.id)}", error))
+            return None
         if record.status not in FINAL:
             log.record = record
             await self._projection.bring_if_possible(log)

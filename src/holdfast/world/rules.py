@@ -171,6 +171,7 @@ class WorldRun(msgspec.Struct):
     attribute_calls: set[str] = set()
     resumes: dict[str, int] = {}  # the position of hook_received, by the id of the resume
     cancelled_in: int = 0  # the position of run_cancelled
+    woken_at: float = 0.0  # when a hook was last resumed, or a wait cut short: by programs, not by deliveries
 
     @property
     def exists(self) -> bool:
@@ -244,6 +245,7 @@ def _apply(run: WorldRun, position: int, event: WorldEvent) -> None:
             run.resumes[event.resume] = position
         if event.call in run.hooks:
             run.hooks[event.call].received += 1
+        run.woken_at = event.at
     elif kind == HOOK_DISPOSED and event.call in run.hooks:
         run.hooks[event.call].is_disposed = True
     elif kind == WAIT_CREATED:
@@ -253,7 +255,10 @@ def _apply(run: WorldRun, position: int, event: WorldEvent) -> None:
         wait.spec = event.spec
         run.waits[event.call] = wait
     elif kind == WAIT_COMPLETED and event.call in run.waits:
-        run.waits[event.call].completed_at = run.waits[event.call].updated_at = event.at
+        wait = run.waits[event.call]
+        wait.completed_at = wait.updated_at = event.at
+        if wait.resume_at is not None and event.at < wait.resume_at:
+            run.woken_at = event.at
 
 
 def _apply_to_step(run: WorldRun, position: int, event: WorldEvent) -> None:
@@ -484,16 +489,24 @@ def _utf8(text: str) -> int:
 # --- runs that nothing is on the way to
 
 
-def needs_delivery(run: WorldRun, last_delivery: float | None, now: float) -> bool:
-    """Return whether a run without a message has to get one. `last_delivery` is when the last one ended.
+class LastDelivery(msgspec.Struct, frozen=True):
+    """When the last message of a run was given to the application, and when it ended."""
 
-    A wait that is due, or an event after the last delivery, wants a replay. A run that waits for a hook, or for a later
-    time, and has not changed since, does not. A run that waits for nothing could go on by nothing else.
+    began_at: float
+    ended_at: float
+
+
+def needs_delivery(run: WorldRun, last: LastDelivery | None, now: float) -> bool:
+    """Return whether a run without a message has to get one.
+
+    A wait that is due, or an event after the last delivery, wants a replay. So does a program that woke the run during
+    that delivery: the application may have read the log before. A run that waits for a hook, or for a later time, and
+    has not changed since, does not. A run that waits for nothing could go on by nothing else.
     """
     if not run.exists or run.is_ended or not OLDEST_SPEC <= run.spec <= NEWEST_SPEC:
         return False
     if any(wait.resume_at is not None and wait.resume_at <= now for wait in run.open_waits):
         return True
-    if last_delivery is None or run.updated_at > last_delivery:
+    if last is None or run.updated_at > last.ended_at or run.woken_at > last.began_at:
         return True
     return not (run.open_hooks or run.open_waits)

@@ -29,7 +29,14 @@ from holdfast.world import devl
 from holdfast.world.delivery import Addresses
 from holdfast.world.errors import WorldError
 from holdfast.world.queue import OPEN, PREFIX, QUEUE, RUN, Messages, queue_for
-from holdfast.world.rules import DEFAULT_SPEC, RUN_FAILED, STRUCTURED_SPEC, WorldRun, needs_delivery
+from holdfast.world.rules import (
+    DEFAULT_SPEC,
+    RUN_FAILED,
+    STRUCTURED_SPEC,
+    LastDelivery,
+    WorldRun,
+    needs_delivery,
+)
 from holdfast.world.storage import WorldStorage
 
 RECEIVER = "@world"  # in an outbox: the run whose message is spent
@@ -38,6 +45,7 @@ LOOK_SECONDS = 60.0
 _OUTBOX_SECONDS = 5.0
 _GRACE_SECONDS = 10.0  # for a sender between its event and its message
 _LAST_SECONDS = 2.0
+_PUT_OFF_SECONDS = 3600.0  # for a run that cannot get a message, unless it changes
 _AT_ONCE = 100
 _PAGE = 1000
 
@@ -189,7 +197,7 @@ class WorldUpkeep:
                     continue
                 if before is not None and before.changed_at == changed_at and before.until > self._store.now():
                     quiet[id] = before
-                elif (found := await self._send_again(id)) is None:
+                elif (found := await self._send_again_if_possible(id, changed_at)) is None:
                     count += 1
                 else:
                     quiet[id] = found
@@ -204,6 +212,16 @@ class WorldUpkeep:
             found |= {record.attributes[RUN] for record in page if RUN in record.attributes}
         return found
 
+    async def _send_again_if_possible(self, run_id: str, changed_at: float) -> Quiet | None:
+        """Do as `_send_again`. A run that cannot get a message is told of, and keeps none from the others."""
+        try:
+            return await self._send_again(run_id)
+        except WorldError as error:
+            if error.status == 503:
+                raise
+            self._emit(PutOff("world", f"a message for the run {run_id}", str(error), error))
+            return Quiet(changed_at, self._store.now() + _PUT_OFF_SECONDS)
+
     async def _send_again(self, run_id: str) -> Quiet | None:
         """Send a message for a run, if nothing else would make it go on; else return until when it needs none."""
         run, now = await run_at(self._messages.of_runs, run_id), self._store.now()
@@ -212,7 +230,7 @@ class WorldUpkeep:
         if now - run.updated_at < _GRACE_SECONDS:
             return Quiet(run.updated_at, 0.0)
         last = await self._messages.last_ended(run_id)
-        if not needs_delivery(run, None if last is None else last.changed_at, now):
+        if not needs_delivery(run, None if last is None else _delivery(last), now):
             due = [wait.resume_at for wait in run.open_waits if wait.resume_at is not None]
             return Quiet(run.updated_at, min(due, default=float("inf")))
         address = await self._addresses.last()
@@ -223,3 +241,9 @@ class WorldUpkeep:
             base_url=None if address is None else str(address),
         )
         return None
+
+
+def _delivery(record: InvocationRecord) -> LastDelivery:
+    """Return when a message that has ended was last delivered."""
+    began = (line.at for line in reversed(record.history) if line.status is Status.PENDING)
+    return LastDelivery(next(began, record.changed_at), record.changed_at)
