@@ -380,10 +380,18 @@ def test_a_correlation_id_is_required(quick: World, started: str, kind: str) -> 
         ("run_failed", {"error": b"1", "errorCode": 7}),
         ("step_completed", {"result": object()}),
         ("step_started", {"stepName": "\ud800"}),
+        ("step_started", {"input": b"1"}),
     ],
 )
 def test_fields_of_a_wrong_type(quick: World, started: str, kind: str, data: Any) -> None:
     quick.refused("WorkflowWorldError", 400, started, kind, "call_1", data=data)
+
+
+@pytest.mark.parametrize("params", [{"sinceCursor": "x"}, {"sinceCursor": 3}, {"eventCount": "3"}, {"eventCount": -1}])
+def test_a_wrong_place_in_the_log_is_refused_before_anything_is_written(
+    quick: World, started: str, params: dict[str, Any]
+) -> None:
+    quick.refused("WorkflowWorldError", 400, started, "step_created", "step_1", data={"stepName": "s"}, params=params)
 
 
 def test_facts_that_are_too_large(quick: World, started: str) -> None:

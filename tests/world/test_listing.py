@@ -60,8 +60,9 @@ def test_runs_by_name_and_status(world: World, order: str) -> None:
     assert listed(status=["running", "completed"]) == [run for run in expected if runs.index(run) in (0, 3, 4, 6)]
     assert listed(status="cancelled") == [runs[5]]
     assert listed(workflow_name="b") == listed(status=[]) == []
-    with pytest.raises(WorldError):
-        world.call("runs_list", status="paused")
+    for status in ("paused", ["paused"], [["running"]], [{}], {"status": 1}):
+        with pytest.raises(WorldError):
+            world.call("runs_list", status=status)
     for cursor in ("x", "wrun_x"):
         with pytest.raises(WorldError):
             world.call("runs_list", pagination={"cursor": cursor})

@@ -214,6 +214,7 @@ def test_a_thousand_redeliveries_end_no_message() -> None:
         (200, b"<html>"),
         (200, b'{"timeoutSeconds": "5"}'),
         (200, b'{"timeoutSeconds": -1}'),
+        (200, b'{"timeoutSeconds": -%d}' % 10**400),
         (200, b'{"timeoutSeconds": true}'),
         (200, b'{"timeoutSeconds": NaN}'),
         (200, b"\xff\xfe"),
@@ -322,6 +323,14 @@ def test_a_repeated_send_is_the_same_message_also_after_its_end() -> None:
     virtually(scenario)
 
 
+def test_a_delay_beyond_all_numbers_is_long() -> None:
+    async def scenario(post: Post) -> None:
+        found = await post.record(await post.send(delay_seconds=10**400))
+        assert found.due_at > post.clock.now() + 30 * 365 * 86_400
+
+    virtually(scenario)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -334,6 +343,7 @@ def test_a_repeated_send_is_the_same_message_also_after_its_end() -> None:
         {"idempotency_key": 5},
         {"delay_seconds": -1},
         {"delay_seconds": True},
+        {"delay_seconds": -(10**400)},
         {"delay_seconds": float("nan")},
         {"headers": {"a\nb": "c"}},
         {"headers": {"a": "b\r\nc"}},

@@ -63,15 +63,19 @@ def _stored_names(app: App, name: str) -> tuple[str, ...]:
     return (*stored, *(each for task in exact for each in task.definition.names))
 
 
+RUN_PREFIX = "wrun_"
 _SHORTEST = 6  # characters of an id: they give the time to a quarter of an hour
 _LISTED = 5
 
 
 def find_id(app: App, text: str) -> str:
-    """Find an invocation by the beginning of its id. A whole id is returned as it is, without a look.
+    """Find an invocation by the beginning of its id. A whole id is returned as it is, without a look. The id of a
+    World run may be written as Workflow DevKit shows it: `wrun_` and capitals.
 
     Raises `InvocationNotFound`, or `UsageError` with the ids that begin so.
     """
+    if text.startswith(RUN_PREFIX):
+        text = text.removeprefix(RUN_PREFIX).lower()
     if is_id(text):
         return text
     found = app.invocations(before=_after(text, "invocation", InvocationNotFound), limit=_LISTED + 1)

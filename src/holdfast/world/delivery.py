@@ -92,9 +92,9 @@ def judge(reply: Reply) -> Judgement:
         return MessageTaken()
     seconds = found["timeoutSeconds"]
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not math.isfinite(seconds) or seconds < 0:
+    if not is_number or not 0 <= seconds < math.inf:
         return MessageNotTaken(f"HTTP {reply.status} with timeoutSeconds {str(seconds)[:40]}", reply.status)
-    return WantedAgain(min(float(seconds), _LONGEST_TIMEOUT_SECONDS))
+    return WantedAgain(float(min(seconds, _LONGEST_TIMEOUT_SECONDS)))
 
 
 def _quoted(body: bytes) -> str:

@@ -308,9 +308,10 @@ def _key(queue: str, key: Any) -> str:
 def _delay(seconds: Any) -> float:
     if seconds is None:
         return 0.0
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds < 0:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds < math.inf:
         raise bad_request(f"delaySeconds {seconds!r:.40}: expected a number of seconds")
-    return min(float(seconds), _LONGEST_DELAY_SECONDS)
+    return float(min(seconds, _LONGEST_DELAY_SECONDS))
 
 
 def _headers(headers: Any) -> dict[str, str]:

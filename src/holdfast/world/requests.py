@@ -159,6 +159,7 @@ def wanted(event: object, params: object, codec: Codec, limits: SizeLimits) -> W
     payload = details.pop(payload_field, None) if payload_field else None
     facts = {name: value for name, value in details.items() if value is not None}
     _check_facts(kind, facts)
+    _check_place(params)
     due = facts.pop(due_field, None) if due_field else None
     resume = params.get("resumeId") if kind == rules.HOOK_RECEIVED else None
     occurred = params.get("occurredAt")
@@ -191,6 +192,15 @@ def _spec(kind: str, spec: object) -> int:
     if type(spec) is not int or not 0 <= spec <= 1_000_000:
         raise bad_request(f"specVersion={spec!r:.40}: expected a whole number")
     return spec
+
+
+def _check_place(params: Fields) -> None:
+    """Check what the writer knows of the log: the answer depends on it, and comes after the event is written."""
+    since, count = params.get("sinceCursor"), params.get("eventCount")
+    if since is not None and since != "":
+        position(text("sinceCursor", since, rules.MAX_ID))
+    if count is not None and (type(count) is not int or count < 0):
+        raise bad_request(f"eventCount={count!r:.40}: expected a whole number")
 
 
 def _check_facts(kind: str, facts: Fields) -> None:

@@ -16,6 +16,7 @@ from holdfast.model.decoding import Count, Moment
 from holdfast.world.errors import (
     WorldError,
     attribute_error,
+    bad_request,
     conflict,
     event_not_found,
     expired,
@@ -387,6 +388,8 @@ def _of_step(run: WorldRun, event: WorldEvent, now: float) -> Judgement:
             return _ended(run, "new step")
         if kind == STEP_CREATED:
             return Accepted((event,))
+        if not event.name:
+            return bad_request(f"eventData.stepName is required for {kind} with an input")
         created = msgspec.structs.replace(event, type=STEP_CREATED, facts={"stepName": event.name})
         return Accepted((created, _without_input(event)), step_created=True)
     if creates:
