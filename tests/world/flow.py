@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.support.patience import patient
 from tests.world.application import Application, Delivered
+from tests.world.interleaving import forbidden
 from tests.world.serving import Client
 
 from holdfast.ids import derived_id
@@ -167,6 +168,7 @@ class Flow:
         """Assert that each run is whole: ended once, with its steps in order, and none run again without a fault."""
         for run in runs:
             events = self.call("events.list", runId=run)["data"]
+            assert forbidden(events) == [], run
             kinds = Counter((event["eventType"], event.get("correlationId")) for event in events)
             once = {
                 ("run_created", None),

@@ -212,9 +212,7 @@ def _statuses(status: object) -> frozenset[str] | None:
     if status is None:
         return None
     given = [status] if isinstance(status, str) else status
-    if not isinstance(given, Sequence) or any(
-        not isinstance(each, str) or each not in STATUSES for each in given
-    ):
+    if not isinstance(given, Sequence) or any(not isinstance(each, str) or each not in STATUSES for each in given):
         raise bad_request(f"status={status!r:.80}: expected {', '.join(STATUSES)}, or a list of them")
     return frozenset(given)
 
