@@ -29,7 +29,7 @@ def test_a_server_that_dies_at_a_delivery_loses_no_run(url: str, point: str, tmp
 @pytest.mark.parametrize("seed", range(3))
 def test_runs_outlive_kills_at_any_time(url: str, seed: int, tmp_path: Path) -> None:
     """Two servers; one of them is killed again and again, and replaced."""
-    session, chance, kills = Session(tmp_path, url), random.Random(seed), 0
+    session, chance = Session(tmp_path, url), random.Random(seed)
     try:
         with flowing(session) as (servers, flow):
             servers.start()
@@ -38,10 +38,10 @@ def test_runs_outlive_kills_at_any_time(url: str, seed: int, tmp_path: Path) -> 
                 victim = servers.start()
                 runs.append(flow.start(number))
                 time.sleep(chance.uniform(0.0, 1.0))
-                victim.signal(signal.SIGKILL)
-                kills += 1
+                with flow.witness.fault("kill", pid=victim.pid):
+                    victim.signal(signal.SIGKILL)
             ended(session, flow, runs)
-            flow.check(runs, faults=kills)
+            flow.check(runs, session.app)
     finally:
         session.end()
 
@@ -57,7 +57,7 @@ def test_an_application_that_is_down_for_a_while_fails_no_run(url: str, tmp_path
             session.until(lambda: all(flow.deliveries[run] >= 3 for run in runs), "deliveries fail")
             flow.is_down = False
             ended(session, flow, runs)
-            flow.check(runs, faults=0)
+            flow.check(runs, session.app)
     finally:
         session.end()
 
@@ -71,13 +71,14 @@ def test_a_server_that_was_frozen_ends_no_message_of_another(url: str, tmp_path:
             frozen = servers.start()
             run = flow.start(0)
             session.until(lambda: flow.deliveries[run], "a delivery begins")
-            frozen.signal(signal.SIGSTOP)
-            servers.start()
-            flow.servers = lambda: servers.addresses()[1:]
-            session.until(lambda: flow.deliveries[run] >= 2, "another server delivers")
-            frozen.signal(signal.SIGCONT)
+            with flow.witness.fault("freeze", pid=frozen.pid):
+                frozen.signal(signal.SIGSTOP)
+                servers.start()
+                flow.servers = lambda: servers.addresses()[1:]
+                session.until(lambda: flow.deliveries[run] >= 2, "another server delivers")
+                frozen.signal(signal.SIGCONT)
             ended(session, flow, [run])
-            flow.check([run], faults=1)
+            flow.check([run], session.app)
             assert frozen.code is None
     finally:
         session.end()

@@ -50,7 +50,7 @@ def address_of(process: Process) -> str:
 @contextmanager
 def flowing(session: Session) -> Iterator[tuple[Servers, Flow]]:
     servers = Servers(session)
-    flow = Flow(servers.addresses)
+    flow = Flow(servers.addresses, session.ledgers_folder)
     with flow.application:
         yield servers, flow
 
@@ -74,21 +74,23 @@ def ended(session: Session, flow: Flow, runs: list[str]) -> None:
 def serving(session: Session, point: str) -> None:
     """A server dies at its point; another one is there, and goes on."""
     with flowing(session) as (servers, flow):
-        victim = servers.start(HOLDFAST_CRASH_AT=point)
-        servers.start()
-        runs = [flow.start(number) for number in range(2)]
-        ended(session, flow, runs)
-        session.until(lambda: victim.code is not None, "the victim dies")
+        with flow.witness.fault("kill"):  # from now on at any time
+            victim = servers.start(HOLDFAST_CRASH_AT=point)
+            servers.start()
+            runs = [flow.start(number) for number in range(2)]
+            ended(session, flow, runs)
+            session.until(lambda: victim.code is not None, "the victim dies")
         assert victim.code == -signal.SIGKILL, f"it ended with {victim.code}"
-        flow.check(runs, faults=1)
+        flow.check(runs, session.app)
 
 
 def serving_alone(session: Session, point: str) -> None:
     """The only server dies at its point, and a new one is started as soon as a client misses it."""
     with flowing(session) as (servers, flow):
-        victim = servers.start(HOLDFAST_CRASH_AT=point)
-        servers.replaces = True
-        runs = [flow.start(number) for number in range(2)]
-        ended(session, flow, runs)
+        with flow.witness.fault("kill"):
+            victim = servers.start(HOLDFAST_CRASH_AT=point)
+            servers.replaces = True
+            runs = [flow.start(number) for number in range(2)]
+            ended(session, flow, runs)
         assert victim.code == -signal.SIGKILL, f"it ended with {victim.code}"
-        flow.check(runs, faults=1)
+        flow.check(runs, session.app)

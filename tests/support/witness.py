@@ -59,6 +59,7 @@ class What(StrEnum):
     RESUME_OK = "resume.ok"
     RESUME_FAIL = "resume.fail"  # it was refused, and nothing was written
     RESUME_UNKNOWN = "resume.unknown"
+    PAYLOAD_SEEN = "payload.seen"  # a replay was shown this payload as number `index` of the hook with the token `key`
     EXEC_START = "exec.start"
     EXEC_END = "exec.end"
     STEP_START = "step.start"  # an attempt of a step of a run, in its owner's epoch
@@ -217,9 +218,9 @@ class Witness:
             digest = None
         self.write(What.RESULT_SEEN, id=id, token=token, digest=digest, status=status)
 
-    def resume(self, token: str, name: str, send: Callable[[], object]) -> bool:
+    def resume(self, token: str, name: str, send: Callable[[], object], *, digest: str | None = None) -> bool:
         """Send a payload for a hook, named `name`. Return whether it was acknowledged; an outage is unknown."""
-        facts = {"key": token, "idempotency_key": name, "span": secrets.token_hex(6)}
+        facts = {"key": token, "idempotency_key": name, "span": secrets.token_hex(6), "digest": digest}
         self.write(What.RESUME_INVOKE, **facts)
         try:
             send()

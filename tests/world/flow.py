@@ -1,7 +1,8 @@
 """An application that runs workflows as the core of Workflow DevKit does: a replay for each delivery, steps inline.
 
 Its calls are repeated with the same operation id until some server answers. So a test may kill servers, and ask
-afterwards what became of the runs. A run reserves, charges, waits for an approval, sleeps, and mails.
+afterwards what became of the runs. A run reserves, charges, waits for two approvals, sleeps, and mails. What happens is
+written to a ledger, for the checker.
 """
 
 from __future__ import annotations
@@ -9,35 +10,46 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import http.client
+import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from tests.support import witness
+from tests.support.checker import check_worlds, dump_worlds
+from tests.support.checker.world_runs import RunLeft
 from tests.support.patience import patient
+from tests.support.witness import What, Witness, digest_of
 from tests.world.application import Application, Delivered
 from tests.world.interleaving import forbidden
 from tests.world.serving import Client
 
+from holdfast import App
 from holdfast.ids import derived_id
 from holdfast.world.errors import WorldError
 from holdfast.world.records import run_name
 
 NAME = "workflow//./shop.ts//checkout"
 STEPS = ("reserve", "charge", "mail")
+PAYLOADS = ("first", "second")
 SLEEP_SECONDS = 0.3
 _GONE = (OSError, http.client.HTTPException)
 
 
 class Flow:
-    """The application, and clients of it. `servers` returns the addresses of servers that may be alive."""
+    """The application, and clients of it. `servers` returns the addresses of servers that may be alive; the ledgers are
+    in `folder`.
+    """
 
-    def __init__(self, servers: Callable[[], list[str]], *, loses_replies: bool = False) -> None:
+    def __init__(self, servers: Callable[[], list[str]], folder: Path, *, loses_replies: bool = False) -> None:
         self.servers = servers
+        self._folder = folder
+        self.witness = Witness.in_folder(folder, "flow")
         self._loses_replies = loses_replies  # each write is repeated, as if its answer had been lost
         self.application = Application(self._answer)
-        self.ran: Counter[tuple[str, str]] = Counter()  # steps, by run and name
         self.deliveries: Counter[str] = Counter()
         self.is_down = False
         self._lock = threading.Lock()
@@ -73,7 +85,10 @@ class Flow:
     def start(self, number: int) -> str:
         """Start a run as a client does: an event and a message."""
         run = run_name(derived_id(f"{id(self)} {number}", at=time.time()))
-        self.create(run, "run_created", deploymentId="dpl", workflowName=NAME, input=b"devl[[1],1]", once=f"make {run}")
+        given: dict[str, Any] = {"deploymentId": "dpl", "workflowName": NAME, "input": b"devl[[1],1]"}
+        with self.witness.submission(run) as accepted:
+            self.create(run, "run_created", once=f"make {run}", **given)
+            accepted(run)
         self.send(run, f"start {run}")
         return run
 
@@ -82,16 +97,26 @@ class Flow:
         self.call("queue", **fields, operationId=operation, baseUrl=self.application.url)
 
     def approve(self, run: str) -> bool:
-        """Give the run its payload. Return False if it has no hook yet."""
-        given: dict[str, Any] = {"token": f"approve:{run}", "payload": b"devl[true]", "once": f"ok {run}"}
-        try:
-            self.create(run, "hook_received", f"hook_{run}", **given)
-        except WorldError as error:
-            if error.status == 404:
+        """Give the run its payloads, one after the other. Return False if it has no hook yet."""
+        for name in PAYLOADS:
+            if not self._give(run, name):
                 return False
-            raise
         self.send(run, f"approved {run}")
         return True
+
+    def _give(self, run: str, name: str) -> bool:
+        token, payload = f"approve:{run}", f'devl["{name} {run}"]'.encode()
+        given: dict[str, Any] = {"token": token, "payload": payload, "once": f"{name} {run}"}
+
+        def send() -> None:
+            try:
+                self.create(run, "hook_received", f"hook_{run}", **given)
+            except WorldError as error:
+                if error.status == 404:
+                    raise LookupError(error.message) from error
+                raise
+
+        return self.witness.resume(token, f"{name} {run}", send, digest=digest_of(payload))
 
     # --- deliveries
 
@@ -119,7 +144,7 @@ class Flow:
         known = self._events(run)
         if "hook_created" not in known:
             self._unless_there(run, "hook_created", f"hook_{run}", token=f"approve:{run}")
-        if "hook_received" not in self._events(run):
+        if self._payloads(run) < len(PAYLOADS):
             return None
         if "hook_disposed" not in known:
             self._unless_there(run, "hook_disposed", f"hook_{run}")
@@ -139,16 +164,21 @@ class Flow:
         if ("step_completed", name) in self._events(run):
             return
         try:
-            self.create(run, "step_started", name, stepName=f"step//./shop.ts//{name}", input=b"devl[[],1]")
+            begun = self.create(run, "step_started", name, stepName=f"step//./shop.ts//{name}", input=b"devl[[],1]")
         except WorldError as error:
             if error.status != 409:
                 raise
             if ("step_completed", name) in self._events(run):
                 return
-            self.create(run, "step_started", name)
-        self.ran[run, name] += 1
-        self.call("streams.write", runId=run, name="out", chunks=[name], operationId=f"chunk {run} {name}")
-        self._unless_there(run, "step_completed", name, result=b"devl[1]")
+            begun = self.create(run, "step_started", name)
+        facts: dict[str, Any] = {"id": run, "step": name, "attempt": begun["step"]["attempt"], "epoch": 0}
+        with self.witness.step(**facts) as execution:
+            for chunk in (chunks := chunks_of(name)):
+                named = {"key": "out", "idempotency_key": f"{run} {chunk.decode()}"}
+                self.witness.write(What.CHUNK_SAID, **facts, **named, digest=digest_of(chunk))
+            self.call("streams.write", runId=run, name="out", chunks=chunks, operationId=f"chunk {run} {name}")
+            result = execution.returns(f'devl["{execution.stamp}"]'.encode())
+        self._unless_there(run, "step_completed", name, result=result)
 
     def _unless_there(self, run: str, kind: str, call: str | None = None, **data: Any) -> None:
         try:
@@ -162,10 +192,18 @@ class Flow:
         known = {event["eventType"]: event for event in events}
         return known | {(event["eventType"], event.get("correlationId")): event for event in events}
 
+    def _payloads(self, run: str) -> int:
+        """Return how many payloads a replay is shown."""
+        found = [each for each in self.call("events.list", runId=run)["data"] if each["eventType"] == "hook_received"]
+        for index, event in enumerate(found):
+            digest = digest_of(event["eventData"]["payload"])
+            self.witness.write(What.PAYLOAD_SEEN, id=run, key=f"approve:{run}", index=index, digest=digest)
+        return len(found)
+
     # --- the verdict
 
-    def check(self, runs: list[str], *, faults: int) -> None:
-        """Assert that each run is whole: ended once, with its steps in order, and none run again without a fault."""
+    def check(self, runs: list[str], app: App) -> None:
+        """Assert that each run is whole: ended once, with its steps in order; and that the checker finds nothing."""
         for run in runs:
             events = self.call("events.list", runId=run)["data"]
             assert forbidden(events) == [], run
@@ -176,16 +214,31 @@ class Flow:
                 ("run_completed", None),
                 ("hook_created", f"hook_{run}"),
             }
-            once |= {("wait_created", "wait_1"), ("wait_completed", "wait_1"), ("hook_received", f"hook_{run}")}
+            once |= {("wait_created", "wait_1"), ("wait_completed", "wait_1")}
             once.add(("hook_disposed", f"hook_{run}"))
             for kind in once | {(kind, name) for name in STEPS for kind in ("step_created", "step_completed")}:
                 assert kinds[kind] == 1, (run, kind, kinds[kind])
             assert [event["eventId"] for event in events] == [f"evnt_{n:026d}" for n in range(1, len(events) + 1)]
-            chunks = self.call("streams.getChunks", runId=run, name="out")
-            assert ([chunk["data"] for chunk in chunks["data"]], chunks["done"]) == (
-                [name.encode() for name in STEPS],
-                True,
-            )
-            for name in STEPS:
-                assert 1 <= self.ran[run, name] <= 1 + faults, (run, name, self.ran[run, name])
+            assert kinds["hook_received", f"hook_{run}"] == len(PAYLOADS)
+            chunks = [chunk["data"] for chunk in self._chunks(run)]
+            assert chunks == [chunk for name in STEPS for chunk in chunks_of(name)]
             assert self.call("runs.get", runId=run)["status"] == "completed"
+
+        async def left() -> dict[str, RunLeft]:
+            return await dump_worlds(await app.runtime.engine())
+
+        found = check_worlds(app.runtime.run(left()), witness.read(self._folder))
+        assert not found, "\n".join(map(str, found))
+
+    def _chunks(self, run: str) -> list[Any]:
+        """Read the whole stream of a run."""
+        answer, span = self.call("streams.getChunks", runId=run, name="out"), secrets.token_hex(6)
+        assert answer["done"]
+        for index, chunk in enumerate(answer["data"]):
+            facts = {"span": span, "id": run, "key": "out", "index": index}
+            self.witness.write(What.CHUNK_READ, **facts, digest=digest_of(chunk["data"]))
+        return list(answer["data"])
+
+
+def chunks_of(step: str) -> list[bytes]:
+    return [f"{step} {number}".encode() for number in range(2)]

@@ -26,18 +26,18 @@ def ran(flow: Flow, count: int) -> list[str]:
     return runs
 
 
-def test_workflows_on_one_server() -> None:
+def test_workflows_on_one_server(tmp_path: Path) -> None:
     with App("memory://", name="shop") as app, serving(app) as served:
-        flow = Flow(lambda: [served.client.url])
+        flow = Flow(lambda: [served.client.url], tmp_path)
         with flow.application:
-            flow.check(ran(flow, 3), faults=0)
+            flow.check(ran(flow, 3), app)
 
 
-def test_each_write_may_lose_its_reply() -> None:
+def test_each_write_may_lose_its_reply(tmp_path: Path) -> None:
     with App("memory://", name="shop") as app, serving(app) as served:
-        flow = Flow(lambda: [served.client.url], loses_replies=True)
+        flow = Flow(lambda: [served.client.url], tmp_path, loses_replies=True)
         with flow.application:
-            flow.check(ran(flow, 2), faults=0)
+            flow.check(ran(flow, 2), app)
 
 
 @pytest.mark.slow
@@ -45,8 +45,8 @@ def test_workflows_on_two_servers_of_one_store(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     with App(url, name="shop") as one, App(url, name="shop") as two:
         with serving(one) as first, serving(two) as second:
-            flow = Flow(lambda: [first.client.url, second.client.url])
+            flow = Flow(lambda: [first.client.url, second.client.url], tmp_path)
             turns = iter(range(10**6))
             flow.servers = lambda: [first.client.url, second.client.url][:: 1 if next(turns) % 2 else -1]
             with flow.application:
-                flow.check(ran(flow, 4), faults=0)
+                flow.check(ran(flow, 4), one)

@@ -43,6 +43,8 @@ I19    the log of a finished run, replayed, gives the same calls and the same en
 I20    the work of the dead runs again in time, and nothing is taken from the living
 =====  ==============================================================================================================
 
+Runs of a World are judged by `check_worlds`, under I1, I5, I11 and I12.
+
 A submit that raised an error of the store, or whose process died, is unknown: it may be there once or not at all.
 """
 
@@ -66,6 +68,7 @@ from tests.support.checker import (
 from tests.support.checker.case import Body, Case
 from tests.support.checker.evidence import Bounds, Dump, Fault, FaultKind, Faults, LogLine, StreamLine, Violation, dump
 from tests.support.checker.rest import dead_ends
+from tests.support.checker.world_runs import check_worlds, dump_worlds
 from tests.support.witness import Ledgers
 
 __all__ = [
@@ -79,8 +82,10 @@ __all__ = [
     "StreamLine",
     "Violation",
     "check",
+    "check_worlds",
     "dead_ends",
     "dump",
+    "dump_worlds",
 ]
 
 CHECKS: tuple[Callable[[Case], Iterator[Violation]], ...] = (

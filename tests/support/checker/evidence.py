@@ -34,6 +34,7 @@ from holdfast.triggers import events, joins
 from holdfast.triggers import rules as triggers
 from holdfast.workflows import events as log_events
 from holdfast.workflows import hooks_records as hook_records
+from holdfast.world.rules import WorldEvent
 
 T = TypeVar("T")
 TokenOf = Callable[[InvocationRecord], str | None]
@@ -77,6 +78,19 @@ class StreamLine(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         by = f"{self.writer} " if self.writer else ""
         return f"stream {self.position} {by}{self.call} attempt {self.attempt} epoch {self.epoch} {self.digest}"
+
+
+class WorldLine(msgspec.Struct, frozen=True):
+    """An event in the log of a World run. `digest` is that of what user code gave."""
+
+    position: int
+    operation: str
+    event: WorldEvent
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        event = self.event
+        return f"log {self.position} {event.type} {event.call} operation {self.operation} at {event.at:.3f}"
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,7 +328,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     tolerance_seconds: float = 0.5  # how much a history's times may be off
 
 
-Evidence = HistoryEntry | Event | Fault | LogLine | StreamLine
+Evidence = HistoryEntry | Event | Fault | LogLine | StreamLine | WorldLine
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -336,7 +350,7 @@ def shown(evidence: Evidence) -> str:
         line = f"history {evidence.version} {evidence.status} at {evidence.at:.3f} epoch {evidence.epoch}"
         who = f" owner {evidence.owner}" if evidence.owner else ""
         return f"{line}{who} operation {evidence.operation}" + (f" ({evidence.why})" if evidence.why else "")
-    if isinstance(evidence, LogLine | StreamLine):
+    if isinstance(evidence, LogLine | StreamLine | WorldLine):
         return str(evidence)
     fields = msgspec.structs.asdict(evidence)
     first = str(fields.pop("what", "fault"))
