@@ -88,6 +88,20 @@ def test_the_time_in_the_id_of_a_new_run_is_checked(quick: World, seconds: float
     assert quick.call("runs_list")["data"] == []
 
 
+def test_an_old_run_exists_for_a_server_that_has_not_read_its_log(quick: World) -> None:
+    assert isinstance(quick.clock, FakeClock)
+    run = quick.new_id()
+    made = quick.run(id=run, operation="make")
+    quick.clock.advance(2 * 86_400)
+    quick.refused(CONFLICT, 409, run, "run_created", data=CREATION)
+    other = quick.other()
+    with pytest.raises(WorldError, match="exists already") as caught:
+        other.create(run, "run_created", data=CREATION)
+    assert (caught.value.name, caught.value.status) == (CONFLICT, 409)
+    assert quick.other().create(run, "run_created", data=CREATION, operation="make")["run"]["runId"] == made
+    assert other.kinds(run) == ["run_created"]
+
+
 @pytest.mark.parametrize("run", ["", "wrun_", "wrun_x", "wrun_client_provided_id", "wrun_8" + "0" * 25, 7])
 def test_the_id_of_a_new_run_has_to_be_a_ulid(quick: World, run: object) -> None:
     with pytest.raises(WorldError) as caught:

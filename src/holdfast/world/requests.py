@@ -13,7 +13,7 @@ from holdfast.errors import NotEncodable
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import EARLIEST, LATEST
 from holdfast.world import rules
-from holdfast.world.errors import bad_request, run_not_found, too_large
+from holdfast.world.errors import WorldError, bad_request, run_not_found, too_large
 from holdfast.world.records import invocation_of, made_at
 from holdfast.world.rules import WorldEvent
 
@@ -68,17 +68,22 @@ def valid_run(run: object) -> InvocationId:
     return id
 
 
-def valid_new_run(run: str, now: float) -> InvocationId:
-    """Return the invocation of a run whose id a client has made: it has to be a ULID of about now."""
+def valid_new_run(run: str) -> InvocationId:
+    """Return the invocation of a run whose id a client has made: it has to be a ULID."""
     id = invocation_of(run)
     if id is None:
         raise bad_request(f"runId={run!r:.80}: expected 'wrun_' and a ULID")
-    age = now - made_at(id)
-    if age > rules.PAST_SECONDS or -age > rules.FUTURE_SECONDS:
-        raise bad_request(
-            f"runId={run!r:.80}: its time is {age:.0f} s before now; a day before is allowed, or 5 min after"
-        )
     return id
+
+
+def why_not_of_now(run: str, id: InvocationId, now: float) -> WorldError | None:
+    """Return why a run with this id cannot be created now; None if it can."""
+    age = now - made_at(id)
+    if -rules.FUTURE_SECONDS <= age <= rules.PAST_SECONDS:
+        return None
+    return bad_request(
+        f"runId={run!r:.80}: its time is {age:.0f} s before now; a day before is allowed, or 5 min after"
+    )
 
 
 def with_data(resolve: object) -> bool:

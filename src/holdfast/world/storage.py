@@ -61,6 +61,7 @@ from holdfast.world.requests import (
     valid_new_run,
     valid_run,
     wanted,
+    why_not_of_now,
     with_data,
 )
 from holdfast.world.rules import Accepted, PlacedEvent, Unchanged, WorldEvent, WorldRun, judge
@@ -128,6 +129,8 @@ class WorldStorage:
         operation = self._operation(operation_id)
         log = self._logs.of(self._run_of(run_id, asked.event))
         async with log.lock:
+            if run_id is not None and asked.event.type == rules.RUN_CREATED:
+                await self._check_age(log)
             written = await self._write(log, asked, operation)
             if asked.event.type in PROJECTED:
                 await self._projection.bring_if_possible(log)
@@ -143,8 +146,15 @@ class WorldStorage:
         if run is None and event.type == rules.RUN_CREATED:
             return self._engine.ids.new()
         if isinstance(run, str) and event.type == rules.RUN_CREATED:
-            return valid_new_run(run, self._engine.store.now())
+            return valid_new_run(run)
         return valid_run(run)
+
+    async def _check_age(self, log: RunLog) -> None:
+        """Refuse to create a run whose id is not of about now. If it exists in the store, its guards refuse that."""
+        if (refusal := why_not_of_now(log.run.id, log.id, self._engine.store.now())) is not None:
+            await self._logs.refresh(log)
+            if not log.run.exists:
+                raise refusal
 
     async def _write(self, log: RunLog, asked: Wanted, operation: str) -> WrittenEvent:
         """Judge an event on the log and append it, until the log has it or refuses it as it is in the store now."""
@@ -183,7 +193,9 @@ class WorldStorage:
     async def _create_run(self, log: RunLog, judged: Accepted, operation: str) -> None:
         if log.record is None:
             if len(judged.events) > 1:
-                valid_new_run(log.run.id, self._engine.store.now())
+                refusal = why_not_of_now(log.run.id, log.id, self._engine.store.now())
+                if refusal is not None:
+                    raise refusal
             await self._projection.insert(log, judged.events[0], operation)
 
     def _written(self, log: RunLog, first: int, last: int) -> WrittenEvent:
