@@ -83,6 +83,25 @@ def test_a_body_waits_for_a_payload_and_costs_no_memory_meanwhile(t: Harness) ->
     assert entries_of(t, HOOK) == []
 
 
+def test_what_is_open_at_the_end_of_a_run_ends_with_it(t: Harness) -> None:
+    @t.app.workflow(name="hasty")
+    async def hasty() -> None:
+        await hook("first", str)
+        nap = asyncio.create_task(sleep("1h"))
+        await hook("second", str)
+        nap.get_name()
+
+    run = hasty.submit()
+    for token in ("first", "second"):
+        t.drain()
+        assert run.step("hook#1").status == "waiting"
+        t.app.resume_hook(token, "go on")
+    t.drain(check=True)
+    hook_, nap = run.step("hook#1"), run.step("wait#1")
+    assert (hook_.status, hook_.received, hook_.ended_at) == ("completed", 1, run.record().changed_at)
+    assert (nap.status, nap.ended_at) == ("cancelled", run.record().changed_at)
+
+
 @pytest.mark.parametrize(
     ("type", "payload", "got"),
     [

@@ -254,6 +254,8 @@ class Looking:
                 facts["status"] = RUNNING
         elif step.child:
             facts["queue"] = ""
+        if step.kind in (WAIT, HOOK) and step.is_open and record.status in FINAL:  # it has ended with its run
+            facts |= {"status": COMPLETED if step.kind == HOOK else CANCELLED, "ended_at": record.changed_at}
         if call.data:
             facts["stored_arguments"] = Stored(call.data, engine.codec, payloads)
         if step.status == COMPLETED and call.result:
