@@ -105,7 +105,13 @@ def test_runs_of_typescript_are_seen_beside_those_of_python(shop: Path, holdfast
     assert "No server delivers" in holdfast("why", run, "--url", url).out
     assert "charge" in holdfast("workflow", "steps", run, "--url", url).out
     assert "step_created" in holdfast("workflow", "events", id, "--url", url).out
-    assert holdfast("cancel", id, "--url", url).code == 0
+    drawn = holdfast("show", run, "--url", url).out  # the id as TypeScript has it
+    assert (id in drawn, "charge step_1" in drawn) == (True, True)
+    assert "No server delivers" in holdfast("why", run, "--url", url).out
+    assert holdfast("show", run[:-1], "--url", url).code == 0
+    assert holdfast("cancel", id, "--reason", "too late", "--url", url).code == 0
+    said = holdfast("why", id, "--url", url).out
+    assert ("cancelled by the World: too late (by " in said, said.count("too late")) == (True, 1)
     assert holdfast("ps", "--url", url, "--status", "cancelled", "--json").json["invocations"][0]["id"] == id
     again = holdfast("rerun", id, "--url", url, "--json")
     assert again.code == 0, again.err

@@ -73,10 +73,16 @@ def test_why_names_the_delivery_the_sleep_and_the_hook(served: Served) -> None:
     run = a_run_with_everything(served)
     served.client.queue(run, baseUrl="http://127.0.0.1:9", delaySeconds=3600)
     said = handle(served, run).explain()
-    for part in ("It waits for a delivery, attempt 1 of 48, due in 1h", "Wait_1 sleeps until", "hook approve:42"):
+    for part in ("It waits for a delivery, attempt 1 of 48, due in 1h", "It sleeps (wait_1) until"):
         assert part in said
+    assert "It waits for a payload for the hook approve:42 (hook_1)." in said
     assert "The step mail waits for attempt 2" in said
     assert "no server" not in said.lower()
+
+
+def test_why_names_what_a_run_waits_for_before_a_missing_message(served: Served) -> None:
+    said = handle(served, a_run_with_everything(served)).explain()
+    assert 0 <= said.index("It waits for a payload") < said.index("No message is on its way to it")
 
 
 def test_why_tells_a_failing_application_from_a_missing_server() -> None:

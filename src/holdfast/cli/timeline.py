@@ -45,10 +45,12 @@ def span_of(record: InvocationRecord, calls: Sequence[StepRecord], now: float) -
 
 def label(call: StepRecord, queue: str) -> str:
     """Return the name of a call for people: with the kind of a wait, the token of a hook that code has chosen, and the
-    queue of a step that is not the run's.
+    queue of a step that is not the run's. Of a World, the name comes first: its ids are long, and begin alike.
     """
     is_foreign = "#" not in call.id and "@" not in call.id  # of a World, where the id of a step is not made of its name
-    if call.kind in (WAIT, HOOK) or is_foreign:
+    if is_foreign:
+        return f"{call.name} {call.id}"
+    if call.kind in (WAIT, HOOK):
         return f"{call.id} {call.name}"
     return f"{call.id} on {call.queue}" if call.queue and call.queue != queue else call.id
 

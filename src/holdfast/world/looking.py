@@ -136,9 +136,10 @@ class WorldLooking:
         roster = await engine.store.roster(messages.engine.app)
         is_served = bool(living(roster, now, engine.settings.dead_after_seconds))
         said = [_delivery(each, now) for each in sorted(found, key=lambda each: each.due_at)[:3]]
-        if not said:
-            said = ["no message is on its way to it: a server sends one within a minute, if the run can go on"]
+        is_on_its_way = bool(said)
         said += [text for call in await self.calls(engine, record) if (text := _waits(call, now))]
+        if not is_on_its_way:
+            said.append("no message is on its way to it: a server sends one within a minute, if the run can go on")
         if not is_served:
             said.append("no server delivers: start one with `holdfast world serve`")
         text = " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in said)
@@ -189,9 +190,9 @@ def _waits(call: StepRecord, now: float) -> str:
     if not call.is_open:
         return ""
     if call.kind == WAIT:
-        return f"{call.id} sleeps" + ("" if call.due is None else f" until {moment_in_words(call.due)}")
+        return f"it sleeps ({call.id})" + ("" if call.due is None else f" until {moment_in_words(call.due)}")
     if call.kind == HOOK:
-        return f"{call.id} waits for a payload for the hook {call.name}"
+        return f"it waits for a payload for the hook {call.name} ({call.id})"
     if call.status == RETRYING and call.due is not None:
         return f"the step {call.name} waits for attempt {call.attempt + 1}, at {moment_in_words(call.due)}"
     return f"the step {call.name} is {call.status}" + (f", attempt {call.attempt}" if call.attempt else "")

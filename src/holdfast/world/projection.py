@@ -190,8 +190,8 @@ def change_to(record: InvocationRecord, run: WorldRun, engine: Engine) -> Change
     facts: ChangeFacts = {"operation": engine.ids.operation(), "at": at, "attributes": run.attributes}
     facts["why"] = _why(run)
     if target is Status.CANCELLED:
-        by = Cancellation(by="Workflow DevKit", at=at, until=at, reason=run.cancel_reason, children=False)
-        facts["cancellation"] = by
+        by = Cancellation(by="the World", at=at, until=at, reason=run.cancel_reason, children=False)
+        facts |= {"cancellation": by, "why": str(by)}
         return change_of("cancelled", _ending(record, run), (target,), sources, **facts)
     before = (Status.REROUTED,) if record.status in _RETURNING else ()
     path = (*before, Status.PENDING, Status.RUNNING, target)
