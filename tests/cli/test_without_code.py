@@ -64,10 +64,15 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "store check": ([], 0),
     "store backup": (["copy.db"], 0),
     "store roles": ([], 2),
+    "world messages": ([], 0),
+    "world messages list": ([], 0),
+    "world messages show": (["msg_00000000000000000000000000"], 4),
+    "world messages redeliver": (["msg_00000000000000000000000000"], 4),
+    "world import": (["mongodb://"], 2),
 }
 
 
-SERVING = {"monitor"}  # goes on until it is stopped; tests/cli/test_monitor.py has its case
+SERVING = {"monitor", "world serve"}  # they go on until they are stopped: tests/cli/test_monitor.py, test_world.py
 
 
 def taking_urls(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:

@@ -44,12 +44,19 @@ class OriginalDatabase:
     def __init__(self, url: str, name: str) -> None:
         try:
             from pymongo import AsyncMongoClient
+            from pymongo.errors import ConfigurationError, InvalidName
         except ModuleNotFoundError as error:
             raise MissingExtra(
                 "an import reads MongoDB, which needs the extra: pip install 'holdfast[mongo]'"
             ) from error
-        self._client: Any = AsyncMongoClient(url, tz_aware=True, serverSelectionTimeoutMS=5000)
-        self._database: Any = self._client[name]
+        try:
+            self._client: Any = AsyncMongoClient(url, tz_aware=True, serverSelectionTimeoutMS=5000)
+            self._database: Any = self._client[name]
+        except (ConfigurationError, InvalidName, ValueError) as error:  # the driver's text may quote a password
+            raise UsageError(
+                "an import needs the address of a MongoDB, such as mongodb://127.0.0.1:27017, and the name of a "
+                f"database: {type(error).__name__}"
+            ) from error
         self.name = name
 
     async def __aenter__(self) -> OriginalDatabase:
