@@ -204,6 +204,13 @@ class Flow:
 
     def check(self, runs: list[str], app: App) -> None:
         """Assert that each run is whole: ended once, with its steps in order; and that the checker finds nothing."""
+        read = {run: self._chunks(run) for run in runs}
+
+        async def left() -> dict[str, RunLeft]:
+            return await dump_worlds(await app.runtime.engine())
+
+        found = check_worlds(app.runtime.run(left()), witness.read(self._folder))
+        assert not found, "\n".join(map(str, found))
         for run in runs:
             events = self.call("events.list", runId=run)["data"]
             assert forbidden(events) == [], run
@@ -220,15 +227,8 @@ class Flow:
                 assert kinds[kind] == 1, (run, kind, kinds[kind])
             assert [event["eventId"] for event in events] == [f"evnt_{n:026d}" for n in range(1, len(events) + 1)]
             assert kinds["hook_received", f"hook_{run}"] == len(PAYLOADS)
-            chunks = [chunk["data"] for chunk in self._chunks(run)]
-            assert chunks == [chunk for name in STEPS for chunk in chunks_of(name)]
+            assert [chunk["data"] for chunk in read[run]] == [chunk for name in STEPS for chunk in chunks_of(name)]
             assert self.call("runs.get", runId=run)["status"] == "completed"
-
-        async def left() -> dict[str, RunLeft]:
-            return await dump_worlds(await app.runtime.engine())
-
-        found = check_worlds(app.runtime.run(left()), witness.read(self._folder))
-        assert not found, "\n".join(map(str, found))
 
     def _chunks(self, run: str) -> list[Any]:
         """Read the whole stream of a run."""

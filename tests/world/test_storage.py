@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.support.checker import Ledgers, check_worlds, dump_worlds
 from tests.world.worlds import Server, World
 
 from holdfast.model.log import Page
@@ -323,3 +325,36 @@ def test_an_answer_is_of_its_own_event_whatever_readers_see_meanwhile(quick: Wor
     answer = busy.create(run, "step_created", "step_1", data={"stepName": "a"})
     assert (answer["event"]["correlationId"], answer["step"]["stepId"]) == ("step_1", "step_1")
     assert answer["event"]["eventId"] == f"evnt_{3:026d}"
+
+
+class _BusyPayloads:
+    """A store in which other work is done before payloads are kept."""
+
+    def __init__(self, store: Store, meanwhile: Callable[[], Awaitable[Any]]) -> None:
+        self._store, self._meanwhile = store, meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def put_payloads(self, *given: Any, **more: Any) -> Any:
+        await self._meanwhile()
+        return await self._store.put_payloads(*given, **more)
+
+
+def test_an_event_is_judged_again_if_readers_read_on_while_its_payload_is_kept(quick: World) -> None:
+    run, other = quick.run(started=True), quick.other()
+    quick.step(run, started=True)
+
+    async def meanwhile() -> None:
+        event = {"eventType": "step_completed", "correlationId": "step_1", "eventData": {"result": b"1"}}
+        with contextlib.suppress(WorldError):
+            await other.storage.events_create(run_id=run, event=event)
+        await busy.storage.runs_get(run_id=run)  # in the server that has judged its own end already
+
+    store: Any = _BusyPayloads(quick.engine.store, meanwhile)
+    busy = Server(quick.do, store, quick.clock, 7)
+    with contextlib.suppress(WorldError):
+        busy.create(run, "step_completed", "step_1", data={"result": bytes(100_000)})
+    quick.create(run, "run_completed", data={"output": b"1"})
+    assert check_worlds(quick.do(dump_worlds(quick.engine)), Ledgers()) == []
+    assert quick.kinds(run)[-3:] == ["step_started", "step_completed", "run_completed"]

@@ -166,7 +166,7 @@ class WorldStorage:
                 is_fresh = await self._read_on(log)
                 continue
             event = msgspec.structs.replace(event, at=max(round(self._engine.store.now(), 3), log.run.updated_at))
-            judged = judge(log.run, event, now=event.at, token_owner=owner)
+            judged, judged_at = judge(log.run, event, now=event.at, token_owner=owner), log.tail
             if not isinstance(judged, Accepted):
                 if not is_fresh:
                     is_fresh = await self._read_on(log)
@@ -183,6 +183,8 @@ class WorldStorage:
             if asked.payloads and not is_kept:
                 await self._engine.payloads.keep(asked.payloads)
                 is_kept = True
+            if log.tail != judged_at:
+                continue  # a reader has read on meanwhile: its events may forbid this one
             await self._logs.append(log, judged.events, operation)
             is_fresh = False  # and the log says whether the event is there, and where: readers may have read on
 
