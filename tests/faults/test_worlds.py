@@ -69,6 +69,7 @@ def test_a_server_that_was_frozen_ends_no_message_of_another(url: str, tmp_path:
     try:
         with flowing(session) as (servers, flow):
             frozen = servers.start()
+            flow.may_go_on.clear()
             run = flow.start(0)
             session.until(lambda: flow.deliveries[run], "a delivery begins")
             with flow.witness.fault("freeze", pid=frozen.pid):
@@ -77,6 +78,7 @@ def test_a_server_that_was_frozen_ends_no_message_of_another(url: str, tmp_path:
                 flow.servers = lambda: servers.addresses()[1:]
                 session.until(lambda: flow.deliveries[run] >= 2, "another server delivers")
                 frozen.signal(signal.SIGCONT)
+            flow.may_go_on.set()
             ended(session, flow, [run])
             flow.check([run], session.app)
             assert frozen.code is None

@@ -52,6 +52,8 @@ class Flow:
         self.application = Application(self._answer)
         self.deliveries: Counter[str] = Counter()
         self.is_down = False
+        self.may_go_on = threading.Event()  # until then deliveries wait before they do anything
+        self.may_go_on.set()
         self._lock = threading.Lock()
         self._of_run: dict[str, threading.Lock] = {}
         self._made = 0
@@ -125,6 +127,7 @@ class Flow:
         self.deliveries[run] += 1
         if self.is_down:
             return 503, b"down"
+        assert self.may_go_on.wait(patient(60))
         try:
             with self._lock:
                 one_at_a_time = self._of_run.setdefault(run, threading.Lock())
