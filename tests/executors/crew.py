@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import App
+from holdfast import App, SoftTimeout
 
 app = App("memory://", name="crew")
 
@@ -122,6 +123,15 @@ def leave_a_fork_behind(folder: str) -> None:
 def hang(folder: str, name: str = "pid") -> None:
     note(folder, name, os.getpid())
     threading.Event().wait()
+
+
+@app.task(executor="process")
+def give_way() -> str:
+    try:
+        while True:
+            time.sleep(0.01)
+    except SoftTimeout:
+        return "partial"
 
 
 @app.task(executor="process")

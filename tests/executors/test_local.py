@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tests.support.patience import patient
 from holdfast.codec import Codec, SizeLimits
 from holdfast.errors import SoftTimeout
 from holdfast.executors.call import INTERRUPTED, Call, Interrupted, Outcome, Raised, Returned
-from holdfast.executors.local import Executor, InlineExecutor, LoopExecutor, OutcomeBatch
+from holdfast.executors.local import Executor, InlineExecutor, LoopExecutor, OutcomeBatch, ThreadExecutor
 from holdfast.telemetry.logs import logging_telemetry
 
 CODEC = Codec()
@@ -25,7 +25,7 @@ KINDS = [LoopExecutor, InlineExecutor]
 PATIENCE_SECONDS = patient(5.0)
 
 
-def call_of(key: str, function: Callable[..., Coroutine[Any, Any, Any]], *, soft: bool = False) -> Call:
+def call_of(key: str, function: Callable[..., Any], *, soft: bool = False) -> Call:
     arguments = CODEC.encode_call((), {})
     return Call(key, key, function, inspect.signature(function), arguments, CODEC, LIMITS, {}, has_soft_timeout=soft)
 
@@ -144,6 +144,32 @@ def test_a_soft_timeout_before_the_first_step_is_raised_in_the_code_once_it_runs
     assert isinstance(found, Returned)
     assert CODEC.decode(found.result) == "partial"
     assert time.monotonic() - began < PATIENCE_SECONDS
+
+
+def test_a_soft_timeout_before_a_thread_has_the_call_is_raised_in_it() -> None:
+    def partial() -> str:
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while time.monotonic() < deadline:
+                time.sleep(0.01)
+        except SoftTimeout:
+            return "partial"
+        return "whole"
+
+    async def main() -> Outcome:
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        places = ThreadExecutor(0, lambda outcomes: ended.set_result(outcomes[0][1]))
+        try:
+            places.start([call_of("soft", partial)])
+            places.raise_soft_timeout(["soft"])
+            places.make_room(1)
+            return await asyncio.wait_for(ended, PATIENCE_SECONDS)
+        finally:
+            places.close()
+
+    outcome = asyncio.run(main())
+    assert isinstance(outcome, Returned)
+    assert CODEC.decode(outcome.result) == "partial"
 
 
 @pytest.mark.parametrize("kind", KINDS)

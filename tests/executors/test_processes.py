@@ -355,6 +355,17 @@ def test_an_interrupt_while_a_process_starts_ends_the_call(monkeypatch: pytest.M
         rig.close()
 
 
+def test_a_soft_timeout_that_is_over_before_a_process_has_the_call_is_raised_in_it() -> None:
+    rig = Rig(0)
+    try:
+        key, future = rig.submit(crew.give_way)
+        rig.do(lambda: rig.executor.raise_soft_timeout([key]))
+        rig.do(lambda: rig.executor.make_room(1))
+        assert decoded(future.result(PATIENCE_SECONDS)) == "partial"
+    finally:
+        rig.close()
+
+
 def test_a_call_that_waits_for_a_place_is_interrupted_without_being_run(pair: Rig, tmp_path: Path) -> None:
     calls = [pair.call(crew.hang, str(tmp_path), name) for name in ("one", "two", "three")]
     one, two, three = pair.start(*calls)

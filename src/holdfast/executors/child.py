@@ -42,7 +42,7 @@ from holdfast.executors.child_process import LOST_DESCRIPTORS, WAKE, Channel, en
 from holdfast.executors.chunks import ENDED, ChunkBuffer
 from holdfast.executors.context import Context, cancelled, context_of
 from holdfast.executors.declared import Address, Found, Program, Unreachable, find, this_program
-from holdfast.executors.interrupts import SoftTimeoutInjector
+from holdfast.executors.interrupts import BEGIN_SECONDS, SoftTimeoutInjector
 from holdfast.executors.lifespan import ExitCallbacks, Hooks
 from holdfast.executors.sharing import SharedValues, StepPort
 from holdfast.executors.terminal import outlive_the_terminal
@@ -53,7 +53,6 @@ from holdfast.telemetry.tasks import ATTRIBUTE, call_fields, message_of
 CANCEL, SOFT_TIMEOUT = "cancel", "soft timeout"
 
 _LINGER_SECONDS = 0.01  # a wait that is over by then is not told of
-_BEGIN_SECONDS = 0.2  # for code to reach its own `try`
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LEFT_TO_THE_PARENT = (signal.SIGINT, *_ENDING)
 _MAX_LETTERS = 32_000  # of one text of a record
@@ -326,7 +325,7 @@ class CallControls:
             self._logs.is_awaited = True
         elif what == SOFT_TIMEOUT and not self._begun:  # the process took longer to start: as before
             self._deferred.append(what)
-            again = threading.Timer(_BEGIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, WAKE))
+            again = threading.Timer(BEGIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, WAKE))
             again.daemon = True
             again.start()
         elif what == SOFT_TIMEOUT:

@@ -17,6 +17,8 @@ from typing import Any
 
 from holdfast.errors import SoftTimeout
 
+BEGIN_SECONDS = 0.2  # for code to reach its own `try`, where a soft timeout is over before it begins
+
 
 class Stopped(BaseException):
     """Thrown into a thread whose time is over. Not an `Exception`: code that handles those is not to survive it."""

@@ -31,7 +31,7 @@ from holdfast.executors.call import (
     run,
     run_coroutine,
 )
-from holdfast.executors.interrupts import SoftTimeoutInjector, Stopped, throw_into
+from holdfast.executors.interrupts import BEGIN_SECONDS, SoftTimeoutInjector, Stopped, throw_into
 from holdfast.executors.loop import LoopThread
 from holdfast.telemetry import Telemetry
 
@@ -144,11 +144,14 @@ class ThreadExecutor(Executor):
         self._threads = 0
         self._busy = 0
         self._throwing = threading.Lock()  # nothing is thrown into a thread that has gone on to another call
-        self._where: dict[str, int] = {}  # the thread of each call
+        self._where: dict[str, int | None] = {}  # the thread of each call; None: it waits for one
         self._thrown: set[str] = set()
+        self._late: set[str] = set()  # calls that wait, and whose soft timeout is over
+        self._timers: dict[str, threading.Timer] = {}  # of such calls that have begun
 
     def start(self, calls: Iterable[Call]) -> None:
         for call in calls:
+            self._where[call.key] = None
             self._busy += 1
             self._add_thread()
             self._calls.append(call)
@@ -202,13 +205,18 @@ class ThreadExecutor(Executor):
             try:
                 if self._begun is not None and not self._begun.begin(call.mark, call.ticket):
                     outcome = NOT_BEGUN
+                    self._late.discard(call.key)
                 else:
                     self._where[call.key] = thread
+                    if self._late:
+                        self._strike_late(call.key)
                     outcome = run(call)
                     if self._begun is not None:
                         self._begun.over(call.mark)
                 with self._throwing:
                     self._where.pop(call.key, None)
+                    if self._timers:
+                        self._timers.pop(call.key, None)
                 if call.key in self._thrown:
                     self._catch(call.key, thread)
             except BaseException as error:  # it was thrown when user code was through with it
@@ -223,6 +231,7 @@ class ThreadExecutor(Executor):
         """Take back an exception that was thrown and has not been raised by now."""
         with self._throwing:
             self._where.pop(key, None)
+            self._timers.pop(key, None)
             self._thrown.discard(key)
             throw_into(thread, None)
 
@@ -239,6 +248,8 @@ class ThreadExecutor(Executor):
         for call in [call for call in tuple(self._calls) if call.key in wanted]:
             with contextlib.suppress(ValueError):  # a thread was faster
                 self._calls.remove(call)
+                self._where.pop(call.key, None)
+                self._late.discard(call.key)
                 self._outcomes.add(call.key, outcome)
         self._outcomes.announce()
 
@@ -249,7 +260,30 @@ class ThreadExecutor(Executor):
         self._drop(keys, NOT_BEGUN)
 
     def raise_soft_timeout(self, keys: Iterable[str]) -> None:
-        self._throw(keys, SoftTimeout)
+        for key in keys:
+            if self._where.get(key, 0) is not None:
+                self._throw([key], SoftTimeout)
+                continue
+            self._late.add(key)
+            if self._where.get(key) is not None:  # a thread has taken it meanwhile, and may not have seen that
+                self._strike_late(key)
+
+    def _strike_late(self, key: str) -> None:
+        """Raise the soft timeout of a call that was late to begin, once its code has had time to reach its `try`."""
+        try:
+            self._late.remove(key)
+        except KeyError:
+            return
+        self._timers[key] = timer = threading.Timer(BEGIN_SECONDS, self._strike_begun, [key])
+        timer.daemon = True
+        timer.start()
+
+    def _strike_begun(self, key: str) -> None:
+        """Raise it, on the thread of the timer, if that is of this call: not of an earlier one with its key."""
+        with self._throwing:
+            if self._timers.get(key) is threading.current_thread() and (thread := self._where.get(key)) is not None:
+                self._thrown.add(key)
+                throw_into(thread, SoftTimeout)
 
     def force(self, keys: Iterable[str]) -> None:
         keys = list(keys)

@@ -102,6 +102,7 @@ class ProcessExecutor(Executor):
         self._news = threading.Condition()  # guards what follows; not held while waiting for a child
         self._waiting: dict[str, Call] = {}
         self._running: dict[str, _Slot] = {}
+        self._late: set[str] = set()  # calls that wait, and whose soft timeout is over
         self._closed = False
 
     def start(self, calls: Iterable[Call]) -> None:
@@ -141,11 +142,14 @@ class ProcessExecutor(Executor):
             for key in keys:
                 if slot := self._running.get(key):
                     slot.control(SOFT_TIMEOUT)
+                elif key in self._waiting:
+                    self._late.add(key)
 
     def _end(self, keys: Iterable[str], if_not_begun: Outcome, end: Callable[[_Slot], None]) -> None:
         with self._news:
             for key in keys:
                 if self._waiting.pop(key, None) is not None:
+                    self._late.discard(key)
                     self._outcomes.add(key, if_not_begun)
                 elif slot := self._running.get(key):
                     end(slot)
@@ -186,6 +190,9 @@ class ProcessExecutor(Executor):
             call = self._waiting.pop(next(iter(self._waiting)))
             self._running[call.key] = slot
             slot.begin()
+            if call.key in self._late:
+                self._late.remove(call.key)
+                slot.control(SOFT_TIMEOUT)
             return call
 
 
