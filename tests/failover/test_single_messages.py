@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pymongo import MongoClient
+from pymongo import MongoClient, WriteConcern
 from tests.failover.writes import KINDS, Documents, Stage
 from tests.store.mongo.tools import opened, until, with_options
 from tests.support.mongod import ReplicaSet
@@ -61,6 +61,8 @@ def invocations(servers: ReplicaSet, client: MongoClient[dict[str, Any]]) -> Ite
     for name in COLLECTIONS:
         if name != META:
             client[DATABASE][name].delete_many({})
+    # Reads of the store are majority reads. Until this one is acknowledged, they may still see what was deleted.
+    client[DATABASE].get_collection(INVOCATIONS, write_concern=WriteConcern("majority")).delete_many({})
     yield client[DATABASE][INVOCATIONS]
     servers.forget()
 
