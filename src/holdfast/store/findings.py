@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.errors import CorruptRecord
+from holdfast.model.decoding import PAGE, corrupt
+from holdfast.model.log import Page, page_name
 from holdfast.model.names import counted
 from holdfast.store.contract import Finding
 
@@ -29,20 +31,41 @@ def set_aside(kinds: Mapping[str, int], whys: Sequence[str], where: str) -> Find
 
 
 class Reading:
-    """Counts readable and corrupt records."""
+    """Counts readable and corrupt records. Pages come in the order of their logs, so that a missing one is noticed."""
 
     def __init__(self) -> None:
+        self.after_gaps: list[tuple[Page, int]] = []  # pages that do not follow, and where each was expected
         self._seen = 0
         self._bad: Counter[str] = Counter()
         self._whys: list[str] = []
+        self._log: tuple[str, str, int] | None = None
+        self._next: int | None = 1  # None: the page before could not be read
 
     def read(self, decode: Callable[[], object]) -> None:
         self._seen += 1
         try:
-            decode()
+            record = decode()
         except CorruptRecord as error:
-            self._bad[error.kind] += 1
-            self._whys.append(str(error))
+            self._count(error)
+            self._next = None
+        else:
+            if isinstance(record, Page):
+                self._follow(record)
+
+    def count_gap(self, page: Page, expected: int) -> None:
+        before = f"the page before it ends at {expected - 1}" if expected > 1 else "its log begins with it"
+        self._count(corrupt(PAGE, page_name(page.run, page.first), ValueError(before)))
+
+    def _follow(self, page: Page) -> None:
+        log = (page.app, page.run, page.generation)
+        expected = self._next if log == self._log or self._next is None else 1
+        if expected is not None and page.first != expected:
+            self.after_gaps.append((page, expected))
+        self._log, self._next = log, page.last + 1
+
+    def _count(self, error: CorruptRecord) -> None:
+        self._bad[error.kind] += 1
+        self._whys.append(str(error))
 
     def finding(self) -> Finding:
         bad = ", ".join(counted(count, kind) for kind, count in sorted(self._bad.items()))

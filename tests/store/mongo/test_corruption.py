@@ -612,6 +612,21 @@ def test_in_an_asynchronous_transaction_a_damaged_document_takes_no_key(mongo_ur
     play(mongo_url, scenario)
 
 
+def test_a_deep_check_finds_a_missing_page(mongo_url: str, raw: Raw) -> None:
+    async def scenario(store: MongoStore) -> None:
+        for first, last in ((1, 1), (2, 3), (4, 4)):
+            await store.append([page(first, last, run=run) for run in "abc"])
+        assert "unreadable" not in await details(store)
+        raw.holdfast_log.delete_one({"run": "b", "first": 2})
+        assert "8 read, 1 unreadable (1 page)" in await details(store)
+        assert "before it ends at 1" in await details(store)
+
+    async def details(store: MongoStore) -> str:
+        return " ".join(finding.detail for finding in await store.check(deep=True) if not finding.ok)
+
+    play(mongo_url, scenario)
+
+
 @pytest.mark.parametrize(
     "how",
     [

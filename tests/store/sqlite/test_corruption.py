@@ -408,6 +408,21 @@ def test_in_a_users_own_transaction_a_damaged_row_takes_no_key(stage: Stage, med
     stage.play(scenario)
 
 
+@pytest.mark.parametrize(("first", "why"), [(1, "begins with it"), (2, "before it ends at 1")])
+def test_a_deep_check_finds_a_missing_page(stage: Stage, meddle: Meddle, first: int, why: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.append([page(1, run=run) for run in "abc"])
+        await store.append([page(2, 3, run=run) for run in "abc"])
+        await store.append([page(4, run=run) for run in "abc"])
+        assert [finding.detail for finding in await store.check(deep=True) if not finding.ok] == []
+        meddle(f"DELETE FROM holdfast_log WHERE run = 'b' AND first = {first}")
+        (bad,) = [finding.detail for finding in await store.check(deep=True) if not finding.ok]
+        assert "8 read, 1 unreadable (1 page)" in bad
+        assert why in bad
+
+    stage.play(scenario)
+
+
 PAGE_DAMAGES = ["last = 0", "last = 1", "last = 2", "epoch = -1", "at = 9e999"]
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from pymongo import DESCENDING
+from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
 
@@ -23,7 +23,7 @@ from holdfast.store.contract import Finding
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, runner_of
 from holdfast.store.mongo.entries import entry_of
-from holdfast.store.mongo.logs import page_of
+from holdfast.store.mongo.logs import page_key, page_of
 from holdfast.store.mongo.payloads import payload_of, piece_of
 from holdfast.store.mongo.quarantine import PART
 from holdfast.store.mongo.retry import is_forbidden
@@ -186,8 +186,13 @@ async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
 async def _deep(database: AsyncDatabase[Document]) -> Finding:
     reading = findings.Reading()
     for name, decode in _DECODERS:
-        async for document in database[name].find(NO_SENTINEL if name == schema.INVOCATIONS else {}):
+        found = database[name].find(NO_SENTINEL if name == schema.INVOCATIONS else {})
+        async for document in found.sort("_id", ASCENDING) if name == schema.LOG else found:
             reading.read(functools.partial(decode, document))
+    for page, expected in reading.after_gaps:
+        key = page_key(page.app, page.run, page.generation, page.first)
+        if await database[schema.LOG].find_one({"_id": key}, {"_id": True}):  # else the log was removed meanwhile
+            reading.count_gap(page, expected)
     return reading.finding()
 
 

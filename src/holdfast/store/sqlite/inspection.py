@@ -140,8 +140,11 @@ def _pages(connection: sqlite3.Connection, *, deep: bool) -> Finding:
 def _records(connection: sqlite3.Connection) -> Finding:
     reading = findings.Reading()
     for table, decode in _DECODERS:
-        for row in connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name}"):
+        columns, key = ", ".join(table.columns), ", ".join(table.key)
+        for row in connection.execute(f"SELECT {columns} FROM {table.name} ORDER BY {key}"):
             reading.read(functools.partial(decode, row))
+    for page, expected in reading.after_gaps:
+        reading.count_gap(page, expected)
     return reading.finding()
 
 
