@@ -90,5 +90,26 @@ def derived_id(*parts: str, at: float | None = None) -> InvocationId:
     return _encode(number)
 
 
+_NUMBER_LENGTH = 6
+MOST_NUMBERED = 1 << 30
+_MILLISECONDS_LENGTH = 10
+
+
+def numbered_id(group: str, number: int) -> InvocationId:
+    """Return the id of a member of a group, which sorts by its number. The group's own id has the number 0."""
+    high, low = number >> 20 & 1023, number & (1 << 20) - 1
+    return InvocationId(group[:-_NUMBER_LENGTH] + _PAIRS[high] + _PAIRS[low >> 10] + _PAIRS[low & 1023])
+
+
+def made_at(id: str) -> float:
+    """Return the time that the id sorts at, seconds since the epoch; 0 for what is no id."""
+    if not is_id(id):
+        return 0.0
+    milliseconds = 0
+    for character in id[:_MILLISECONDS_LENGTH]:
+        milliseconds = milliseconds << 5 | ALPHABET.index(character)
+    return milliseconds / 1000
+
+
 def is_id(text: str) -> bool:
     return len(text) == LENGTH and all(character in ALPHABET for character in text)
