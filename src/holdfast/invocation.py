@@ -288,14 +288,12 @@ class Invocation(Generic[R]):
         is false or its task declares ``cancel_children=False``. `by` and `reason` are stored; the default of `by` is
         the user and host, or the running invocation, that asks.
         """
-        asked_by = by or asking()
-
-        async def cancel() -> Status:
-            return (await cancelled_all(engine, [self.id], reason, asked_by, children))[self.id]
-
-        return cancel()
+        return self._cancelled(engine, reason, by or asking(), children)
 
     acancel = awaited(cancel)
+
+    async def _cancelled(self, engine: Engine, reason: str, by: str, children: bool | None) -> Status:
+        return (await cancelled_all(engine, [self.id], reason, by, children))[self.id]
 
     # --- how it ends
 

@@ -12,10 +12,8 @@ from itertools import islice
 
 from holdfast.ids import InvocationId
 from holdfast.model.records import ENDED, Hint, InvocationRecord
-from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.hints import Pace, wait_for
-from holdfast.runtime.wait import get_all
 
 WINDOW = 200
 MOST_AT_ONCE = 500
@@ -72,8 +70,7 @@ class EndReader:
             start, self._turn = self._turn, (self._turn + WINDOW) % max(1, len(self._open))
             window = {**dict(islice(self._open.items(), WINDOW)), **dict(islice(self._open.items(), start, self._turn))}
             asked = list(window.values())
-        found = await get_all(self._engine.store, self._engine.app, asked)
-        ended = [record for record in found if record.status in FINAL]
+        ended = list((await self._engine.watcher.ends(asked, 0.0)).values())
         for record in ended:
             del self._open[record.id]
         if self._told:

@@ -79,28 +79,15 @@ class ChainInvocation(ExpectedInvocation[R]):
             return await super()._record(engine)
         return found[-1]
 
-    @blocking
-    def cancel(
-        self, engine: Engine, reason: str = "", *, by: str | None = None, children: bool | None = None
-    ) -> Coroutine[Any, Any, Status]:
-        """Ask for the end of the link that waits or runs. No other link is called. Return the status of the chain then.
+    async def _cancelled(self, engine: Engine, reason: str, by: str, children: bool | None) -> Status:
+        """Ask for the end of the link that waits or runs; no other link is called."""
+        await self._close_rest(engine, reason, by)
+        found = [record for record in await get_readable(engine.store, engine.app, self.ids) if record is not None]
+        alive = [record.id for record in found if record.status not in FINAL]
+        ended = await cancelled_all(engine, alive, reason, by, children)
+        return list(ended.values())[-1] if ended else (await self._record(engine)).status
 
-        A chain that has ended stays as it is.
-        """
-        asked_by = by or asking()
-
-        async def cancel() -> Status:
-            await self._close(engine, reason, asked_by)
-            found = [record for record in await get_readable(engine.store, engine.app, self.ids) if record is not None]
-            alive = [record.id for record in found if record.status not in FINAL]
-            ended = await cancelled_all(engine, alive, reason, asked_by, children)
-            return list(ended.values())[-1] if ended else (await self._record(engine)).status
-
-        return cancel()
-
-    acancel = awaited(cancel)
-
-    async def _close(self, engine: Engine, reason: str, by: str) -> None:
+    async def _close_rest(self, engine: Engine, reason: str, by: str) -> None:
         """Store the links that are to come as cancelled: whoever would call one finds it there. The last one first."""
         (first,) = await get_all(engine.store, engine.app, [self.id])
         follow, caller, now = first.terms.follow, engine.part(Caller), engine.store.now()

@@ -77,7 +77,7 @@ PLAIN = Terms()
 
 
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that is stored, to be submitted later: by each tick of a schedule, a trigger, or the end of another call."""
+    """A call that is stored, to be submitted later: by a schedule, a trigger or the end of another call."""
 
     task: str
     arguments: bytes
