@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 
 import msgspec
 
 from holdfast.clock import reached
 from holdfast.codec import Payload, Placeholder, Seen
 from holdfast.declaring import CallOptions, SubmitOptions, changed_options
-from holdfast.errors import KeyTaken, NotEncodable, StoreError, TwinDiffers, UsageError
+from holdfast.errors import ArgumentsDoNotBind, KeyTaken, NotEncodable, StoreError, TwinDiffers, UsageError
 from holdfast.executors.call import bind
 from holdfast.executors.context import origin_in, parent_in
+from holdfast.groups import words
 from holdfast.groups.calls import TaskCall, common_given, merged, spread
 from holdfast.groups.handles import InvocationGroup
 from holdfast.invocation import Invocation
@@ -28,7 +29,7 @@ from holdfast.model.records import (
     KEY_SECONDS,
     Follow,
     InvocationRecord,
-    Link,
+    NextCall,
     RunState,
     Terms,
     call_like,
@@ -67,6 +68,15 @@ class Submittable(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
+
+    if not TYPE_CHECKING:  # else every name would do
+
+        def __getattr__(self, word: str) -> Any:
+            """Say our word for a method of other libraries."""
+            said = "" if word.startswith("_") else words.of_method(self.definition.name, word)
+            raise AttributeError(
+                said or f"{type(self).__name__!r} object has no attribute {word!r}", name=word, obj=self
+            )
 
     def options(self, **given: Unpack[CallOptions]) -> Self:
         """Return the same task with other options for the calls that are submitted through it.
@@ -176,7 +186,7 @@ class Submittable(Generic[P, R]):
     def runtime(self) -> AppRuntime:
         return self._runtime
 
-    def link(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool) -> Link:
+    def link(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool) -> NextCall:
         """Return a call as it is stored to follow others. With `takes`, its first argument comes from them."""
         if self.definition.unique:
             raise UsageError(f"{self.name} is declared unique, and a call that follows others must not be left out")
@@ -195,7 +205,7 @@ class Submittable(Generic[P, R]):
         terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
         like = msgspec.structs.replace(record, arguments=packed.data, terms=terms)
         call = call_like(like, self._time.expires)
-        return Link(call=call, takes=takes, delay_seconds=self._options.delay_seconds)
+        return NextCall(call=call, takes=takes, delay_seconds=self._options.delay_seconds)
 
     @property
     def _passed_on(self) -> str:
@@ -365,7 +375,10 @@ class Submittable(Generic[P, R]):
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
-        bind(task.signature, args, kwargs, task.name)
+        try:
+            bind(task.signature, args, kwargs, task.name)
+        except ArgumentsDoNotBind as error:
+            raise self._with_hint(error, kwargs) from None
         packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(
@@ -395,6 +408,11 @@ class Submittable(Generic[P, R]):
         if options.expires_at is not None or self._time.expires is not None:
             record = self._expiring(record)
         return record
+
+    def _with_hint(self, error: ArgumentsDoNotBind, kwargs: Mapping[str, Any]) -> ArgumentsDoNotBind:
+        """Add our word for an option of other libraries that was given as an argument."""
+        said = [words.of_option(self.name, name, "the option") for name in kwargs if name not in self._names]
+        return ArgumentsDoNotBind(f"{error}. {said[0][:1].upper()}{said[0][1:]}") if any(said) else error
 
     def _expiring(self, record: InvocationRecord) -> InvocationRecord:
         at = self._options.expires_at

@@ -16,7 +16,7 @@ from holdfast.errors import CallNotMade
 from holdfast.groups import rules
 from holdfast.ids import InvocationId
 from holdfast.model.changes import apply_to, change_of
-from holdfast.model.records import ENDED, Cancellation, Follow, Hint, InvocationRecord, Link, Origin, invocation_of
+from holdfast.model.records import ENDED, Cancellation, Follow, Hint, InvocationRecord, NextCall, Origin, invocation_of
 from holdfast.model.status import Status
 from holdfast.runtime.engine import Engine
 
@@ -91,7 +91,7 @@ class Caller:
 
     def record(
         self,
-        link: Link,
+        link: NextCall,
         id: InvocationId,
         arguments: bytes,
         *,

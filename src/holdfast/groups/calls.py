@@ -22,7 +22,7 @@ from holdfast.groups.records import GroupRecord
 from holdfast.groups.service import Groups
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
-from holdfast.model.records import Follow, InvocationRecord, Link, Terms
+from holdfast.model.records import Follow, InvocationRecord, NextCall, Terms
 from holdfast.runtime.app_runtime import AppRuntime, completed, running_body
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
@@ -44,7 +44,7 @@ class AnySubmittable(Protocol):
     @property
     def definition(self) -> TaskDefinition: ...
     def s(self, *args: Any, **kwargs: Any) -> TaskCall[Any]: ...
-    def link(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool) -> Link: ...
+    def link(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool) -> NextCall: ...
     def prepared(
         self,
         engine: Engine,
@@ -95,7 +95,7 @@ class TaskCall(Generic[R]):
     async def asubmit(self) -> Invocation[R]:
         return await Chain[R]((self,)).asubmit()
 
-    def linked(self, engine: Engine) -> Link:
+    def linked(self, engine: Engine) -> NextCall:
         return self.task.link(engine, self.args, self.kwargs, takes=self.takes)
 
 
@@ -143,7 +143,7 @@ class Chain(Generic[R]):
         on_error = None if self.error is None else self.error.linked(engine)
         return Follow(rest=rest, on_error=on_error) if rest or on_error else None
 
-    def linked(self, engine: Engine) -> Link:
+    def linked(self, engine: Engine) -> NextCall:
         """Return the chain as it is stored to follow other calls."""
         link, follow = self.calls[0].linked(engine), self.follow(engine)
         if follow is None:

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import Count, Moment, Seconds
-from holdfast.model.records import Entry, Link, Origin, entry_reader
+from holdfast.model.records import Entry, NextCall, Origin, entry_reader
 
 KIND = "group"
 FIRST_LOOK_SECONDS = 10.0
@@ -23,8 +23,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     created_at: Moment
     parent_id: InvocationId | None = None
     origin: Origin | None = None
-    then: Link | None = None
-    on_error: Link | None = None
+    then: NextCall | None = None
+    on_error: NextCall | None = None
     cancels: bool = False  # the other members, when one has failed
     is_whole: bool = False  # all members are stored
     floor: Count = 0  # members below it have ended

@@ -16,7 +16,7 @@ from holdfast.codec import MARK, DataCodec, ErrorRecord, Payload, Reference, Siz
 from holdfast.codec.payloads import Spill, split
 from holdfast.errors import NotDecodable
 from holdfast.ids import MOST_NUMBERED, InvocationId, derived_id, made_at, numbered_id
-from holdfast.model.records import InvocationRecord, Link
+from holdfast.model.records import InvocationRecord, NextCall
 from holdfast.model.status import FINAL, Status
 
 DATA = DataCodec()
@@ -75,7 +75,7 @@ _call = msgspec.msgpack.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw]]
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def following(link: Link, result: bytes) -> Passed:
+def following(link: NextCall, result: bytes) -> Passed:
     """Return the call of a link whose first argument is a result, as it was encoded."""
     if not link.takes:
         return Passed(link.call.arguments)
@@ -85,7 +85,7 @@ def following(link: Link, result: bytes) -> Passed:
     return Passed(result[: len(result) - len(body)] + data, stored=refers)
 
 
-def collected(link: Link, values: Sequence[bytes], payloads: Mapping[str, bytes], limits: SizeLimits) -> Passed:
+def collected(link: NextCall, values: Sequence[bytes], payloads: Mapping[str, bytes], limits: SizeLimits) -> Passed:
     """Return the call of a link whose first argument is the list of these values, as they were encoded. What they refer
     to is among the `payloads`, and becomes part of the list. Raises `Refused` if the list is too large.
     """

@@ -26,7 +26,7 @@ from holdfast.groups import rules
 from holdfast.groups.calling import Caller
 from holdfast.groups.records import KIND, GroupRecord, from_entry, to_entry
 from holdfast.ids import InvocationId
-from holdfast.model.records import InvocationRecord, Link
+from holdfast.model.records import InvocationRecord, NextCall
 from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.wait import get_readable
@@ -204,7 +204,7 @@ class Groups:
                     results.append(member.result or rules.DATA.encode(None))
         return results, failures, failed
 
-    def _of_link(self, record: GroupRecord, link: Link, arguments: bytes, why: str) -> InvocationRecord:
+    def _of_link(self, record: GroupRecord, link: NextCall, arguments: bytes, why: str) -> InvocationRecord:
         return self._caller.record(
             link,
             rules.done_id(record.id),
@@ -215,7 +215,7 @@ class Groups:
             follow=link.call.terms.follow,
         )
 
-    def _refused(self, record: GroupRecord, link: Link, why: str) -> InvocationRecord:
+    def _refused(self, record: GroupRecord, link: NextCall, why: str) -> InvocationRecord:
         return self._caller.ended(self._of_link(record, link, link.call.arguments, ""), why)
 
     # --- groups that nobody tells of

@@ -93,7 +93,7 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NextCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call that is made when others have ended. `takes`: its first argument is what they leave."""
 
     call: StoredCall
@@ -104,8 +104,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Follow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What follows the end of an invocation: the `rest` of its chain, one after another, or `on_error`."""
 
-    rest: tuple[Link, ...] = ()
-    on_error: Link | None = None
+    rest: tuple[NextCall, ...] = ()
+    on_error: NextCall | None = None
     chain: InvocationId | None = None  # the first link of the chain; None: it is that itself
     place: Count = 0  # how many links are before it
 
