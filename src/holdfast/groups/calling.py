@@ -16,7 +16,17 @@ from holdfast.errors import CallNotMade
 from holdfast.groups import rules
 from holdfast.ids import InvocationId
 from holdfast.model.changes import apply_to, change_of
-from holdfast.model.records import ENDED, Cancellation, Follow, Hint, InvocationRecord, NextCall, Origin, invocation_of
+from holdfast.model.records import (
+    ENDED,
+    Cancellation,
+    Follow,
+    Hint,
+    InvocationRecord,
+    NextCall,
+    Origin,
+    Source,
+    invocation_of,
+)
 from holdfast.model.status import Status
 from holdfast.runtime.engine import Engine
 
@@ -69,7 +79,7 @@ class Caller:
             arguments,
             why=f"{record.task} {record.id} has ended",
             parent=record.parent_id,
-            origin=record.origin,
+            origin=from_end(record),
             follow=after if rest or after.on_error else None,
         )
 
@@ -79,13 +89,13 @@ class Caller:
         if follow.rest:
             last = follow.rest[-1]
             id = rules.link_id(first, follow.place + len(follow.rest))
-            end = self.record(last, id, last.call.arguments, parent=record.parent_id, origin=record.origin)
+            end = self.record(last, id, last.call.arguments, parent=record.parent_id, origin=from_end(record))
             said = f"{record.task} {record.id}, link {follow.place + 1} of its chain, ended as {record.status}"
             calls.append(self.ended(end, said, rules.error_of(record), record.cancellation))
         if (link := follow.on_error) is not None:
             told = rules.following(link, rules.DATA.encode(rules.failure_of(record, record.id)))
             why = f"{record.task} {record.id} ended as {record.status}"
-            id, parent, origin = rules.error_id(first), record.parent_id, record.origin
+            id, parent, origin = rules.error_id(first), record.parent_id, from_end(record)
             calls.append(self.record(link, id, told.arguments, why=why, parent=parent, origin=origin))
         return calls
 
@@ -138,3 +148,14 @@ class Caller:
             change = replace(change, cancellation=cancellation)
         told = (*(change.outbox or ()), *self._engine.outbox.of_end(record.task, target))
         return apply_to(replace(change, outbox=told) if told else change, record)
+
+
+def from_end(record: InvocationRecord) -> Origin:
+    """Return the origin of a call that follows the end of an invocation."""
+    return following_on(record.origin, Source(kind="end", id=record.id, name=record.task))
+
+
+def following_on(origin: Origin | None, source: Source) -> Origin:
+    """Return the origin of a call that follows something of this origin: no trigger is between them."""
+    before = origin or Origin()
+    return Origin(sources=(source,), depth=before.depth, path=before.path)

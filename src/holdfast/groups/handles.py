@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 from holdfast import errors
 from holdfast.clock import format_duration
 from holdfast.groups import rules
-from holdfast.groups.calling import Caller
+from holdfast.groups.calling import Caller, from_end
 from holdfast.groups.ends import EndReader
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation, asking, cancelled_all, end_of, patience
@@ -94,10 +94,11 @@ class ChainInvocation(ExpectedInvocation[R]):
         asked = Cancellation(by=by, at=now, until=now, reason=reason)
         if follow is None or not follow.rest:
             return
+        origin = from_end(first)
         for place in range(len(follow.rest), 0, -1):
             link = follow.rest[place - 1]
             id = rules.link_id(self.id, place)
-            record = caller.record(link, id, link.call.arguments, parent=first.parent_id, origin=first.origin)
+            record = caller.record(link, id, link.call.arguments, parent=first.parent_id, origin=origin)
             await caller.submit([caller.ended(record, f"its chain was {asked}", cancellation=asked)])
 
 

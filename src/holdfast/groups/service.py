@@ -23,10 +23,10 @@ from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord, InvocationNotFound, NotDecodable, PayloadLost, StoreUnavailable
 from holdfast.fleet.services import Duty
 from holdfast.groups import rules
-from holdfast.groups.calling import Caller
+from holdfast.groups.calling import Caller, following_on
 from holdfast.groups.records import KIND, GroupRecord, from_entry, to_entry
 from holdfast.ids import InvocationId
-from holdfast.model.records import InvocationRecord, NextCall
+from holdfast.model.records import InvocationRecord, NextCall, Source
 from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.wait import get_readable
@@ -211,7 +211,7 @@ class Groups:
             arguments,
             why=why,
             parent=record.parent_id,
-            origin=record.origin,
+            origin=following_on(record.origin, Source(kind=KIND, id=record.id)),
             follow=link.call.terms.follow,
         )
 
