@@ -279,10 +279,12 @@ class GroupSubmit:
         self._payloads = payloads
 
     async def store(self) -> GroupRecord:
-        """Store the group and its members. Return the group as it is then."""
+        """Store the group and its members. Return the group as it is then. Safe to repeat."""
         record = self._record
         if record.is_watched and not await self._groups.put(record):
-            raise StoreError(f"the new id {record.id} of a group was taken already; submit it again")
+            there = await self._groups.get(record.id)
+            if there is None or there.created_at != record.created_at:
+                raise StoreError(f"the new id {record.id} of a group was taken already; submit it again")
         crashpoint("group.stored")
         await self._insert()
         crashpoint("group.members")

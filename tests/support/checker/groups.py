@@ -13,6 +13,7 @@ from tests.support.checker.evidence import Violation
 
 from holdfast.groups.records import KIND, GroupRecord
 from holdfast.groups.rules import error_id, first_of, link_id, member_ids
+from holdfast.ids import InvocationId
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
 
@@ -51,16 +52,24 @@ def groups_call_back_once(case: Case) -> Iterator[Violation]:
             yield Violation("I21", found[-1].id, f"the group {group.id} {why}", found[-1].history[:1])
         elif len(found) < wanted:
             yield Violation("I21", group.id, "all members of the group have ended, and its callback was not called")
+        ended = max((records[id].changed_at for id in _members(group) if id in records), default=0.0)
+        for each in found if wanted else ():
+            if each.history[0].at < ended - case.slack - case.bounds.tolerance_seconds:
+                yield Violation("I21", each.id, f"the group {group.id} had not ended then", each.history[:1])
         if wanted and group.done_at is None:
             yield Violation("I21", group.id, "all members of the group have ended, and it is open")
 
 
 def _expected(group: GroupRecord, records: Mapping[str, InvocationRecord]) -> int:
-    members = [records.get(id) for id in member_ids(group.id, 0, group.size)]
+    members = [records.get(id) for id in _members(group)]
     if not group.is_whole or any(member is None or member.status not in FINAL for member in members):
         return 0
     has_failed = any(member is not None and member.status is not Status.SUCCESS for member in members)
     return int(group.then is not None or (has_failed and group.on_error is not None))
+
+
+def _members(group: GroupRecord) -> list[InvocationId]:
+    return member_ids(group.id, 0, group.size)
 
 
 def _following(case: Case, kind: str) -> Mapping[str, list[InvocationRecord]]:
