@@ -36,6 +36,7 @@ from holdfast.fleet.core_tasks import CoreTaskRegistry
 from holdfast.fleet.embedded import EmbeddedRunner
 from holdfast.fleet.services import Feature
 from holdfast.groups.calling import Caller
+from holdfast.groups.looking import GroupAccess
 from holdfast.groups.service import Groups, GroupWatch
 from holdfast.invocation import Invocation
 from holdfast.model.changes import CHILDREN, FOLLOW, GROUP, HOOKS, PARENT, Verdict
@@ -118,6 +119,9 @@ class App:
         self.resume_hook, self.aresume_hook = hooks.resume_hook, hooks.aresume_hook
         self.resume_or_submit, self.aresume_or_submit = hooks.resume_or_submit, hooks.aresume_or_submit
         self.hook, self.ahook, self.hooks, self.ahooks = hooks.hook, hooks.ahook, hooks.hooks, hooks.ahooks
+        groups = GroupAccess(self.runtime)
+        self.group, self.agroup, self.groups, self.agroups = groups.group, groups.agroup, groups.groups, groups.agroups
+        self.chain, self.achain = groups.chain, groups.achain
         self.runtime.codec.register(WebhookRequest)
         self.emit, self.aemit = self.triggers.emit, self.triggers.aemit
         self.events, self.aevents = self.triggers.events, self.triggers.aevents

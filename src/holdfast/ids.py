@@ -101,14 +101,21 @@ def numbered_id(group: str, number: int) -> InvocationId:
     return InvocationId(group[:-_NUMBER_LENGTH] + _PAIRS[high] + _PAIRS[low >> 10] + _PAIRS[low & 1023])
 
 
+def number_of(id: str) -> int:
+    """Return the number that a member of a group with this id has."""
+    return _decode(id[-_NUMBER_LENGTH:]) if is_id(id) else 0
+
+
+def _decode(text: str) -> int:
+    number = 0
+    for character in text:
+        number = number << 5 | ALPHABET.index(character)
+    return number
+
+
 def made_at(id: str) -> float:
     """Return the time that the id sorts at, seconds since the epoch; 0 for what is no id."""
-    if not is_id(id):
-        return 0.0
-    milliseconds = 0
-    for character in id[:_MILLISECONDS_LENGTH]:
-        milliseconds = milliseconds << 5 | ALPHABET.index(character)
-    return milliseconds / 1000
+    return _decode(id[:_MILLISECONDS_LENGTH]) / 1000 if is_id(id) else 0.0
 
 
 def is_id(text: str) -> bool:
