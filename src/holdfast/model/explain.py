@@ -20,7 +20,7 @@ from holdfast.model.names import unversioned
 from holdfast.model.parking import what_helps
 from holdfast.model.queues import QueuePause
 from holdfast.model.records import InvocationRecord, RunnerRecord, WorkerRecord, runner_of
-from holdfast.model.status import AVAILABLE, OWNED, TABLE, Status
+from holdfast.model.status import AVAILABLE, FINAL, OWNED, TABLE, Status
 
 MAX_NAMED = 3
 
