@@ -1,7 +1,7 @@
-"""Calls that follow others: the next link of a chain, the callback of a group, what is called on an error.
+"""Calls that follow others: the next link of a chain, the callback of a group, a call on an error.
 
-The end of an invocation names what follows in its outbox, in the same write. Whoever wrote it submits the call at once,
-and the sweep of outboxes submits what was left. All ids follow from the chain or group, so twice is once.
+The end of an invocation names what follows in its outbox, in the same write. Its writer submits the call at once, and
+the sweep of outboxes submits what was left. All ids follow from the chain or group, so twice is once.
 """
 
 from __future__ import annotations

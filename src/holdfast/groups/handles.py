@@ -88,7 +88,7 @@ class ChainInvocation(ExpectedInvocation[R]):
         return list(ended.values())[-1] if ended else (await self._record(engine)).status
 
     async def _close_rest(self, engine: Engine, reason: str, by: str) -> None:
-        """Store the links that are to come as cancelled: whoever would call one finds it there. The last one first."""
+        """Store the links that are to come as cancelled, the last one first: then none of them is called."""
         (first,) = await get_all(engine.store, engine.app, [self.id])
         follow, caller, now = first.terms.follow, engine.part(Caller), engine.store.now()
         asked = Cancellation(by=by, at=now, until=now, reason=reason)
@@ -231,7 +231,7 @@ class InvocationGroup(Sequence[Invocation[R]]):
 
     @blocking
     async def counts(self, engine: Engine) -> Mapping[Status, int]:
-        """Return how many of them have each status. Those that had ended before are not read again."""
+        """Return how many of them have each status. A member that has ended is read once."""
         open_ids = [id for id in self.ids if id not in self._ended]
         counts = Counter(self._ended.values())
         for start in range(0, len(open_ids), _PAGE):

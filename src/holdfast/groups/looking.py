@@ -97,7 +97,7 @@ class Relative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Who submitted an invocation, what it follows, what follows it, and what it has submitted."""
+    """The lines of parents, chain, group, callback and children of an invocation."""
 
     lines: tuple[Relative, ...]
 

@@ -1,7 +1,7 @@
 """Groups in the store: whether all members have ended, and the one callback.
 
-A member names its group in the outbox of its end. Whoever delivers that reads the first member that has not ended as
-far as this process knows: one read for many ends, and no counter that could be wrong. When the last end is written, all
+A member names its group in the outbox of its end. The receiver reads the first member that has not ended as far as this
+process knows: one read for many ends, and no counter that could be wrong. When the last end is written, all
 others are in the store. So the reader that comes after it sees that all have ended, and submits the callback. Its id
 follows from the group, so several readers submit one callback.
 
@@ -119,7 +119,7 @@ class Groups:
         return found is None or found.status in FINAL
 
     async def _walk(self, record: GroupRecord, floor: int, known: Collection[str]) -> int:
-        """Return the first member from `floor` on that has not ended. One that is gone has ended before."""
+        """Return the first member from `floor` on that has not ended. A member that is gone has ended before."""
         while floor < record.size:
             ids = rules.member_ids(record.id, floor, min(floor + PAGE, record.size))
             asked = [id for id in ids if id not in known]
@@ -218,7 +218,7 @@ class Groups:
     def _refused(self, record: GroupRecord, link: NextCall, why: str) -> InvocationRecord:
         return self._caller.ended(self._of_link(record, link, link.call.arguments, ""), why)
 
-    # --- groups that nobody tells of
+    # --- groups without news of their members
 
     async def tend(self, record: GroupRecord) -> None:
         """Perform the duty for an open group: what its members should have told, and the end of a broken submit."""

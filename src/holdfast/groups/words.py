@@ -1,4 +1,4 @@
-"""Words of other task queues, and ours for them: whoever types the old word is told the new one."""
+"""Words of other task queues, with ours for each, for error messages."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Watcher:
     async def ends(
         self, ids: Sequence[InvocationId], timeout: float | None, *, fresh: bool = False, expected: bool = False
     ) -> dict[str, InvocationRecord]:
-        """Return the final records of `ids`. Those that are `expected` may be stored later.
+        """Return the final records of `ids`. Invocations that are `expected` may be stored later.
 
         Invocations that have not ended after `timeout` seconds are missing from the answer. Raises
         `InvocationNotFound`, and `CorruptRecord` for a damaged record.
