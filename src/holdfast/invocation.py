@@ -52,7 +52,7 @@ class Invocation(Generic[R]):
     """One call of a task. Every blocking method has an async sister with an `a` in front."""
 
     __slots__ = ("_runtime", "id", "is_fresh")
-    is_expected = False  # it may not be stored yet
+    _is_expected = False  # it may not be stored yet
 
     def __init__(self, runtime: AppRuntime, id: str, *, fresh: bool = False) -> None:
         self._runtime = runtime
@@ -298,8 +298,7 @@ class Invocation(Generic[R]):
     # --- how it ends
 
     @property
-    def waited_for(self) -> list[InvocationId]:
-        """Return the invocation that `result` waits for."""
+    def _waited_for(self) -> list[InvocationId]:
         return [self.id]
 
     def result(self, timeout: float | None = None) -> R:
@@ -316,17 +315,16 @@ class Invocation(Generic[R]):
             return cast(R, life.wait_for(life.children[self.id]))
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
         if here.get() is None:  # outside of tasks
-            return self.outcome(self._runtime.run(self._end(timeout)))
-        return self.outcome(wait(self._runtime, self.waited_for, self._end(timeout)))
+            return self._outcome(self._runtime.run(self._end(timeout)))
+        return self._outcome(wait(self._runtime, self._waited_for, self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:
         if (life := running_body.life) is not None:
             _refuse_timeout(timeout)
             return await self._in_body(life)
-        return self.outcome(await await_(self._runtime, self.waited_for, self._end(timeout)))
+        return self._outcome(await await_(self._runtime, self._waited_for, self._end(timeout)))
 
-    def outcome(self, end: End) -> R:
-        """Return the result, or raise the error, of its end."""
+    def _outcome(self, end: End) -> R:
         # Decoded here, on the caller's thread: that may run user code, and take a while.
         return cast(R, outcome_of(end, self._runtime.codec))
 
@@ -345,18 +343,22 @@ class Invocation(Generic[R]):
     async def _end(self, timeout: float | None) -> End:
         engine = await self._runtime.engine()
         fresh, self.is_fresh = self.is_fresh, False
-        ended = await engine.watcher.ends(self.waited_for, patience(timeout), fresh=fresh, expected=self.is_expected)
+        ended = await engine.watcher.ends(self._waited_for, patience(timeout), fresh=fresh, expected=self._is_expected)
         if not ended:
-            raise errors.ResultTimeout(await self.impatience(engine, timeout))
+            raise errors.ResultTimeout(await self._overdue(engine, timeout))
         return await end_of(engine, next(iter(ended.values())))
 
-    async def impatience(self, engine: Engine, timeout: float | None) -> str:
-        """Return what to say to a caller that has waited for so long."""
-        record = await self._record(engine)
-        return (
-            f"no result of {record.task} {self.id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
-            f"{(await self._runtime.explain(record)).text} It stays in the store; ask again later."
-        )
+    async def _overdue(self, engine: Engine, timeout: float | None) -> str:
+        return await overdue(self._runtime, engine, self.id, timeout)
+
+
+async def overdue(runtime: AppRuntime, engine: Engine, id: InvocationId, timeout: float | None) -> str:
+    """Return what to tell a caller that has waited for so long: what holds the invocation up."""
+    (record,) = await get_all(engine.store, engine.app, [id])
+    return (
+        f"no result of {record.task} {id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
+        f"{(await runtime.explain(record)).text} It stays in the store; ask again later."
+    )
 
 
 def _refuse_timeout(timeout: float | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from holdfast.groups import rules
 from holdfast.groups.calling import Caller, from_end
 from holdfast.groups.ends import EndReader
 from holdfast.ids import InvocationId
-from holdfast.invocation import Invocation, asking, cancelled_all, end_of, patience
+from holdfast.invocation import Invocation, asking, cancelled_all, end_of, outcome_of, overdue, patience
 from holdfast.model.records import Cancellation, InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop, running_body
@@ -30,11 +31,11 @@ class ExpectedInvocation(Invocation[R]):
     """A call that follows others: it is stored when they have ended. `result` waits for that, too."""
 
     __slots__ = ()
-    is_expected = True
+    _is_expected = True
 
-    async def impatience(self, engine: Engine, timeout: float | None) -> str:
+    async def _overdue(self, engine: Engine, timeout: float | None) -> str:
         try:
-            return await super().impatience(engine, timeout)
+            return await super()._overdue(engine, timeout)
         except errors.InvocationNotFound:
             seconds = format_duration(timeout or 0.0)
             return f"no result of {self.id} within {seconds}: it is called when all that it follows has ended"
@@ -69,7 +70,7 @@ class ChainInvocation(ExpectedInvocation[R]):
         return ExpectedInvocation(self._runtime, self.ids[-1])
 
     @property
-    def waited_for(self) -> list[InvocationId]:
+    def _waited_for(self) -> list[InvocationId]:
         return self.ids[-1:]
 
     async def _record(self, engine: Engine) -> InvocationRecord:
@@ -200,19 +201,17 @@ class InvocationGroup(Sequence[Invocation[R]]):
     async def _take(
         self, engine: Engine, ended: Iterable[InvocationRecord], ends: dict[str, Callable[[], object]]
     ) -> None:
-        by_id = {invocation.id: invocation for invocation in self} if len(self) <= _PAGE else {}
+        codec = self._runtime.codec
         for record in ended:
-            handle = by_id.get(record.id) or Invocation[R](self._runtime, record.id)
             end = await end_of(engine, record)
             self._ended[record.id] = record.status
-            ends[record.id] = lambda handle=handle, end=end: handle.outcome(end)  # type: ignore[misc]
+            ends[record.id] = functools.partial(outcome_of, end, codec)
 
     async def _refuse_missing(self, engine: Engine, ends: Mapping[str, object], until: _Deadline) -> None:
-        missing = [invocation for invocation in self if invocation.id not in ends]
+        missing = [id for id in self.ids if id not in ends]
         if missing:
-            raise errors.ResultTimeout(
-                f"{len(missing)} of {len(self)} have not ended. {await missing[0].impatience(engine, until.seconds)}"
-            )
+            said = await overdue(self._runtime, engine, missing[0], until.seconds)
+            raise errors.ResultTimeout(f"{len(missing)} of {len(self)} have not ended. {said}")
 
     def _results_with_bar(self, until: _Deadline, return_exceptions: bool) -> list[Any]:
         from holdfast.groups.progress import bar  # few programs draw one
@@ -299,8 +298,7 @@ class Completed(Generic[R]):
             self._reader = EndReader(engine, self._open)
         ended = await self._reader.more(self._until.on(asyncio.get_running_loop()))
         if not ended:
-            first = next(iter(self._handles.values()))
-            said = await first.impatience(engine, self._until.seconds)
+            said = await overdue(self._runtime, engine, self._open[0], self._until.seconds)
             raise errors.ResultTimeout(f"{len(self._handles)} have not ended. {said}")
         return [record.id for record in ended]
 
