@@ -173,9 +173,8 @@ def show(out: Output, app: App, id: InvocationId) -> None:
     out.line()
     if not family.is_alone:
         for branch, each in drawn(family.lines):
-            out.line(
-                f"{branch}{each.task} {each.id} {each.status}{'  ◀' if each.is_self else ''}  {each.role}".rstrip()
-            )
+            this = "  ◀ this" if each.is_self else ""
+            out.line(f"{branch}{each.task} {each.id} {each.status}  {each.role}".rstrip() + this)
         out.line()
     if calls:
         _print_time_line(out, record, calls, now)

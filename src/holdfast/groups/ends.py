@@ -33,6 +33,7 @@ class EndReader:
         self._unsubscribe = engine.hub.on(ENDED, self._hinted)
 
     def close(self) -> None:
+        """Let go of the hints. On any thread: an iterator may be thrown away anywhere, after its app is closed."""
         self._unsubscribe()
 
     @property

@@ -276,7 +276,7 @@ class Completed(Generic[R]):
             while ids := wait(self._runtime, self._open, self._more()):
                 yield from [self._handles.pop(id) for id in ids]
         finally:
-            self._runtime.run(self._close())
+            self._close()
 
     async def __aiter__(self) -> AsyncIterator[Invocation[R]]:
         try:
@@ -284,7 +284,7 @@ class Completed(Generic[R]):
                 for id in ids:
                     yield self._handles.pop(id)
         finally:
-            await self._runtime.arun(self._close())
+            self._close()
 
     @property
     def _open(self) -> list[InvocationId]:
@@ -302,9 +302,10 @@ class Completed(Generic[R]):
             raise errors.ResultTimeout(f"{len(self._handles)} have not ended. {said}")
         return [record.id for record in ended]
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         if self._reader is not None:
             self._reader.close()
+            self._reader = None
 
 
 class _Deadline:
