@@ -20,7 +20,7 @@ from holdfast.errors import ArgumentsDoNotBind, KeyTaken, NotEncodable, StoreErr
 from holdfast.executors.call import bind
 from holdfast.executors.context import origin_in, parent_in
 from holdfast.groups import words
-from holdfast.groups.calls import TaskCall, common_given, merged, spread
+from holdfast.groups.calls import TaskCall, common_given, merged
 from holdfast.groups.handles import InvocationGroup
 from holdfast.invocation import Invocation
 from holdfast.model.limits import limit_key
@@ -121,18 +121,20 @@ class Submittable(Generic[P, R]):
         A tuple is positional arguments, a dict keyword arguments, anything else the only argument. `common_args` are
         keyword arguments of all of them, which are stored once. If one of the calls cannot be stored, none is.
         """
-        common = common_given(common_args)
+        common = {} if common_args is None else common_given(common_args)
         if (life := running_body.life) is not None:
-            handles = [self._submitted_in(life, args, merged(common, kwargs)) for args, kwargs in map(spread, calls)]
+            handles = [self._submitted_in(life, args, merged(common, kwargs)) for args, kwargs in map(_spread, calls)]
             return InvocationGroup(self._runtime, handles)
-        return completed(self._store((spread(call) for call in calls), is_blocking=True, common=common))
+        stored = completed(self._store((_spread(call) for call in calls), is_blocking=True, common=common))
+        return InvocationGroup(self._runtime, stored)
 
     async def amap(
         self, calls: Iterable[Any], *, common_args: Mapping[str, object] | None = None
     ) -> InvocationGroup[R]:
         if running_body.life is not None:
             return self.map(calls, common_args=common_args)
-        return await self._store((spread(call) for call in calls), common=common_given(common_args))
+        stored = await self._store((_spread(call) for call in calls), common=common_given(common_args))
+        return InvocationGroup(self._runtime, stored)
 
     def _submitted_in(self, life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation[R]:
         if self._options.session is not None:
@@ -263,7 +265,7 @@ class Submittable(Generic[P, R]):
         is_blocking: bool = False,
         follow: Callable[[Engine], Follow] | None = None,
         common: Mapping[str, object] | None = None,
-    ) -> InvocationGroup[R]:
+    ) -> list[Invocation[R]]:
         runtime, session = self._runtime, self._options.session
         engine = runtime.ready(session) if is_blocking else await runtime.aready(session)
         records, payloads = self._records(engine, calls, common)
@@ -297,12 +299,17 @@ class Submittable(Generic[P, R]):
         seen: Seen = {}
         payloads: list[Payload] = []
         shared = self._runtime.codec.shared(common) if common else None
-        records = [self._record(engine, args, merged(common, kwargs), payloads, seen, shared) for args, kwargs in calls]
+        records = [
+            self._record(engine, args, merged(common, kwargs) if common else dict(kwargs), payloads, seen, shared)
+            for args, kwargs in calls
+        ]
         if self._options.key is not None and len(records) > 1:
             raise UsageError(f"the key {self._options.key!r} is for one call, and these are {len(records)}")
         return records, payloads
 
-    def _handles(self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]) -> InvocationGroup[R]:
+    def _handles(
+        self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]
+    ) -> list[Invocation[R]]:
         """Return handles of the records, some of which were there already."""
         handles: list[Invocation[R]] = []
         for record, before in zip(records, there, strict=True):
@@ -311,7 +318,7 @@ class Submittable(Generic[P, R]):
             else:
                 self._agree(record, before)
                 handles.append(Invocation(self._runtime, before.id))
-        return InvocationGroup(self._runtime, handles)
+        return handles
 
     def _agree(self, record: InvocationRecord, before: InvocationRecord) -> None:
         """Raise an error if the stored record is another call than this one."""
@@ -513,3 +520,11 @@ def refuse_in_body(name: str) -> None:
             f"the task {name} is called in the body of a workflow, where a replay would call it again: "
             "submit it and await the handle, or make it a step"
         )
+
+
+def _spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(call, tuple):
+        return call, {}
+    if isinstance(call, dict):
+        return (), call
+    return (call,), {}

@@ -366,15 +366,6 @@ def callback_of(runtime: AppRuntime, record: GroupRecord) -> Any:
     return handle_of(runtime, rules.done_id(record.id), 1 + (0 if follow is None else len(follow.rest)))
 
 
-def spread(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the arguments that an item of `map` stands for."""
-    if isinstance(call, tuple):
-        return call, {}
-    if isinstance(call, dict):
-        return (), call
-    return (call,), {}
-
-
 def common_given(given: Mapping[str, object] | None) -> Mapping[str, object]:
     if given is None:
         return {}
