@@ -20,7 +20,9 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.executors.context import Context, context
-from holdfast.invocation import Invocation, InvocationGroup
+from holdfast.groups.calls import chain, group
+from holdfast.groups.handles import InvocationGroup
+from holdfast.invocation import Invocation
 from holdfast.model.status import Status
 from holdfast.retries import Retries
 from holdfast.schedules import cron, every, once
@@ -53,9 +55,11 @@ __all__ = [
     "__version__",
     "all_of",
     "any_of",
+    "chain",
     "context",
     "cron",
     "every",
+    "group",
     "hook",
     "on_event",
     "on_exception",

@@ -35,8 +35,11 @@ from holdfast.executors.declared import remember
 from holdfast.fleet.core_tasks import CoreTaskRegistry
 from holdfast.fleet.embedded import EmbeddedRunner
 from holdfast.fleet.services import Feature
+from holdfast.groups.calling import Caller
+from holdfast.groups.looking import GroupAccess
+from holdfast.groups.service import Groups, GroupWatch
 from holdfast.invocation import Invocation
-from holdfast.model.changes import CHILDREN, HOOKS, PARENT, Verdict
+from holdfast.model.changes import CHILDREN, FOLLOW, GROUP, HOOKS, PARENT, Verdict
 from holdfast.model.explain import living
 from holdfast.model.names import valid_name
 from holdfast.model.records import InvocationRecord, RunnerRecord
@@ -116,6 +119,9 @@ class App:
         self.resume_hook, self.aresume_hook = hooks.resume_hook, hooks.aresume_hook
         self.resume_or_submit, self.aresume_or_submit = hooks.resume_or_submit, hooks.aresume_or_submit
         self.hook, self.ahook, self.hooks, self.ahooks = hooks.hook, hooks.ahook, hooks.hooks, hooks.ahooks
+        groups = GroupAccess(self.runtime)
+        self.group, self.agroup, self.groups, self.agroups = groups.group, groups.agroup, groups.groups, groups.agroups
+        self.chain, self.achain = groups.chain, groups.achain
         self.runtime.codec.register(WebhookRequest)
         self.emit, self.aemit = self.triggers.emit, self.triggers.aemit
         self.events, self.aevents = self.triggers.events, self.triggers.aevents
@@ -453,6 +459,8 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
         PARENT: functools.partial(notify_parents, engine),
         CHILDREN: functools.partial(end_children, engine),
         HOOKS: functools.partial(end_hooks, engine),
+        FOLLOW: engine.part(Caller).follow,
+        GROUP: engine.part(Groups).receive,
     }
     engine.hook_receivers[WORLD] = functools.partial(_give_to_world, engine)
     engine.make_run_executor = WorkflowExecutor
@@ -482,6 +490,7 @@ def features(
         TriggerRegistry(engine, triggers, has_runs=has_runs),
         Waits(engine, has_runs=has_runs),
         HookSweep(engine),
+        GroupWatch(engine),
         Retention(engine),
         StreamUpkeep(engine),
     )

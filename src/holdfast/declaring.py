@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.clock import Duration, format_duration, length_of, parse_moment
 from holdfast.errors import InvalidSchedule, UsageError
+from holdfast.groups import words
 from holdfast.model.limits import Limit
 from holdfast.model.names import valid_key, valid_name
 from holdfast.model.pacing import Debounce, Pacing, Throttle
@@ -334,7 +335,8 @@ def changed_options(task: TaskDefinition, before: SubmitOptions, options: CallOp
     for name in options:
         if name not in _OF_CALLS:
             hint = f"It is declared for all of them: @app.task({name}=…)." if name in _OF_TASKS else ""
-            raise UsageError(f"a single call of {task.name} has no option {name}. {hint or _hint(name, _OF_CALLS)}")
+            hint = hint or words.of_option(task.name, name, "The option") or _hint(name, _OF_CALLS)
+            raise UsageError(f"a single call of {task.name} has no option {name}. {hint}")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if "key_for" in given and "key" not in given and before.key is None:
         raise UsageError("key_for= says how long a key is taken; give key= as well")

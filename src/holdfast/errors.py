@@ -304,6 +304,10 @@ class TriggerFailed(InvocationError):
     """A trigger could not make the call that it is for; the invocation says why, and was not run."""
 
 
+class CallNotMade(InvocationError):
+    """A call that was to follow others could not be made, since one of them failed; it says which, and was not run."""
+
+
 class SoftTimeout(HoldfastError):
     """Raised in a task when its `soft_timeout` is over: it should come to an end."""
 

@@ -90,5 +90,33 @@ def derived_id(*parts: str, at: float | None = None) -> InvocationId:
     return _encode(number)
 
 
+_NUMBER_LENGTH = 6
+MOST_NUMBERED = 1 << 30
+_MILLISECONDS_LENGTH = 10
+
+
+def numbered_id(group: str, number: int) -> InvocationId:
+    """Return the id of a member of a group, which sorts by its number. The group's own id has the number 0."""
+    high, low = number >> 20 & 1023, number & (1 << 20) - 1
+    return InvocationId(group[:-_NUMBER_LENGTH] + _PAIRS[high] + _PAIRS[low >> 10] + _PAIRS[low & 1023])
+
+
+def number_of(id: str) -> int:
+    """Return the number that a member of a group with this id has."""
+    return _decode(id[-_NUMBER_LENGTH:]) if is_id(id) else 0
+
+
+def _decode(text: str) -> int:
+    number = 0
+    for character in text:
+        number = number << 5 | ALPHABET.index(character)
+    return number
+
+
+def made_at(id: str) -> float:
+    """Return the time that the id sorts at, seconds since the epoch; 0 for what is no id."""
+    return _decode(id[:_MILLISECONDS_LENGTH]) / 1000 if is_id(id) else 0.0
+
+
 def is_id(text: str) -> bool:
     return len(text) == LENGTH and all(character in ALPHABET for character in text)

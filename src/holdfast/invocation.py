@@ -11,8 +11,8 @@ import getpass
 import math
 import os
 import socket
-from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from holdfast import errors
 from holdfast.clock import Duration, format_duration, length_of, parse_moment
@@ -35,7 +35,6 @@ __all__ = [
     "Chunk",
     "HistoryEntry",
     "Invocation",
-    "InvocationGroup",
     "InvocationRecord",
     "LogEvent",
     "StepRecord",
@@ -53,6 +52,7 @@ class Invocation(Generic[R]):
     """One call of a task. Every blocking method has an async sister with an `a` in front."""
 
     __slots__ = ("_runtime", "id", "is_fresh")
+    _is_expected = False  # it may not be stored yet
 
     def __init__(self, runtime: AppRuntime, id: str, *, fresh: bool = False) -> None:
         self._runtime = runtime
@@ -288,16 +288,18 @@ class Invocation(Generic[R]):
         is false or its task declares ``cancel_children=False``. `by` and `reason` are stored; the default of `by` is
         the user and host, or the running invocation, that asks.
         """
-        asked_by = by or asking()
-
-        async def cancel() -> Status:
-            return (await _cancelled_all(engine, [self.id], reason, asked_by, children))[self.id]
-
-        return cancel()
+        return self._cancelled(engine, reason, by or asking(), children)
 
     acancel = awaited(cancel)
 
+    async def _cancelled(self, engine: Engine, reason: str, by: str, children: bool | None) -> Status:
+        return (await cancelled_all(engine, [self.id], reason, by, children))[self.id]
+
     # --- how it ends
+
+    @property
+    def _waited_for(self) -> list[InvocationId]:
+        return [self.id]
 
     def result(self, timeout: float | None = None) -> R:
         """Wait for the end and return the result.
@@ -314,13 +316,13 @@ class Invocation(Generic[R]):
         refuse_on_loop("result()", "'await invocation' or 'await invocation.aresult(timeout)'")
         if here.get() is None:  # outside of tasks
             return self._outcome(self._runtime.run(self._end(timeout)))
-        return self._outcome(wait(self._runtime, [self.id], self._end(timeout)))
+        return self._outcome(wait(self._runtime, self._waited_for, self._end(timeout)))
 
     async def aresult(self, timeout: float | None = None) -> R:
         if (life := running_body.life) is not None:
             _refuse_timeout(timeout)
             return await self._in_body(life)
-        return self._outcome(await await_(self._runtime, [self.id], self._end(timeout)))
+        return self._outcome(await await_(self._runtime, self._waited_for, self._end(timeout)))
 
     def _outcome(self, end: End) -> R:
         # Decoded here, on the caller's thread: that may run user code, and take a while.
@@ -341,87 +343,22 @@ class Invocation(Generic[R]):
     async def _end(self, timeout: float | None) -> End:
         engine = await self._runtime.engine()
         fresh, self.is_fresh = self.is_fresh, False
-        ended = await engine.watcher.ends([self.id], _patience(timeout), fresh=fresh)
-        if self.id not in ended:
-            raise errors.ResultTimeout(await self._impatience(engine, timeout))
-        return await _end_of(engine, ended[self.id])
+        ended = await engine.watcher.ends(self._waited_for, patience(timeout), fresh=fresh, expected=self._is_expected)
+        if not ended:
+            raise errors.ResultTimeout(await self._overdue(engine, timeout))
+        return await end_of(engine, next(iter(ended.values())))
 
-    async def _impatience(self, engine: Engine, timeout: float | None) -> str:
-        record = await self._record(engine)
-        return (
-            f"no result of {record.task} {self.id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
-            f"{(await self._runtime.explain(record)).text} It stays in the store; ask again later."
-        )
+    async def _overdue(self, engine: Engine, timeout: float | None) -> str:
+        return await overdue(self._runtime, engine, self.id, timeout)
 
 
-class InvocationGroup(Sequence[Invocation[R]]):
-    """The invocations of one `map`, in the order of their arguments."""
-
-    def __init__(self, runtime: AppRuntime, invocations: Sequence[Invocation[R]]) -> None:
-        self._runtime = runtime
-        self._invocations = tuple(invocations)
-
-    def __len__(self) -> int:
-        return len(self._invocations)
-
-    @overload
-    def __getitem__(self, index: int) -> Invocation[R]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Invocation[R]]: ...
-    def __getitem__(self, index: int | slice) -> Invocation[R] | Sequence[Invocation[R]]:
-        return self._invocations[index]
-
-    def __iter__(self) -> Iterator[Invocation[R]]:
-        return iter(self._invocations)
-
-    def __repr__(self) -> str:
-        return f"<InvocationGroup of {len(self)}>"
-
-    def results(self, timeout: float | None = None) -> list[R]:
-        """Wait for all of them and return their results in order.
-
-        Raises what the first failed one raised, or `ResultTimeout`.
-        """
-        if running_body.life is not None:
-            return [invocation.result(timeout) for invocation in self]
-        refuse_on_loop("results()", "'await group' or 'await group.aresults(timeout)'")
-        ends = wait(self._runtime, [invocation.id for invocation in self], self._ends(timeout))
-        return [invocation._outcome(end) for invocation, end in ends]
-
-    async def aresults(self, timeout: float | None = None) -> list[R]:
-        if running_body.life is not None:
-            return [await invocation.aresult(timeout) for invocation in self]
-        ends = await await_(self._runtime, [invocation.id for invocation in self], self._ends(timeout))
-        return [invocation._outcome(end) for invocation, end in ends]
-
-    def __await__(self) -> Generator[Any, None, list[R]]:
-        return self.aresults().__await__()
-
-    @blocking
-    def cancel(
-        self, engine: Engine, reason: str = "", *, by: str | None = None, children: bool | None = None
-    ) -> Coroutine[Any, Any, list[Status]]:
-        """Ask for the end of all of them, as `Invocation.cancel` does. Return the status of each then."""
-        ids, asked_by = [invocation.id for invocation in self], by or asking()
-
-        async def cancel() -> list[Status]:
-            ends = await _cancelled_all(engine, list(dict.fromkeys(ids)), reason, asked_by, children)
-            return [ends[id] for id in ids]
-
-        return cancel()
-
-    acancel = awaited(cancel)
-
-    async def _ends(self, timeout: float | None) -> list[tuple[Invocation[R], End]]:
-        engine = await self._runtime.engine()
-        fresh = bool(self._invocations) and all(invocation.is_fresh for invocation in self)
-        ended = await engine.watcher.ends([invocation.id for invocation in self], _patience(timeout), fresh=fresh)
-        missing = [invocation for invocation in self if invocation.id not in ended]
-        if missing:
-            raise errors.ResultTimeout(
-                f"{len(missing)} of {len(self)} have not ended. {await missing[0]._impatience(engine, timeout)}"
-            )
-        return [(invocation, await _end_of(engine, ended[invocation.id])) for invocation in self]
+async def overdue(runtime: AppRuntime, engine: Engine, id: InvocationId, timeout: float | None) -> str:
+    """Return what to tell a caller that has waited for so long: what holds the invocation up."""
+    (record,) = await get_all(engine.store, engine.app, [id])
+    return (
+        f"no result of {record.task} {id} within {format_duration(timeout or 0.0)}; it is {record.status}: "
+        f"{(await runtime.explain(record)).text} It stays in the store; ask again later."
+    )
 
 
 def _refuse_timeout(timeout: float | None) -> None:
@@ -433,9 +370,10 @@ def _refuse_timeout(timeout: float | None) -> None:
         )
 
 
-async def _cancelled_all(
+async def cancelled_all(
     engine: Engine, ids: Sequence[InvocationId], reason: str, by: str, children: bool | None
 ) -> dict[str, Status]:
+    """Ask for the end of these. Return their statuses then."""
     reason, by = kept_text("reason", reason), kept_text("by", by)
     if children is not None and not isinstance(children, bool):
         raise errors.UsageError(f"children={children!r}: expected True, False or None")
@@ -450,7 +388,7 @@ def due_time(at: Moment, delay: Duration | None) -> tuple[float | None, float]:
     return None if at is None else parse_moment(at), 0.0 if delay is None else length_of("delay", delay)
 
 
-def _patience(timeout: float | None) -> float | None:
+def patience(timeout: float | None) -> float | None:
     """Return how long to wait. Raises `UsageError`: compared with NaN, the time would never be over."""
     if timeout is None or (isinstance(timeout, int | float) and not math.isnan(timeout)):
         return timeout
@@ -464,7 +402,7 @@ class End(NamedTuple):
     payloads: Payloads
 
 
-async def _end_of(engine: Engine, record: InvocationRecord) -> End:
+async def end_of(engine: Engine, record: InvocationRecord) -> End:
     error = record.error.data if record.error is not None else None
     try:
         wanted = (*references(record.result), *references(error))

@@ -8,23 +8,35 @@ that they can be stored.
 from __future__ import annotations
 
 import functools
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 
 import msgspec
 
 from holdfast.clock import reached
 from holdfast.codec import Payload, Placeholder, Seen
 from holdfast.declaring import CallOptions, SubmitOptions, changed_options
-from holdfast.errors import KeyTaken, NotEncodable, StoreError, TwinDiffers, UsageError
+from holdfast.errors import ArgumentsDoNotBind, KeyTaken, NotEncodable, StoreError, TwinDiffers, UsageError
 from holdfast.executors.call import bind
 from holdfast.executors.context import origin_in, parent_in
-from holdfast.invocation import Invocation, InvocationGroup
+from holdfast.groups import words
+from holdfast.groups.calls import TaskCall, common_given, merged
+from holdfast.groups.handles import InvocationGroup
+from holdfast.invocation import Invocation
 from holdfast.model.limits import limit_key
 from holdfast.model.pacing import Debounce, paced
-from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, Terms, first_history
+from holdfast.model.records import (
+    KEY_SECONDS,
+    Follow,
+    InvocationRecord,
+    NextCall,
+    RunState,
+    Terms,
+    call_like,
+    first_history,
+)
 from holdfast.runtime.app_runtime import AppRuntime, completed, running_body
-from holdfast.runtime.definition import TaskDefinition
+from holdfast.runtime.definition import ALL_ARGUMENTS, TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.payloads import whole
 from holdfast.telemetry.tasks import here
@@ -56,6 +68,15 @@ class Submittable(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
+
+    if not TYPE_CHECKING:  # else every name would do
+
+        def __getattr__(self, word: str) -> Any:
+            """Say our word for a method of other libraries."""
+            said = "" if word.startswith("_") else words.of_method(self.definition.name, word)
+            raise AttributeError(
+                said or f"{type(self).__name__!r} object has no attribute {word!r}", name=word, obj=self
+            )
 
     def options(self, **given: Unpack[CallOptions]) -> Self:
         """Return the same task with other options for the calls that are submitted through it.
@@ -94,21 +115,26 @@ class Submittable(Generic[P, R]):
             return self._submitted_in(life, args, kwargs)
         return (await self._store([(args, kwargs)]))[0]
 
-    def map(self, calls: Iterable[Any]) -> InvocationGroup[R]:
+    def map(self, calls: Iterable[Any], *, common_args: Mapping[str, object] | None = None) -> InvocationGroup[R]:
         """Store a call for each item, all in one go.
 
-        A tuple is positional arguments, a dict keyword arguments, anything else the only argument. If one of them
-        cannot be stored, none is.
+        A tuple is positional arguments, a dict keyword arguments, anything else the only argument. `common_args` are
+        keyword arguments of all of them, which are stored once. If one of the calls cannot be stored, none is.
         """
+        common = {} if common_args is None else common_given(common_args)
         if (life := running_body.life) is not None:
-            handles = [self._submitted_in(life, args, dict(kwargs)) for args, kwargs in map(_spread, calls)]
+            handles = [self._submitted_in(life, args, merged(common, kwargs)) for args, kwargs in map(_spread, calls)]
             return InvocationGroup(self._runtime, handles)
-        return completed(self._store((_spread(call) for call in calls), is_blocking=True))
+        stored = completed(self._store((_spread(call) for call in calls), is_blocking=True, common=common))
+        return InvocationGroup(self._runtime, stored)
 
-    async def amap(self, calls: Iterable[Any]) -> InvocationGroup[R]:
+    async def amap(
+        self, calls: Iterable[Any], *, common_args: Mapping[str, object] | None = None
+    ) -> InvocationGroup[R]:
         if running_body.life is not None:
-            return self.map(calls)
-        return await self._store(_spread(call) for call in calls)
+            return self.map(calls, common_args=common_args)
+        stored = await self._store((_spread(call) for call in calls), common=common_given(common_args))
+        return InvocationGroup(self._runtime, stored)
 
     def _submitted_in(self, life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation[R]:
         if self._options.session is not None:
@@ -135,16 +161,59 @@ class Submittable(Generic[P, R]):
         )
 
     def prepared(
-        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        engine: Engine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        seen: Seen | None = None,
+        shared: Mapping[str, bytes] | None = None,
     ) -> tuple[InvocationRecord, list[Payload]]:
         """Return a call as it would be stored now, and the payloads that it refers to."""
         payloads: list[Payload] = []
-        return self._record(engine, args, kwargs, payloads, {}), payloads
+        return self._record(engine, args, kwargs, payloads, {} if seen is None else seen, shared), payloads
 
-    def template(
-        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[InvocationRecord, float | None]:
-        """Return a call that is to be submitted again and again, and after how many seconds each expires."""
+    # --- calls that follow others
+
+    def s(self, *args: Any, **kwargs: Any) -> TaskCall[R]:
+        """Return a call that is not submitted yet, for `group` and `chain`. In a chain, and as a callback, it takes the
+        result of what it follows as its first argument.
+        """
+        return TaskCall(self, args, kwargs)
+
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall[R]:
+        """Return a call like `s`, which takes nothing of what it follows."""
+        return TaskCall(self, args, kwargs, takes=False)
+
+    @property
+    def runtime(self) -> AppRuntime:
+        return self._runtime
+
+    def link(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool) -> NextCall:
+        """Return a call as it is stored to follow others. With `takes`, its first argument comes from them."""
+        if self.definition.unique:
+            raise UsageError(f"{self.name} is declared unique, and a call that follows others must not be left out")
+        self._refuse_options("a call that follows others has", but="delay")
+        whole = (None, *args) if takes else args
+        bind(self.definition.signature, whole, kwargs, self.name)
+        by = self.definition.limit_by
+        if takes and self._limited and (by == ALL_ARGUMENTS or self._passed_on in by):
+            raise UsageError(
+                f"{self.name} is limited by '{self._passed_on}', which it takes from the call before, and the limit "
+                "has to be known at submit: limit it by another argument, or submit it in a task"
+            )
+        record, _ = self.prepared(engine, whole, kwargs)
+        packed = self._runtime.codec.pack_call(args, kwargs, self._names[takes:], engine.limits)
+        self._refuse_payloads(engine, packed.payloads, "a call that follows others keeps")
+        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
+        like = msgspec.structs.replace(record, arguments=packed.data, terms=terms)
+        call = call_like(like, self._time.expires)
+        return NextCall(call=call, takes=takes, delay_seconds=self._options.delay_seconds)
+
+    @property
+    def _passed_on(self) -> str:
+        return next(iter(self._names), "")
+
+    def _refuse_options(self, what: str, but: str = "") -> None:
         given = self._options
         others = {
             "key": given.key,
@@ -152,27 +221,57 @@ class Submittable(Generic[P, R]):
             "at": given.at,
             "session": given.session,
             "expires": given.expires_at,
-            "debounce or throttle": given.pacing,
+            "debounce or throttle": self._pacing if but else given.pacing,
         }
-        if refused := [f"{name}=" for name, value in others.items() if value]:
-            raise UsageError(f"a schedule submits its call again and again, so it has no {', '.join(refused)}")
-        record, payloads = self.prepared(engine, args, kwargs)
+        if refused := [f"{name}=" for name, value in others.items() if value and name != but]:
+            raise UsageError(f"{what} no {', '.join(refused)}")
+
+    def _refuse_payloads(self, engine: Engine, payloads: Sequence[Payload], what: str) -> None:
         if payloads:
             size = sum(len(payload.data) for payload in payloads)
             raise UsageError(
-                f"the arguments have {size:,} bytes, and a schedule keeps at most {engine.limits.inline:,}: "
+                f"the arguments have {size:,} bytes, and {what} at most {engine.limits.inline:,}: "
                 "give it a name or a path of what it shall work on"
             )
+
+    async def store_chain(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        follow: Callable[[Engine], Follow] | None,
+        *,
+        is_blocking: bool,
+    ) -> Invocation[R]:
+        """Store the first call of a chain, with what follows it."""
+        return (await self._store([(args, kwargs)], is_blocking=is_blocking, follow=follow))[0]
+
+    def template(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[InvocationRecord, float | None]:
+        """Return a call that is to be submitted again and again, and after how many seconds each expires."""
+        self._refuse_options("a schedule submits its call again and again, so it has")
+        record, payloads = self.prepared(engine, args, kwargs)
+        self._refuse_payloads(engine, payloads, "a schedule keeps")
         terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
         dedup_key = record.dedup_key if self._pacing is None else None  # ticks are neither debounced nor throttled
         return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires
 
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 
-    async def _store(self, calls: Iterable[CallArguments], *, is_blocking: bool = False) -> InvocationGroup[R]:
+    async def _store(
+        self,
+        calls: Iterable[CallArguments],
+        *,
+        is_blocking: bool = False,
+        follow: Callable[[Engine], Follow] | None = None,
+        common: Mapping[str, object] | None = None,
+    ) -> list[Invocation[R]]:
         runtime, session = self._runtime, self._options.session
         engine = runtime.ready(session) if is_blocking else await runtime.aready(session)
-        records, payloads = self._records(engine, calls)
+        records, payloads = self._records(engine, calls, common)
+        if follow is not None:
+            terms = msgspec.structs.replace(records[0].terms, follow=follow(engine))
+            records = [msgspec.structs.replace(records[0], terms=terms)]
         if not records or session is None:
             bridge = runtime.opened().bridge
             is_quick = is_blocking and bool(records) and not payloads and bridge.may_wait()
@@ -193,16 +292,24 @@ class Submittable(Generic[P, R]):
         await runtime.either(engine.submitter.announce(transaction, records), is_blocking)
         return self._handles(records, there)
 
-    def _records(self, engine: Engine, calls: Iterable[CallArguments]) -> tuple[list[InvocationRecord], list[Payload]]:
+    def _records(
+        self, engine: Engine, calls: Iterable[CallArguments], common: Mapping[str, object] | None
+    ) -> tuple[list[InvocationRecord], list[Payload]]:
         """Return the records of these calls. Each is encoded as it comes: a generator may change it later."""
         seen: Seen = {}
         payloads: list[Payload] = []
-        records = [self._record(engine, args, dict(kwargs), payloads, seen) for args, kwargs in calls]
+        shared = self._runtime.codec.shared(common) if common else None
+        records = [
+            self._record(engine, args, merged(common, kwargs) if common else dict(kwargs), payloads, seen, shared)
+            for args, kwargs in calls
+        ]
         if self._options.key is not None and len(records) > 1:
             raise UsageError(f"the key {self._options.key!r} is for one call, and these are {len(records)}")
         return records, payloads
 
-    def _handles(self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]) -> InvocationGroup[R]:
+    def _handles(
+        self, records: list[InvocationRecord], there: Sequence[InvocationRecord | None]
+    ) -> list[Invocation[R]]:
         """Return handles of the records, some of which were there already."""
         handles: list[Invocation[R]] = []
         for record, before in zip(records, there, strict=True):
@@ -211,7 +318,7 @@ class Submittable(Generic[P, R]):
             else:
                 self._agree(record, before)
                 handles.append(Invocation(self._runtime, before.id))
-        return InvocationGroup(self._runtime, handles)
+        return handles
 
     def _agree(self, record: InvocationRecord, before: InvocationRecord) -> None:
         """Raise an error if the stored record is another call than this one."""
@@ -265,12 +372,21 @@ class Submittable(Generic[P, R]):
             return ""
 
     def _record(
-        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], payloads: list[Payload], seen: Seen
+        self,
+        engine: Engine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        payloads: list[Payload],
+        seen: Seen,
+        shared: Mapping[str, bytes] | None = None,
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
-        bind(task.signature, args, kwargs, task.name)
-        packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen)
+        try:
+            bind(task.signature, args, kwargs, task.name)
+        except ArgumentsDoNotBind as error:
+            raise self._with_hint(error, kwargs) from None
+        packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(
             id=ids.new(),
@@ -299,6 +415,11 @@ class Submittable(Generic[P, R]):
         if options.expires_at is not None or self._time.expires is not None:
             record = self._expiring(record)
         return record
+
+    def _with_hint(self, error: ArgumentsDoNotBind, kwargs: Mapping[str, Any]) -> ArgumentsDoNotBind:
+        """Add our word for an option of other libraries that was given as an argument."""
+        said = [words.of_option(self.name, name, "the option") for name in kwargs if name not in self._names]
+        return ArgumentsDoNotBind(f"{error}. {said[0][:1].upper()}{said[0][1:]}") if any(said) else error
 
     def _expiring(self, record: InvocationRecord) -> InvocationRecord:
         at = self._options.expires_at

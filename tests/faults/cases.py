@@ -274,6 +274,45 @@ def _called_once(session: Session) -> None:
     assert all(record.status is Status.SUCCESS for record in session.records())
 
 
+# --- chains and groups
+
+
+def following(session: Session, point: str) -> None:
+    """Its worker dies where an end calls what follows it: the rest is called, and once."""
+    tasks.submit_chains(session.app)
+    tasks.submit_group(session.app)
+    session.start_runner("--workers", "1", "--concurrency", "2", **_armed(WORKER, point))
+    session.struck(point)
+    session.until(lambda: _have_followed(session), "all that follows is called")
+    session.verdict()
+    assert Counter(record.task for record in session.records()) == {"work": 4, "after": 4, "fail": 1}
+
+
+def following_alone(session: Session, point: str) -> None:
+    """As above, with its runner, and another one goes on."""
+    tasks.submit_chains(session.app)
+    tasks.submit_group(session.app)
+    _dies(session, session.start_runner("--workers", "0", "--concurrency", "2", **_armed(RUNNER, point)))
+    session.struck(point)
+    session.start_healthy()
+    session.until(lambda: _have_followed(session), "all that follows is called")
+    session.verdict()
+
+
+def _have_followed(session: Session) -> bool:
+    return {event.token for event in session.events(What.EXEC_START)} >= set(tasks.FOLLOWING)
+
+
+def grouping(session: Session, point: str) -> None:
+    """Who submits a group dies before all of it is stored: what is there runs, and nothing is called back."""
+    victim = session.start("tests.faults.shop", "group", **_armed(SUBMITTER, point))
+    session.struck(point)
+    _dies(session, victim)
+    _heal(session)
+    ran = {event.token for event in session.events(What.EXEC_START)}
+    assert ran == {"after"} | ({f"three {number}" for number in range(3)} if point == "group.members" else set())
+
+
 # --- workflows
 
 
@@ -445,6 +484,11 @@ STORIES: dict[str, dict[str, Story]] = {
     "event.told": {SUBMITTER: emitting},
     "trigger.fired": {SUBMITTER: emitting, RUNNER: telling},
     "trigger.joined": {RUNNER: telling, SUBMITTER: emitting},
+    "follow.made": {WORKER: following, RUNNER: following_alone},
+    "group.stored": {SUBMITTER: grouping},
+    "group.members": {SUBMITTER: grouping},
+    "group.ended": {RUNNER: following_alone, WORKER: following},
+    "group.called": {WORKER: following, RUNNER: following_alone},
     "service.recorded": {SERVICE: serving},
     "service.performed": {SERVICE: serving},
     "service.ended": {SERVICE: serving},

@@ -175,9 +175,13 @@ def main(tokens: Sequence[str]) -> None:
     """The submitter: ``python -m tests.faults.shop token…``. Each of its calls has an argument that lies apart.
 
     Or whoever emits: ``python -m tests.faults.shop packed order``. Or whoever resumes a hook: ``… resume TOKEN VALUE``.
+    Or whoever submits a group: ``… group``.
     """
     if tokens[0] == "resume":
         witness.resume(tokens[1], tokens[2], lambda: app.resume_hook(tokens[1], tokens[2], tokens[2]))
+        return
+    if tokens[0] == "group":
+        tasks.submit_group(app)
         return
     if tokens[0] == tasks.PACKED:
         witness.write(What.EMIT_OK, id=app.emit(tasks.PACKED, tasks.packed(tokens[1])).id)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from tests.support.witness import What, Witness
 
-from holdfast import App, all_of, context, hook, on_event, on_result, on_status, stream
+from holdfast import App, all_of, chain, context, group, hook, on_event, on_result, on_status, stream
 from holdfast.retries import Fixed
 from holdfast.triggers import Trigger, from_event, from_result
 from holdfast.webhooks import WebhookRequest
@@ -100,6 +100,35 @@ def declare_family(app: App) -> None:
             children = [await child.options(key=f"{token} child {n}").asubmit(f"{token} child {n}") for n in range(2)]
             told = await asyncio.gather(*children)
             return execution.returns(f"{token} {execution.stamp} {len(told)}")
+
+
+# --- chains and groups
+
+
+def after(told: object, token: str) -> str:
+    """Follows others: what it is told comes of them."""
+    with witness().execution(token) as execution:
+        return execution.returns(f"{token} {execution.stamp} {bool(told)}")
+
+
+FOLLOWING = ["one", "one second", "one third", "two", "two failed", "three 0", "three 1", "three 2", "three done"]
+"""What runs of a chain, of a call that fails, and of a group, see `submit_chains` and `submit_group`."""
+
+
+def submit_chains(app: App) -> list[str]:
+    work, last, fail = (app.get_task(name) for name in ("work", "after", "fail"))
+    run = chain(work.s("one"), last.s(token="one second"), last.s(token="one third")).submit()
+    return [run.id, fail.s("two").on_error(last.s(token="two failed")).submit().id]
+
+
+def submit_group(app: App) -> str:
+    work, last = app.get_task("work"), app.get_task("after")
+    return group([work.s(f"three {number}") for number in range(3)]).then(last.s(token="three done")).submit().id or ""
+
+
+def fail(token: str) -> None:
+    with witness().execution(token):
+        raise ValueError(token)
 
 
 # --- what triggers call
@@ -354,7 +383,7 @@ def _last_words(token: str) -> None:
         pass
 
 
-ALL = (work, hold, await_release, limited, chant, exits, segfaults, devours)
+ALL = (work, after, fail, hold, await_release, limited, chant, exits, segfaults, devours)
 OPTIONS: dict[str, dict[str, Any]] = {"limited": {"limit": 1}}
 PACKED = "packed"
 CALLED: dict[str, Trigger] = {

@@ -20,7 +20,7 @@ from tests.support.checker import Bounds, Dump, Fault, FaultKind, Faults, Ledger
 from tests.support.checker.case import Case
 from tests.support.checker.spans import union, without
 from tests.support.patience import patient
-from tests.support.plots import clean, happenings, hooks, planted, runs, streams
+from tests.support.plots import clean, groups, happenings, hooks, planted, runs, streams
 from tests.support.plots.material import (
     ONE,
     Plot,
@@ -44,8 +44,8 @@ from holdfast.store.memory.store import MemoryStore
 from holdfast.testing import FakeClock
 from holdfast.testing.samples import BY_NAME, LANE, START, invocation, runner, wish
 
-PLANTED = [*planted.PLANTED, *happenings.PLANTED, *runs.PLANTED, *streams.PLANTED, *hooks.PLANTED]
-CLEAN = [*clean.CLEAN, *happenings.CLEAN, *runs.CLEAN, *streams.CLEAN, *hooks.CLEAN]
+PLANTED = [*planted.PLANTED, *happenings.PLANTED, *runs.PLANTED, *streams.PLANTED, *hooks.PLANTED, *groups.PLANTED]
+CLEAN = [*clean.CLEAN, *happenings.CLEAN, *runs.CLEAN, *streams.CLEAN, *hooks.CLEAN, *groups.CLEAN]
 
 
 @pytest.mark.parametrize("plot", PLANTED, ids=lambda plot: f"{plot.breaks.split()[0]} {plot.name}")
@@ -80,6 +80,7 @@ NUMBERS = {
     "I18",
     "I19",
     "I20",
+    "I21",
 }  # I17 is about the table
 
 

@@ -111,7 +111,7 @@ def origin_of(record: InvocationRecord) -> str:
     if origin is None or not origin.sources:
         return ""
     sources = " and ".join(describe_source(each) for each in origin.sources)
-    if [each.name for each in origin.sources] == [origin.trigger]:  # a schedule, which is its own trigger
+    if not origin.trigger or [each.name for each in origin.sources] == [origin.trigger]:  # a chain; a schedule
         return sources
     return f"{sources}, by the trigger '{origin.trigger}'"
 

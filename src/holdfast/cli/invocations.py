@@ -19,12 +19,14 @@ from holdfast.cli.naming import find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
 from holdfast.cli.policies import describe_policy
 from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable, UsageError
+from holdfast.groups.looking import Family, drawn, family_of
+from holdfast.ids import is_id
 from holdfast.model.names import counted
 from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.listing import filter_of
 from holdfast.runtime.runs import StepRecord, Stored
-from holdfast.showing import brief, describe, length, moment
+from holdfast.showing import brief, describe, fields, length, moment
 from holdfast.web.documents import decoded, history_of
 from holdfast.web.reading import ReadModel
 from holdfast.world.records import QUEUE as WORLD_QUEUE
@@ -131,8 +133,10 @@ def show(out: Output, app: App, id: InvocationId) -> None:
     record = found(app, id)
     whole = app.runtime.run(ReadModel(app.runtime).whole(record))
     error, calls, now = record.error, whole.calls, reach.time_of(app)
+    family = app.runtime.run(_family(app, record))
     if out.json:
-        return out.document(whole.document(app.runtime.codec))
+        relatives = [fields(each, *each.__struct_fields__) for each in family.lines]
+        return out.document(whole.document(app.runtime.codec) | {"family": relatives})
     out.line(f"{record.task} ({record.status}): {whole.why.text}")
     out.line()
     out.facts(
@@ -167,6 +171,11 @@ def show(out: Output, app: App, id: InvocationId) -> None:
     if error and error.traceback:
         out.block(error.traceback)
     out.line()
+    if not family.is_alone:
+        for branch, each in drawn(family.lines):
+            this = "  ◀ this" if each.is_self else ""
+            out.line(f"{branch}{each.task} {each.id} {each.status}  {each.role}".rstrip() + this)
+        out.line()
     if calls:
         _print_time_line(out, record, calls, now)
     _print_history(out, record, _HISTORY_SHOWN)
@@ -228,6 +237,10 @@ def _times(record: InvocationRecord) -> str:
     return ", ".join([*each, *([] if terms.start_by is None else [f"expires {moment(terms.start_by)}"])])
 
 
+async def _family(app: App, record: InvocationRecord) -> Family:
+    return await family_of(await app.runtime.engine(), record)
+
+
 # --- finding
 
 
@@ -236,6 +249,8 @@ def found(app: App, id: str) -> InvocationRecord:
     try:
         return app.invocation(find_id(app, id)).record()
     except InvocationNotFound:
+        if is_id(id) and any(each.id == id for each in app.groups(before=f"{id}{{", limit=1)):
+            raise InvocationNotFound(f"{id} is a group: holdfast groups show {id}") from None
         with contextlib.suppress(EventNotFound):
             raise InvocationNotFound(
                 f"{id} is the event '{reach.event_of(app, id).name}': holdfast events show {id}"

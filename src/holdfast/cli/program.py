@@ -18,6 +18,7 @@ from holdfast.cli import (
     archive,
     config,
     events,
+    groups,
     hooks,
     invocations,
     logs,
@@ -100,6 +101,7 @@ _COMMANDS: _Commands = {
 # A group is its help, or the command that it is by itself; and its commands.
 _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
     "runners": (runners.runners, {"drain": runners.drain, "stop": runners.stop}),
+    "groups": (groups.groups, {"show": groups.show, "cancel": groups.cancel}),
     "queues": (queues.queues, {"pause": queues.pause, "resume": queues.resume}),
     "schedules": (schedules.schedules, schedules.COMMANDS),
     "events": (events.events, {"show": events.show, "emit": events.emit}),

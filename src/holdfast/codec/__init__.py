@@ -226,13 +226,16 @@ class Codec:
         names: Sequence[str],
         limits: SizeLimits,
         seen: Seen | None = None,
+        shared: Mapping[str, bytes] | None = None,
     ) -> Packed:
         """Encode a call, as `encode_call` does. Arguments of more than `limits.inline` bytes are stored apart, each by
-        itself; if the others are too large together, the largest of them too.
+        itself; if the others are too large together, the largest of them too. So are those that are `shared` with other
+        calls, whose encoded form is given.
         """
-        if bytes not in map(type, (*args, *kwargs.values())) or not [
-            item for item in (*args, *kwargs.values()) if type(item) is bytes and len(item) > limits.inline
-        ]:
+        if not shared and (
+            bytes not in map(type, (*args, *kwargs.values()))
+            or not [item for item in (*args, *kwargs.values()) if type(item) is bytes and len(item) > limits.inline]
+        ):
             data = self.encode_call(args, kwargs, names)
             if len(data) <= limits.inline:
                 return Packed(data)  # nearly all of them
@@ -241,6 +244,7 @@ class Codec:
         try:
             small = tuple([spill.bytes_put_out(item) for item in args])
             named = {name: spill.bytes_put_out(item) for name, item in kwargs.items()}
+            named |= {name: spill.put_out(data) for name, data in (shared or {}).items()}
             data = self.encode_call(small, named, names)
             if len(data) > limits.inline:
                 del data  # it may be large, and comes once more
@@ -273,6 +277,11 @@ class Codec:
             total -= size
         raw = [msgspec.Raw(part) for part in parts]
         return pack((raw[: len(args)], dict(zip(kwargs, raw[len(args) :], strict=True))))
+
+    def shared(self, values: Mapping[str, object]) -> dict[str, bytes]:
+        """Return the encoded form of those of these arguments that are worth storing once for many calls."""
+        encoded = {name: self.encode(value, at=name) for name, value in values.items()}
+        return {name: data for name, data in encoded.items() if len(data) > _WORTH_BYTES}
 
     def pack_error(self, error: BaseException, limits: SizeLimits) -> tuple[ErrorRecord, tuple[Payload, ...]]:
         """Encode an error, as `encode_error` does, with large values stored apart."""

@@ -597,6 +597,8 @@ class ChangeFacts(TypedDict, total=False):
 PARENT = "@parent"  # in an outbox: the run that waits for the end
 CHILDREN = "@children"  # in an outbox: what is to end with the run
 HOOKS = "@hooks"  # in an outbox: its hooks
+FOLLOW = "@follow"  # in an outbox: what is called after it
+GROUP = "@group"  # in an outbox: its group
 
 
 def change_of(
@@ -613,6 +615,8 @@ def change_of(
         outbox = (PARENT,) if record.reply_to is not None else ()
         outbox += (CHILDREN,) if has_children else ()
         outbox += (HOOKS,) if has_children or (record.run is not None and record.run.has_hooks) else ()
+        outbox += (FOLLOW,) if record.terms.follow is not None else ()
+        outbox += (GROUP,) if record.terms.group is not None else ()
     return Change(
         name=name,
         app=app,

@@ -20,7 +20,7 @@ from holdfast.model.names import unversioned
 from holdfast.model.parking import what_helps
 from holdfast.model.queues import QueuePause
 from holdfast.model.records import InvocationRecord, RunnerRecord, WorkerRecord, runner_of
-from holdfast.model.status import AVAILABLE, OWNED, TABLE, Status
+from holdfast.model.status import AVAILABLE, FINAL, OWNED, TABLE, Status
 
 MAX_NAMED = 3
 
@@ -74,11 +74,23 @@ def explain(record: InvocationRecord, around: Surroundings) -> Explanation:
     standing = Standing(record, around.now, around.limit, len(around.holders))
     reasons = tuple(held_back(standing, [offer_of(runner) for runner in around.alive], around.paused))
     if record.status not in AVAILABLE:
-        return Explanation(reasons=reasons, text=_by_status(record, around))
+        return Explanation(reasons=reasons, text=" ".join([_by_status(record, around), *_followed(record)]))
     first, *others = [f"{_SAYS[reason](record, around)}." for reason in reasons] or [_free(record, around)]
     asked = [f"It is {record.cancellation}: its next owner lets it clean up."] if record.cancellation else []
-    text = " ".join([first, *[f"Besides, {other}" for other in others], *asked, *_expires(record, around)])
+    more = [*asked, *_expires(record, around), *_followed(record)]
+    text = " ".join([first, *[f"Besides, {other}" for other in others], *more])
     return Explanation(reasons=reasons, text=text)
+
+
+def _followed(record: InvocationRecord) -> list[str]:
+    """Say what follows its end, and which group waits for that."""
+    said, follow, has_ended = [], record.terms.follow, record.status in FINAL
+    if follow is not None and follow.rest and (not has_ended or record.outbox):
+        more = f" and {len(follow.rest) - 1} more" if len(follow.rest) > 1 else ""
+        said.append(f"After a success, {follow.rest[0].call.task}{more} follows it.")
+    if record.terms.group is not None and not has_ended:
+        said.append(f"The group {record.terms.group} waits for its end: holdfast groups show {record.terms.group}")
+    return said
 
 
 # --- one that is in the queue

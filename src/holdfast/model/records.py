@@ -22,7 +22,7 @@ from msgspec import UnsetType
 from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
-from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, corrupt
+from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, ahead, corrupt
 from holdfast.model.status import FINAL, OWNED, Status
 
 DRAIN, STOP = "drain", "stop"
@@ -69,9 +69,46 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_by: Moment | None = None  # without a first start by then, it ends
     cancel_grace: Seconds | None = None  # seconds to clean up; None: as the settings say
     cancel_children: bool = True  # what it has submitted is cancelled with it
+    follow: Follow | None = None  # what is called when it has ended
+    group: InvocationId | None = None  # the group that wants to know of its end
 
 
 PLAIN = Terms()
+
+
+class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that is stored, to be submitted later: by a schedule, a trigger or the end of another call."""
+
+    task: str
+    arguments: bytes
+    queue: str = "default"
+    tags: tuple[str, ...] = ()
+    priority: Number = 0
+    at_most_once: bool = False
+    limit_key: str | None = None
+    dedup_key: str | None = msgspec.field(default=None, name="twin")
+    expires_seconds: Seconds | None = None  # in its terms there is no moment, since each invocation has another one
+    terms: Terms = PLAIN
+    is_run: bool = False  # of a workflow
+    event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
+
+
+class NextCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that is made when others have ended. `takes`: its first argument is what they leave."""
+
+    call: StoredCall
+    takes: bool = True
+    delay_seconds: Seconds = 0.0
+
+
+class Follow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What follows the end of an invocation: the `rest` of its chain, one after another, or `on_error`."""
+
+    rest: tuple[NextCall, ...] = ()
+    on_error: NextCall | None = None
+    chain: InvocationId | None = None  # the first link of the chain; None: it is that itself
+    place: Count = 0  # how many links are before it
+
 
 # --- how long an ended invocation is kept: agreed at submit, for each outcome, so that a deploy does not change it. The
 # moment of its removal is part of the write of its end.
@@ -543,6 +580,29 @@ def read_body(entry: Entry) -> None:
     """Raise `CorruptRecord` if what an entry says cannot be read, as far as its kind is known here."""
     if entry.kind in _decoders:
         _decoders[entry.kind](entry)
+
+
+def call_like(record: InvocationRecord, expires_seconds: float | None) -> StoredCall:
+    """Return the call that makes invocations like this one."""
+    shared = {name: getattr(record, name) for name in _SHARED}
+    return StoredCall(**shared, expires_seconds=expires_seconds, is_run=record.run is not None)
+
+
+def invocation_of(call: StoredCall, *, operation: str, why: str, **fields: Any) -> InvocationRecord:
+    """Return a new invocation that makes this call. `fields` are what the call does not say, and what it says
+    differently.
+    """
+    run = {"run": RunState()} if call.is_run else {}
+    record = InvocationRecord(**{name: getattr(call, name) for name in _SHARED} | run | fields)
+    if call.expires_seconds is not None:
+        start_by = ahead(max(record.created_at, record.due_at), call.expires_seconds)
+        terms = msgspec.structs.replace(record.terms, start_by=start_by)
+        record = msgspec.structs.replace(record, start_by=start_by, terms=terms)
+    return registered(record, operation=operation, at=record.created_at, why=why)
+
+
+# What calls and invocations have in common.
+_SHARED = ("task", "arguments", "queue", "tags", "priority", "at_most_once", "limit_key", "dedup_key", "terms")
 
 
 def registered(

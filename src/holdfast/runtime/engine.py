@@ -20,6 +20,7 @@ from holdfast.ids import Ids, InvocationId
 from holdfast.model.changes import Change, Verdict
 from holdfast.model.names import core_app, is_core
 from holdfast.model.records import InvocationRecord
+from holdfast.model.status import Status
 from holdfast.runtime.cancel import Canceller
 from holdfast.runtime.hints import Hub
 from holdfast.runtime.payloads import PayloadStore
@@ -44,6 +45,10 @@ class Outbox:
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
         return await self._store.apply([change for _, change in wanted])
+
+    def of_end(self, task: str, status: Status) -> tuple[str, ...]:
+        """Return the triggers that want to hear of such an end, as far as they are known."""
+        return ()
 
     def ended(self, ids: Sequence[InvocationId]) -> None:
         """Deliver soon what the outboxes of these invocations name, which the store has ended by itself."""

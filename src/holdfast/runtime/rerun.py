@@ -92,7 +92,9 @@ class Rerunner:
         return ""
 
     def _repeated(self, record: InvocationRecord, request: str, due_at: float, new_key: bool) -> InvocationRecord:
-        now = self._store.now()
+        now, follow = self._store.now(), record.terms.follow
+        if follow is not None:  # a chain of its own
+            follow = msgspec.structs.replace(follow, chain=None, place=0)
         run = None if record.run is None else RunState(effects_key=None if new_key else record.key_of_effects)
         fresh = InvocationRecord(
             id=self._id(record.id, request),
@@ -104,7 +106,9 @@ class Rerunner:
             priority=record.priority,
             at_most_once=record.at_most_once,
             limit_key=record.limit_key,
-            terms=msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None),
+            terms=msgspec.structs.replace(
+                record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None, follow=follow, group=None
+            ),
             rerun_of=record.id,
             run=run,
             created_at=now,

@@ -126,9 +126,9 @@ class Watcher:
         self._poll_interval = engine.settings.poll_interval_seconds
 
     async def ends(
-        self, ids: Sequence[InvocationId], timeout: float | None, *, fresh: bool = False
+        self, ids: Sequence[InvocationId], timeout: float | None, *, fresh: bool = False, expected: bool = False
     ) -> dict[str, InvocationRecord]:
-        """Return the final records of `ids`.
+        """Return the final records of `ids`. Invocations that are `expected` may be stored later.
 
         Invocations that have not ended after `timeout` seconds are missing from the answer. Raises
         `InvocationNotFound`, and `CorruptRecord` for a damaged record.
@@ -150,8 +150,9 @@ class Watcher:
             while open_ids:
                 asked = tuple(notified.take() & open_ids)
                 are_all = len(asked) == len(open_ids)
-                for id, record in zip(asked, await get_all(self._store, self._app, asked), strict=True):
-                    if record.status in FINAL:
+                read = self._store.get(self._app, asked) if expected else get_all(self._store, self._app, asked)
+                for id, record in zip(asked, await read, strict=True):
+                    if record is not None and record.status in FINAL:
                         ended[id] = record
                         open_ids.discard(id)
                 now = loop.time()

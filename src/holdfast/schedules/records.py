@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from holdfast.ids import InvocationId
-from holdfast.model.decoding import Count, Moment, Number, Seconds, ahead
-from holdfast.model.records import PLAIN, Entry, InvocationRecord, RunState, Terms, entry_reader, registered
+from holdfast.model.decoding import Count, Moment, Seconds
+from holdfast.model.records import Entry, entry_reader
+from holdfast.model.records import StoredCall as StoredCall  # of every tick
+from holdfast.model.records import call_like as call_like
+from holdfast.model.records import invocation_of as invocation_of
 from holdfast.schedules.timing import Cron, cron
 from holdfast.schedules.timing import Schedule as Timing
 
@@ -39,45 +40,6 @@ class CatchUp(StrEnum):
     NONE = "none"
     LAST = "last"
     ALL = "all"
-
-
-class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every tick submits."""
-
-    task: str
-    arguments: bytes
-    queue: str = "default"
-    tags: tuple[str, ...] = ()
-    priority: Number = 0
-    at_most_once: bool = False
-    limit_key: str | None = None
-    dedup_key: str | None = msgspec.field(default=None, name="twin")
-    expires_seconds: Seconds | None = None  # in its terms there is no moment, since every tick has another
-    terms: Terms = PLAIN
-    is_run: bool = False  # of a workflow
-    event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
-
-
-def call_like(record: InvocationRecord, expires_seconds: float | None) -> StoredCall:
-    """Return the call that makes invocations like this one."""
-    shared = {name: getattr(record, name) for name in _SHARED}
-    return StoredCall(**shared, expires_seconds=expires_seconds, is_run=record.run is not None)
-
-
-def invocation_of(call: StoredCall, *, operation: str, why: str, **fields: Any) -> InvocationRecord:
-    """Return a new invocation that makes this call. `fields` are what the call does not say, and what it says
-    differently.
-    """
-    run = {"run": RunState()} if call.is_run else {}
-    record = InvocationRecord(**{name: getattr(call, name) for name in _SHARED} | run | fields)
-    if call.expires_seconds is not None:
-        start_by = ahead(max(record.created_at, record.due_at), call.expires_seconds)
-        record = replace(record, start_by=start_by, terms=replace(record.terms, start_by=start_by))
-    return registered(record, operation=operation, at=record.created_at, why=why)
-
-
-# What calls and invocations have in common.
-_SHARED = ("task", "arguments", "queue", "tags", "priority", "at_most_once", "limit_key", "dedup_key", "terms")
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

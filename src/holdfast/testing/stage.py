@@ -109,11 +109,11 @@ class EagerWatcher(Watcher):
         self._perform = perform
 
     async def ends(
-        self, ids: Sequence[InvocationId], timeout: float | None, *, fresh: bool = False
+        self, ids: Sequence[InvocationId], timeout: float | None, *, fresh: bool = False, expected: bool = False
     ) -> dict[str, InvocationRecord]:
-        await super().ends(ids, 0.0)  # whether they are there at all
+        await super().ends(ids, 0.0, expected=expected)  # whether they are there at all
         await self._perform(ids, timeout)
-        return await super().ends(ids, 0.0)
+        return await super().ends(ids, 0.0, expected=expected)
 
 
 class EagerTails(LiveTails):

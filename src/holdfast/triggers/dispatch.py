@@ -373,6 +373,8 @@ def describe_source(source: Source) -> str:
             return f"the wish at {source.id} to run the schedule '{source.name}' now"
         case "tick":
             return f"tick {source.id} of the schedule '{source.name.removeprefix(rules.TICKS)}'"
+        case "group":
+            return f"the end of the group {source.id}"
     return f"the end of {source.name} {source.id}" if source.name else "several happenings"
 
 

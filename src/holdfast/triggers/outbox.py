@@ -20,7 +20,7 @@ from holdfast.errors import CorruptRecord, EventNotFound, StoreError
 from holdfast.ids import InvocationId
 from holdfast.model.changes import Applied, Change, Verdict, delivered
 from holdfast.model.records import Entry, InvocationRecord
-from holdfast.model.status import FINAL
+from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine, Outbox
 from holdfast.runtime.outage import cancel_tasks
 from holdfast.runtime.submit import until_over
@@ -68,6 +68,9 @@ class TriggerOutbox(Outbox):
             crashpoint("outbox.written")
             self.ended(written)
         return verdicts
+
+    def of_end(self, task: str, status: Status) -> tuple[str, ...]:
+        return self._subscriptions.of_end(task, status)
 
     def ended(self, ids: Sequence[InvocationId]) -> None:
         """Deliver soon what the outboxes of these invocations name."""

@@ -33,7 +33,7 @@ from holdfast.triggers.subscriptions import Subscriptions
 
 _SWEEP_SECONDS = 2.0
 _LOOK_SECONDS = 15.0  # whether there are triggers now
-_IDLE_SECONDS = 120.0
+_IDLE_SECONDS = 10.0  # ends of calls that others follow
 _RUNS_SECONDS = 5.0  # ends of children that their parents wait for
 _THOROUGH_SECONDS = 60.0
 _PUT_OFF_SECONDS = 60.0

@@ -41,6 +41,7 @@ I17    the table has no dead end, whoever dies
 I18    at rest the counts agree, and nothing is owned or left behind
 I19    the log of a finished run, replayed, gives the same calls and the same end
 I20    the work of the dead runs again in time, and nothing is taken from the living
+I21    the end of a link calls the next one, that of a group calls back; each once
 =====  ==============================================================================================================
 
 Runs of a World are judged by `check_worlds`, under I1, I5, I11 and I12.
@@ -55,6 +56,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tests.support.checker import (
     causes,
     executions,
+    groups,
     history,
     hooks,
     keys,
@@ -111,6 +113,8 @@ CHECKS: tuple[Callable[[Case], Iterator[Violation]], ...] = (
     causes.everybody_was_told,
     causes.one_call_for_each,
     causes.each_happening_is_used_once,
+    groups.chains_go_on,
+    groups.groups_call_back_once,
     streams.positions_are_dense_and_fenced,
     streams.chunks_are_as_they_were_said,
     streams.a_call_that_has_ended_has_all_its_chunks,

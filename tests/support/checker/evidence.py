@@ -23,6 +23,7 @@ from holdfast.errors import CodecError, CorruptRecord, PayloadLost
 from holdfast.executors.chunks import CHUNK, CLOSE, RESTART
 from holdfast.fleet.services import SERVICE, Executions
 from holdfast.fleet.slots import Execution
+from holdfast.groups import records as groups
 from holdfast.ids import InvocationId
 from holdfast.model.records import Entry, HistoryEntry, InvocationRecord, Quarantined, RunnerRecord
 from holdfast.model.status import Status
@@ -108,6 +109,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     triggers: tuple[triggers.TriggerRecord, ...] = ()
     events: tuple[events.EventRecord, ...] = ()
     joins: tuple[joins.Join, ...] = ()  # what happened of several things that a trigger waits for
+    groups: tuple[groups.GroupRecord, ...] = ()
     logs: Mapping[str, tuple[LogLine, ...]] = {}  # of runs, by id; the latest generation last
     streams: Mapping[str, tuple[StreamLine, ...]] = {}  # by invocation and name, with a slash between them
     hooks: tuple[hook_records.HookEntry, ...] = ()
@@ -152,6 +154,7 @@ async def dump(
         triggers=await _entries(store, app, triggers.KIND, triggers.from_entry),
         events=await _entries(store, app, events.KIND, events.from_entry),
         joins=await _entries(store, app, joins.KIND, joins.from_entry),
+        groups=await _entries(store, app, groups.KIND, groups.from_entry),
         logs={record.id: await _log(store, record, codec, payload_store) for record in records if record.run},
         streams=await _streams(store, app, codec, payload_store),
         hooks=await _entries(store, app, hook_records.HOOK, hook_records.read_hook),

@@ -6,8 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
+from tests.support.simulation.groups import submit_party
 from tests.support.simulation.happenings import event_of
-from tests.support.simulation.plan import APP, TASK, Emission, Job, Trip, id_of
+from tests.support.simulation.plan import APP, TASK, Emission, Job, Party, Trip, id_of
 from tests.support.simulation.trips import STREAMS, TRIP, Trips
 from tests.support.simulation.trips import id_of as trip_id
 from tests.support.witness import What, digest_of, digest_of_error
@@ -51,6 +52,7 @@ class Client:
             *map(self._submit, jobs),
             *map(self._emit, emissions),
             *map(self._submit_trip, trips),
+            *map(self._submit_party, plan.parties[self._number :: 3]),
             *[self._resume(trip, token) for trip in others for token in Trips.tokens(trip)],
         )
 
@@ -142,6 +144,14 @@ class Client:
                 await asyncio.gather(self._see(trip, record.id), self._cancel(trip, record.id), *reading)
                 return
         ledger.write(What.SUBMIT_UNKNOWN, self.process.pid, **facts)
+
+    async def _submit_party(self, party: Party) -> None:
+        await asyncio.sleep(party.at)
+        while True:
+            try:
+                return await submit_party(self._world, self._engine, party)
+            except StoreError:
+                await asyncio.sleep(0.3)
 
     async def _follow(self, id: InvocationId, name: str) -> None:
         """Read a stream to its end; come anew where the store was away."""

@@ -68,6 +68,28 @@ class Trip(msgspec.Struct, frozen=True, kw_only=True):
     cancel_after: float | None = None  # seconds after its submit
 
 
+class Party(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain and a group to submit, by the tokens of their jobs. Each calls others when it ends."""
+
+    token: str
+    at: float
+    links: tuple[str, ...]
+    members: tuple[str, ...]
+    cancels: bool = False  # the other members, when one has failed
+
+    @property
+    def failed_link(self) -> str:
+        return f"{self.token} failed"
+
+    @property
+    def done(self) -> str:
+        return f"{self.token} done"
+
+    @property
+    def after_done(self) -> str:
+        return f"{self.token} after"
+
+
 class Timer(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule."""
 
@@ -129,6 +151,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     weather: Weather = Weather()
     jobs: tuple[Job, ...] = ()
     trips: tuple[Trip, ...] = ()
+    parties: tuple[Party, ...] = ()
     strikes: tuple[Strike, ...] = ()
     timers: tuple[Timer, ...] = ()
     emissions: tuple[Emission, ...] = ()  # with any, there are triggers too
@@ -220,6 +243,32 @@ def families_of(seed: int) -> Plan:
             generations[-1] = replace(generations[-1], child=job.token)  # a circle
         jobs += generations
     return replace(plan, jobs=tuple(jobs), timers=(), emissions=(), concurrency=rng.choice((1, 1, 2, 3)))
+
+
+def parties_of(seed: int) -> Plan:
+    """The plan of a seed with chains and groups beside a few of its jobs. In half of the plans some calls raise."""
+    rng, plan = random.Random(f"parties {seed}"), plan_of(seed)
+    fails = rng.random() < 0.5
+    parties, jobs = list[Party](), list[Job]()
+    for number in range(rng.randint(2, 5)):
+        links = tuple(f"p{number}.l{place}" for place in range(rng.randint(2, 4)))
+        members = tuple(f"p{number}.m{place}" for place in range(rng.randint(1, 12)))
+        at = rng.uniform(0.0, plan.chaos_seconds * 0.9)
+        party = Party(token=f"p{number}", at=at, links=links, members=members, cancels=rng.random() < 0.3)
+        parties.append(party)
+        for token in (*links, *members):
+            ending = Ending.RAISE if fails and rng.random() < 0.15 else Ending.RETURN
+            jobs.append(Job(token=token, at=at, seconds=rng.choice((0.0, 0.0, 0.05, 0.5)), ending=ending, times=0))
+        jobs += [Job(token=token, at=at, times=0) for token in (party.failed_link, party.done, party.after_done)]
+    few = [replace(job, limit_key=None) for job in plan.jobs[:4]]
+    return replace(plan, jobs=(*few, *jobs), parties=tuple(parties), timers=(), emissions=())
+
+
+def dying_parties(seed: int) -> Plan:
+    """Chains and groups on runners that are killed all the time."""
+    rng, plan = random.Random(f"dying parties {seed}"), parties_of(seed)
+    strikes = _kills(rng, count=16, apart=1.3, steps=100)
+    return replace(plan, nodes=3, concurrency=2, strikes=strikes, weather=Weather(), own_clocks=0.0, skew=0.0)
 
 
 def dying_families(seed: int) -> Plan:

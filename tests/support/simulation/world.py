@@ -87,6 +87,7 @@ class World:
         self.weather = plan.weather
         self.codec = Codec()
         self.jobs = {job.token: job for job in plan.jobs}
+        self.ids: dict[str, str] = {}  # by token, of jobs in chains and groups
         self.trips = Trips(self)
         self.faults: list[Fault] = []
         self.refuted: list[Violation] = []
@@ -226,6 +227,8 @@ class World:
     def id_of(self, job: Job) -> str:
         """Which invocation a job became. With a key that is whichever came first."""
         name = (APP, "key", f"{TASK}|{job.token}")
+        if job.token in self.ids:
+            return self.ids[job.token]
         return self.server.store._named[name] if job.keyed else id_of(job.token)
 
     @contextmanager

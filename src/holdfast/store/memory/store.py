@@ -467,6 +467,10 @@ class MemoryStore:
     def _of(self, app: str) -> list[InvocationRecord]:
         return [record for record in self._records.values() if record.app == app]
 
+    def has_all(self, app: str, ids: Sequence[InvocationId]) -> bool:
+        with self._lock:
+            return all((app, id) in self._records for id in ids)
+
     def unfinished(self, app: str, ids: Sequence[InvocationId] | None = None) -> list[InvocationRecord]:
         """Return the invocations that have not ended, of these ids or all. Not of the contract: for tests."""
         found = self._of(app) if ids is None else [self._records.get((app, id)) for id in ids]

@@ -1,0 +1,54 @@
+"""Words of other task queues, with ours for each, for error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_SUBMIT = "{name}.submit(…)"
+_OPTIONS = "{name}.options(delay=…, queue=…).submit(…)"
+_CALL = "{name}.s(…), for group() and chain()"
+
+METHODS: Mapping[str, str] = {
+    **dict.fromkeys(("delay", "send", "enqueue", "defer", "kiq", "perform_async", "push", "spawn"), _SUBMIT),
+    **dict.fromkeys(
+        ("apply_async", "send_with_options", "schedule", "enqueue_in", "enqueue_at", "configure"), _OPTIONS
+    ),
+    **dict.fromkeys(("subtask", "signature", "message"), _CALL),
+    **dict.fromkeys(("starmap", "chunks", "parallelize"), "{name}.map([…])"),
+    "apply": "{name}(…), which calls the function here",
+    "call_local": "{name}(…), which calls the function here",
+    "retry": "raise RetryLater(…), or retries= in @app.task(…)",
+}
+
+OPTIONS: Mapping[str, str] = {
+    "countdown": "delay= (seconds, or a text such as '5m')",
+    "eta": "at= (an aware datetime)",
+    "run_at": "at= (an aware datetime)",
+    "task_id": "key=, for a call that is to be stored once",
+    "job_id": "key=, for a call that is to be stored once",
+    "queue_name": "queue=",
+    "time_limit": "timeout=",
+    "soft_time_limit": "soft_timeout=",
+    "max_retries": "retries= in @app.task(…)",
+    "link": "{name}.s(…).then(…)",
+    "link_error": "{name}.s(…).on_error(…)",
+}
+
+
+def of_method(name: str, word: str) -> str:
+    """Return what to say of a method that other libraries have; empty for one that they have not."""
+    ours = METHODS.get(word)
+    return "" if ours is None else f"the task {name} has no method {word}(): write {ours.format(name=_short(name))}"
+
+
+def of_option(name: str, word: str, given: str) -> str:
+    """Return what to say of an option that other libraries have; empty for one that they have not."""
+    ours = OPTIONS.get(word)
+    if ours is None:
+        return ""
+    said = ours.format(name=_short(name))
+    return f"{given} {word}= is {said} here" + (f": {_short(name)}.options(…).submit(…)" if "= (" in ours else "")
+
+
+def _short(name: str) -> str:
+    return name.rpartition(":")[2]
