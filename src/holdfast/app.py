@@ -175,6 +175,9 @@ class App:
         in it. An invocation that was not started within `expires` ends with `Expired`. A cancelled invocation has
         `cancel_grace` to clean up; its children are cancelled with it, unless ``cancel_children=False``.
 
+        ``validate="submit"`` checks the arguments of each call against the annotations when it is submitted, and raises
+        `ArgumentsDoNotFit` with the path of what does not fit; the setting `validate` says so for all tasks.
+
         `triggers` call the task by themselves, while runners run: ``triggers=[cron("0 9 * * mon-fri",
         timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`; and on
         events: ``on_event("order.created")``, ``on_status(other, "failed")``, `on_result`, `on_exception`.

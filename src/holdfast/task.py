@@ -26,6 +26,7 @@ from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, Term
 from holdfast.runtime.app_runtime import AppRuntime, completed, running_body
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.fitting import Fitting
 from holdfast.runtime.payloads import whole
 from holdfast.telemetry.tasks import here
 from holdfast.workflows.api import submitted_in_body
@@ -46,7 +47,10 @@ class Submittable(Generic[P, R]):
         self._names = tuple(definition.signature.parameters)
         self._limited = definition.limit is not None
         self._time = self._options.time or definition.time
-        self.terms = self._time.added_to(definition.terms(runtime.settings.archive_retention_seconds))
+        given, usual = self._options, runtime.settings.archive_retention_seconds
+        self.terms = self._time.added_to(definition.terms(usual, retries=given.retries, kept=given.retention))
+        is_checked = (definition.validate or runtime.settings.validate) == "submit"
+        self._fitting = Fitting(definition.function, definition.signature, definition.name) if is_checked else None
         self._pacing = self._options.pacing or definition.pacing
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
@@ -71,7 +75,8 @@ class Submittable(Generic[P, R]):
         are of a kind, else all of the task.
 
         `timeout`, `soft_timeout`, `expires`, `cancel_grace` and `cancel_children` are as in `App.task`; `expires` may
-        also be a moment (an aware datetime).
+        also be a moment (an aware datetime). `retries` and `retention` replace those of the task; a retention by
+        outcome (``{"failed": "30d"}``) changes these outcomes only, and "forever" keeps the call.
 
         `session` is your own transaction: a session of pymongo's (async) client inside `start_transaction`, or a
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
@@ -270,6 +275,8 @@ class Submittable(Generic[P, R]):
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
         bind(task.signature, args, kwargs, task.name)
+        if self._fitting is not None:
+            self._fitting.check(args, kwargs)
         packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen)
         payloads += packed.payloads
         record = InvocationRecord(

@@ -137,7 +137,7 @@ class Reruns(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """When reruns are due, and whether their steps have new idempotency keys."""
+    """When reruns are due, and whether they have new idempotency keys."""
 
     due: tuple[float | None, float]
     new_key: bool
@@ -223,8 +223,8 @@ class Archive:
         **where: Unpack[ArchiveFilter],
     ) -> Coroutine[Any, Any, Reruns]:
         """Store a new invocation for each of these ended ones, or for all that a filter means (see `archive`), with the
-        same arguments, task and queue. It knows what it repeats (`rerun_of`) and has no key. The steps of a workflow
-        have the idempotency keys of the first run, unless `new_key`.
+        same arguments, task and queue. It knows what it repeats (`rerun_of`) and has no key. Its effects have the
+        idempotency keys of the first run (``context().idempotency_key``), unless `new_key`.
 
         With `dry_run` nothing is stored; the result lists what would be. Repeating a `request` that was cut short
         stores nothing twice.

@@ -89,9 +89,7 @@ class RerunFlags:
     request: Annotated[
         str | None, Option(metavar="ID", help="Repeat a rerun that was cut short; nothing is stored twice.")
     ] = None
-    new_key: Annotated[
-        bool, Option("--new-key", help="Give the steps of workflows new idempotency keys: effects are repeated.")
-    ] = False
+    new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
 @command()
@@ -106,7 +104,7 @@ def rerun(
     """Run ended invocations again: by id, or all that match a filter.
 
     Each becomes a new invocation with the same arguments, task and queue. With a filter, they are listed first; --yes,
-    or an answer, does it. The steps of a workflow keep the idempotency keys of the first run, unless --new-key.
+    or an answer, does it. Effects keep the idempotency keys of the first run, unless --new-key.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     due = None if options.at is None else time_given(options.at, "--at")

@@ -696,7 +696,8 @@ def retried(
 
 
 def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tuple[FailedAttempt, ...]:
-    failed = FailedAttempt(number=record.failures + 1, attempt=record.attempt, at=at, error=error)
+    number, due_at = record.failures + 1, None if record.errors else record.due_at
+    failed = FailedAttempt(number=number, attempt=record.attempt, at=at, error=error, due_at=due_at)
     errors = (*record.errors, failed)
     return errors if len(errors) <= MAX_ERRORS else errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MAX_ERRORS :]
 

@@ -45,13 +45,14 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     by: str | None = msgspec.field(name="b", default=None)
 
 
-class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt that failed and was followed by another: the `number`-th failure. Attempts count crashes as well."""
 
     number: Count
     attempt: Count
     at: Moment
     error: ErrorRecord
+    due_at: Moment | None = None  # of the first failure: when that attempt was due
 
 
 KEY_SECONDS = 86_400.0
@@ -69,6 +70,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_by: Moment | None = None  # without a first start by then, it ends
     cancel_grace: Seconds | None = None  # seconds to clean up; None: as the settings say
     cancel_children: bool = True  # what it has submitted is cancelled with it
+    effects_key: str | None = None  # of a rerun of a task: the key of the effects of the first run
 
 
 PLAIN = Terms()
@@ -252,7 +254,13 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return what the idempotency keys of its effects begin with: a rerun or fork has those of the first run."""
         repeated = None if self.run is None else self.run.effects_key
         of_step = None if self.reply_to is None else self.reply_to.effects_key
-        return repeated or of_step or self.key or self.id
+        return repeated or of_step or self.terms.effects_key or self.key or self.id
+
+    @property
+    def first_due_at(self) -> float:
+        """Return when its first attempt was due, from which a timetable counts its age."""
+        due_at = self.errors[0].due_at if self.errors else self.due_at
+        return self.created_at if due_at is None else max(due_at, self.created_at)
 
     @property
     def seed(self) -> str:

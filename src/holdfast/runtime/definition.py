@@ -108,6 +108,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     retries: Policy = Never()
     retention: Mapping[str, float | None] = msgspec.field(default_factory=dict)  # by outcome; None: for ever
     time: TimeLimits = TimeLimits()
+    validate: str | None = None  # "submit", "off"; None: as the app says
     schedules: tuple[Any, ...] = ()  # `holdfast.schedules.options.TaskSchedule`
     triggers: tuple[Any, ...] = ()  # `holdfast.triggers.conditions.Trigger`
     is_hidden: bool = False  # ours, not a user's: it decides for a trigger, or is a step that was sent elsewhere
@@ -139,10 +140,19 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     def is_workflow(self) -> bool:
         return self.executor is ExecutorKind.WORKFLOW
 
-    def terms(self, retention_seconds: float = RETENTION_SECONDS) -> Terms:
-        """Return the terms of each call; `retention_seconds` is for a task without a retention of its own."""
-        policy = None if isinstance(self.retries, Never) else dump_policy(self.retries)
-        retention = agreed_retention(self.retention, retention_seconds)
+    def terms(
+        self,
+        retention_seconds: float = RETENTION_SECONDS,
+        *,
+        retries: Policy | None = None,
+        kept: Mapping[str, float | None] | None = None,
+    ) -> Terms:
+        """Return the terms of each call; `retention_seconds` is for a task without a retention of its own. `retries`
+        and `kept`, by outcome, are of a single call.
+        """
+        chosen = self.retries if retries is None else retries
+        policy = None if isinstance(chosen, Never) else dump_policy(chosen)
+        retention = agreed_retention({**self.retention, **(kept or {})}, retention_seconds)
         terms = PLAIN if policy is None and retention is None else Terms(retries=policy, retention=retention)
         return self.time.added_to(terms)
 

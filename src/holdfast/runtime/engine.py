@@ -22,7 +22,7 @@ from holdfast.model.names import core_app, is_core
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.cancel import Canceller
 from holdfast.runtime.hints import Hub
-from holdfast.runtime.payloads import PayloadStore
+from holdfast.runtime.payloads import PayloadCache, PayloadStore
 from holdfast.runtime.streams import ChunkPort
 from holdfast.runtime.submit import Submitter
 from holdfast.runtime.wait import Watcher
@@ -94,12 +94,14 @@ class Engine:
         self.hook_receivers: dict[str, ReceivePayload] = {}
         self.chunks: ChunkPort | None = None  # writes the chunks of streams
         self.foreign: Any = None  # `holdfast.runtime.runs.ForeignRuns`
+        self.payload_cache = PayloadCache(self.settings.payload_cache)
         self.limits = SizeLimits(self.settings.inline_limit, self.settings.payload_limit)
         self._serve(app)
 
     def _serve(self, app: str) -> None:
         self.app, self.is_core = app, is_core(app)
-        self.payloads = PayloadStore(self.store, app=app, chunk_threshold=self.settings.chunk_threshold)
+        threshold, cache = self.settings.chunk_threshold, self.payload_cache
+        self.payloads = PayloadStore(self.store, app=app, chunk_threshold=threshold, cache=cache)
         self.outbox = Outbox(self.store)
         self.submitter = Submitter(self)
         self.canceller = Canceller(self)

@@ -46,8 +46,7 @@ class Rerunner:
     ) -> list[Rerun]:
         """Store a new invocation for each of these, or say why not. Idempotent, by the request.
 
-        The steps of a workflow have the idempotency keys of the first run, unless `new_key`. A task has its own id as
-        the key of its effects, as ever: its record has no place for another one.
+        Its effects have the idempotency keys of the first run, unless `new_key`.
         """
         damage: dict[str, str] = {}  # by digest, as several may share one
         refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage))}
@@ -86,14 +85,15 @@ class Rerunner:
     async def _damage(self, reference: Reference) -> str:
         await self._store.keep_payloads(self._app, [reference.digest])
         try:
-            await self._engine.payloads.fetch([reference])
+            await self._engine.payloads.fetch([reference], fresh=True)
         except PayloadLost as error:
             return str(error)
         return ""
 
     def _repeated(self, record: InvocationRecord, request: str, due_at: float, new_key: bool) -> InvocationRecord:
         now = self._store.now()
-        run = None if record.run is None else RunState(effects_key=None if new_key else record.key_of_effects)
+        effects_key = None if new_key else record.key_of_effects
+        terms = msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None)
         fresh = InvocationRecord(
             id=self._id(record.id, request),
             app=record.app,
@@ -104,9 +104,9 @@ class Rerunner:
             priority=record.priority,
             at_most_once=record.at_most_once,
             limit_key=record.limit_key,
-            terms=msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None),
+            terms=msgspec.structs.replace(terms, effects_key=effects_key if record.run is None else None),
             rerun_of=record.id,
-            run=run,
+            run=None if record.run is None else RunState(effects_key=effects_key),
             created_at=now,
             due_at=due_at,
         )

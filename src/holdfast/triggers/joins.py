@@ -2,7 +2,7 @@
 
 There is one record for each clause and correlation value (an order's number, say), changed by one writer at a time. A
 happening is put into the record once: used ones are remembered for an hour, longer than any dispatch is repeated. When
-every member has a happening, the first of each become a firing, in the same write. A firing stays in the record until
+every member has a happening of its own, the first of each become a firing, in the same write. A firing stays in the record until
 its invocation is stored, whose id follows from its happenings. A happening that waits longer than the trigger's
 `within` is dropped; that time is measured between the happenings, not between their dispatches.
 """
@@ -90,11 +90,10 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
         groups[member].sort(key=lambda each: each.at)
     used = {id: until for id, until in join.used.items() if until > now}
     firings = list(join.firings)
-    while all(groups):
-        firing = tuple(group[0] for group in groups)
+    while firing := _distinct(groups):
         oldest = min(firing, key=lambda each: each.at)
         if max(each.at for each in firing) - oldest.at >= within_seconds:
-            groups[firing.index(oldest)].pop(0)
+            groups = [[each for each in group if each.source != oldest.source] for group in groups]
             continue
         firings.append(firing)
         used |= {each.source.id: now + REMEMBERED_SECONDS for each in firing}
@@ -106,6 +105,28 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
     dropped = join.dropped + before - sum(map(len, groups))
     used = dict(list(used.items())[-MAX_REMEMBERED:])
     return replace(join, members=tuple(map(tuple, groups)), firings=tuple(firings), used=used, dropped=dropped)
+
+
+def _distinct(groups: Sequence[Sequence[Happened]]) -> tuple[Happened, ...]:
+    """Return a happening for each member, as old as possible and none of them twice: ``all_of`` of the same event twice
+    needs two events. Nothing if there are not enough.
+    """
+    holds: dict[Source, int] = {}
+    chosen: dict[int, Happened] = {}
+
+    def take(member: int, asked: set[Source]) -> bool:
+        free = next((each for each in groups[member] if each.source not in holds), None)
+        for each in groups[member] if free is None else (free,):
+            if each.source in asked:
+                continue
+            asked.add(each.source)
+            if each.source not in holds or take(holds[each.source], asked):  # its holder takes another one
+                holds[each.source], chosen[member] = member, each
+                return True
+        return False
+
+    is_complete = bool(groups) and all(groups) and all(take(member, set()) for member in range(len(groups)))
+    return tuple(chosen[member] for member in range(len(groups))) if is_complete else ()
 
 
 def tidied(join: Join, within_seconds: float, now: float) -> Join:
