@@ -443,10 +443,10 @@ def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict
     return kept
 
 
-def _validation(given: object) -> str | None:
+def _validation(given: str | None) -> str | None:
     if given not in (None, "submit", "off"):
         raise UsageError(f"validate={given!r:.80}: expected 'submit', 'off', or None for what the app says")
-    return cast(str | None, given)
+    return given
 
 
 def _called_by(

@@ -6,7 +6,7 @@
     ├── UsageError                              the call itself is wrong; nothing was written
     │   ├── BlockingCall                        a blocking wait on a running event loop
     │   ├── ArgumentsDoNotBind                  arguments that the task's signature refuses
-    │   ├── ArgumentsDoNotFit                   arguments that its annotations refuse (validate="submit"); names the path
+    │   ├── ArgumentsDoNotFit                   arguments that its annotations refuse; names the path
     │   ├── DuplicateTask                       two tasks with one name
     │   ├── InvalidSchedule                     a cron expression, time zone, interval or instant is wrong
     │   ├── KeyTaken                            its key belongs to a call with other arguments

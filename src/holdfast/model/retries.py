@@ -268,8 +268,8 @@ def decide(
     """Decide whether a failed attempt is followed by another, and when.
 
     `attempt` counts the attempts made, the failed one included; `age_seconds` is the time since the first one was
-    due (below zero, after a clock was set back, counts as zero); `error_types` is what `exception_names` returns for the exception's
-    class; `random_unit` is a random number from 0 to 1.
+    due (below zero, after a clock was set back, counts as zero); `error_types` is what `exception_names` returns for
+    the exception's class; `random_unit` is a random number from 0 to 1.
     """
     if attempt < 1 or not 0 <= random_unit <= 1:
         raise UsageError(f"attempt={attempt} must be at least 1, and random_unit={random_unit} between 0 and 1.")

@@ -132,14 +132,14 @@ def _misfit_of_generic(value: Any, hint: Any, origin: Any, path: str, depth: int
         return None
     if not isinstance(value, origin):
         return Misfit(path, value, _named(hint))
-    inner = typing.get_args(hint)
+    inner, items = typing.get_args(hint), typing.cast(Any, value)
     if isinstance(value, Mapping) and len(inner) == 2:
         return _misfit_of_mapping(value, inner, path, depth)
     if origin is tuple:
         if len(inner) != 2 or inner[1] is not ...:
-            if len(inner) != len(value):
+            if len(inner) != len(items):
                 return Misfit(path, value, _named(hint))
-            pairs = enumerate(zip(value, inner, strict=True))
+            pairs = enumerate(zip(items, inner, strict=True))
             found = (misfit_of(item, each, f"{path}[{index}]", depth + 1) for index, (item, each) in pairs)
             return next(filter(None, found), None)
         inner = inner[:1]
@@ -178,7 +178,7 @@ def _misfit_of_typed_dict(value: Any, hint: Any, path: str, depth: int) -> Misfi
 
 def _misfit_of_fields(value: Any, path: str, depth: int) -> Misfit | None:
     """Look into the fields that the value's class declares."""
-    cls = type(value)
+    cls: Any = type(value)
     if not (dataclasses.is_dataclass(cls) or isinstance(value, msgspec.Struct) or _is_named_tuple(cls)):
         return None
     hints = _hints_of(cls)
@@ -201,7 +201,7 @@ def _field_names(cls: Any) -> Iterable[str]:
 
 
 @functools.lru_cache(maxsize=1000)
-def _hints_of(cls: type) -> dict[str, Any]:
+def _hints_of(cls: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except Exception:
