@@ -279,5 +279,3 @@ def test_the_app_says_so_for_all_tasks_and_a_task_for_itself() -> None:
         free.submit("x")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="validate='always': expected 'submit', 'off', or None"):
             app.task(name="wrong", validate="always")(len)  # type: ignore[call-overload]
-
-

@@ -19,7 +19,7 @@ from tests.support.patience import patient
 
 from holdfast import App, ResultTimeout, Retries, Status, UsageError
 from holdfast.errors import BlockingCall, KeyTaken
-from holdfast.retries import Fixed, Forever
+from holdfast.retries import Fixed, Forever, Timetable
 from holdfast.testing import Endless, Harness, testing_app
 
 

@@ -84,9 +84,9 @@ def takes(app: App, *triggers: Any, name: str = "told") -> Any:
         (lambda: on_event("a", where=functools.partial(yes)), "expected a dict, or a plain function"),
         (lambda: on_event("a", correlate=5), "correlate=5: expected a path"),  # type: ignore[arg-type]
         (lambda: on_event("a", correlate="x."), "correlate='x.': expected a path"),
-        (lambda: on_status("pay", "running"), "expected one of cancelled, failed, success. Only ends fire triggers"),
+        (lambda: on_status("pay", "running"), "expected one of cancelled, concurrency_controlled_final, failed"),
         (lambda: on_status("pay", ["success", "done"]), "on_status(…, 'done')"),
-        (lambda: on_status("pay", "concurrency_controlled_final"), "expected one of"),
+        (lambda: on_status("pay", "concurrency_controlled"), "expected one of"),
         (lambda: on_status("pay", []), "needs a status"),
         (lambda: on_status("pay", 5), "on_status(…, 5)"),  # type: ignore[arg-type]
         (lambda: on_status(""), "expected a task, or the name of one"),

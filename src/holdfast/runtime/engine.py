@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from holdfast.clock import Clock
@@ -44,6 +44,10 @@ class Outbox:
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
         return await self._store.apply([change for _, change in wanted])
+
+    async def told_of_refusals(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+        """Return the names to put into the outboxes of calls of these tasks that a limit refuses, by task."""
+        return {}
 
     def ended(self, ids: Sequence[InvocationId]) -> None:
         """Deliver soon what the outboxes of these invocations name, which the store has ended by itself."""

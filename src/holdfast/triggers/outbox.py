@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from holdfast.errors import CorruptRecord, EventNotFound, StoreError
 from holdfast.ids import InvocationId
 from holdfast.model.changes import Applied, Change, Verdict, delivered
 from holdfast.model.records import Entry, InvocationRecord
-from holdfast.model.status import FINAL
+from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine, Outbox
 from holdfast.runtime.outage import cancel_tasks
 from holdfast.runtime.submit import until_over
@@ -52,10 +52,7 @@ class TriggerOutbox(Outbox):
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
         changes = [change for _, change in wanted]
         if self._monotonic() > self._subscriptions.none_until and self._has_end(changes):
-            if self._subscriptions.is_fresh:
-                self._subscriptions.renew()
-            else:
-                await self._subscriptions.refresh()
+            await self._look()
             if self._subscriptions:
                 changes = [self._addressed(record, change) for record, change in wanted]
         verdicts = await self._store.apply(changes)
@@ -68,6 +65,18 @@ class TriggerOutbox(Outbox):
             crashpoint("outbox.written")
             self.ended(written)
         return verdicts
+
+    async def _look(self) -> None:
+        if self._subscriptions.is_fresh:
+            self._subscriptions.renew()
+        else:
+            await self._subscriptions.refresh()
+
+    async def told_of_refusals(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+        if self._monotonic() > self._subscriptions.none_until:
+            await self._look()
+        each = {task: self._subscriptions.of_end(task, Status.CONCURRENCY_CONTROLLED_FINAL) for task in tasks}
+        return {task: names for task, names in each.items() if names}
 
     def ended(self, ids: Sequence[InvocationId]) -> None:
         """Deliver soon what the outboxes of these invocations name."""
