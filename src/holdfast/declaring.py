@@ -21,16 +21,18 @@ from holdfast.errors import InvalidSchedule, UsageError
 from holdfast.model.limits import Limit
 from holdfast.model.names import valid_key, valid_name
 from holdfast.model.pacing import Debounce, Pacing, Throttle
-from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY, OUTCOMES, SHORTEST_SECONDS
+from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY
 from holdfast.model.retries import Policy
 from holdfast.runtime.definition import (
     ALL_ARGUMENTS,
     ExecutorKind,
+    Retention,
     TaskDefinition,
     TimeLimits,
     executor_for,
     flag,
     import_name,
+    retention_of,
     retries_of,
     signature_of,
     where_of,
@@ -67,7 +69,7 @@ class TaskOptions(SharedOptions, total=False):
     executor: Executor | None
     at_most_once: bool
     retries: Policy | int | None
-    retention: Duration | Mapping[str, Duration | None] | None
+    retention: Retention
     limit: int | None
     limit_by: str | Iterable[str] | None
     when_full: Literal["wait", "refuse"]
@@ -117,7 +119,7 @@ class CallOptions(SharedOptions, total=False):
     expires: Duration | dt.datetime | None
     cancel_children: bool | None
     retries: Policy | int | None
-    retention: Duration | Mapping[str, Duration | None] | None
+    retention: Retention
     on_parent_end: Literal["cancel", "continue"] | None
 
 
@@ -425,22 +427,6 @@ def refuse_with_pacing(pacing: Pacing | None, options: SubmitOptions | None, tas
         raise UsageError("debounce= says itself when the call is due; leave delay= and at= out")
     if isinstance(pacing, Debounce) and options.session is not None:
         raise UsageError("debounce= may have to change a call that is stored already, so it cannot be part of session=")
-
-
-def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict[str, float | None]:
-    """Return how long ended calls are kept, by outcome; None for ever. Raises `UsageError`."""
-    each = dict(given) if isinstance(given, Mapping) else dict.fromkeys(OUTCOMES, given)
-    kept: dict[str, float | None] = {}
-    for outcome, duration in each.items():
-        if outcome not in OUTCOMES:
-            raise UsageError(f"retention= for {outcome!r}: a call ends as {', '.join(OUTCOMES)}")
-        kept[outcome] = seconds = None if duration in (None, "forever") else length_of("retention", duration)
-        if seconds is not None and seconds < SHORTEST_SECONDS:
-            raise UsageError(
-                f"retention={duration!r} is too short: an ended invocation is kept for at least "
-                f"{format_duration(SHORTEST_SECONDS)}, so that waiting callers find it"
-            )
-    return kept
 
 
 def _validation(given: str | None) -> str | None:

@@ -58,6 +58,11 @@ class Submittable(Generic[P, R]):
     def name(self) -> str:
         return self.definition.name
 
+    @property
+    def is_validated(self) -> bool:
+        """Return whether arguments are checked against annotations when a call is submitted."""
+        return self._fitting is not None
+
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 

@@ -188,7 +188,7 @@ def declare_checked(app: App, **options: Any) -> Any:
         rate: float = 0.0,
         mode: Literal["a", "b"] = "a",
         to: Address | None = None,
-        cents: Cents = Cents(0),  # noqa: B008
+        cents: Cents = Cents(0),
         at: dt.datetime | None = None,
         names: Sequence[str] = (),
         small: Small = 0,

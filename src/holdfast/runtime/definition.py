@@ -17,10 +17,20 @@ from holdfast.errors import UsageError
 from holdfast.executors.declared import MAINS, why_unreachable
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Pacing
-from holdfast.model.records import PLAIN, RETENTION_SECONDS, Terms, agreed_retention, lane_of
+from holdfast.model.records import (
+    OUTCOMES,
+    PLAIN,
+    RETENTION_SECONDS,
+    SHORTEST_SECONDS,
+    Terms,
+    agreed_retention,
+    lane_of,
+)
 from holdfast.model.retries import Never, Policy, as_policy, dump_policy, queues_of
 
 ALL_ARGUMENTS = ("*",)
+Retention = Duration | Mapping[str, Duration | None] | None
+"""How long ended calls are kept: a time, "forever" or None, or one for each outcome."""
 
 
 class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +203,22 @@ def retries_of(retries: Policy | int | None, at_most_once: bool) -> Policy:
     if at_most_once and not isinstance(policy, Never):
         raise UsageError("at_most_once=True and retries= contradict each other: one of them is too much")
     return policy
+
+
+def retention_of(given: Retention) -> dict[str, float | None]:
+    """Return how long ended calls are kept, by outcome; None for ever. Raises `UsageError`."""
+    each = dict(given) if isinstance(given, Mapping) else dict.fromkeys(OUTCOMES, given)
+    kept: dict[str, float | None] = {}
+    for outcome, duration in each.items():
+        if outcome not in OUTCOMES:
+            raise UsageError(f"retention= for {outcome!r}: a call ends as {', '.join(OUTCOMES)}")
+        kept[outcome] = seconds = None if duration in (None, "forever") else length_of("retention", duration)
+        if seconds is not None and seconds < SHORTEST_SECONDS:
+            raise UsageError(
+                f"retention={duration!r} is too short: an ended invocation is kept for at least "
+                f"{format_duration(SHORTEST_SECONDS)}, so that waiting callers find it"
+            )
+    return kept
 
 
 def names_of(definitions: Iterable[TaskDefinition]) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     runner: str | None = None  # only what workers of this runner own
     parent: str | None = None  # only what this invocation has submitted
     before_id: str | None = None  # for the next page: only ids smaller than this one
+    id_ends: str | None = None  # only ids that end so, for people: alone, it reads the keys of all invocations
     rerun_of: str | None = None  # only what repeats this one
     limit_key: str | None = None
     since: float | None = None  # only what was last changed then or later
@@ -235,7 +236,7 @@ class Store(Protocol):
         inbox of a run that has not ended, unless the entry is there or the inbox is full (`Full`). Attributes are
         replaced for the owner, and the mark that an invocation has streams, or what it waits for, is set for it. A
         `MoveUp` gives an invocation that waits in the queue an earlier place there; elsewhere it changes nothing, and
-        is `APPLIED` all the same.
+        is `APPLIED` all the same. A `Kept` says until when an ended invocation is kept.
 
         Atomic: each change by itself, all its edges and fields together. Idempotent: yes, by the operation id
         (`Applied(again=True)`), a push by the id of its entry. Order: changes to one invocation are taken in the order
@@ -291,6 +292,12 @@ class Store(Protocol):
     ) -> Sequence[InvocationRecord]:
         """Return the first `limit` invocations of this order that the filter allows, with arguments, result and error.
         Corrupt records are left out and observed; with `set_aside`, they are quarantined.
+        """
+        ...
+
+    async def apps(self) -> Sequence[str]:
+        """Return the names of the apps that have invocations, entries or runners in this store. Its cost grows with the
+        apps, not with what they have. Order: sorted.
         """
         ...
 
