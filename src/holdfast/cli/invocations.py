@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from holdfast.ids import InvocationId as WholeId
 from holdfast.model.names import core_app, counted
 from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
-from holdfast.runtime.listing import filter_of, is_allowed, with_key
+from holdfast.runtime.listing import Keep, filter_of, is_allowed, with_key
 from holdfast.runtime.naming import declared
 from holdfast.runtime.runs import StepRecord, Stored
 from holdfast.showing import brief, describe, length, moment
@@ -77,7 +77,7 @@ class ListFilter:
             "attributes": attributes_of(self.attribute or ()),
         }
 
-    def keep(self, app: App) -> Callable[[InvocationRecord], bool] | None:
+    def keep(self, app: App) -> Keep | None:
         """Return what tells whether an invocation that the store has found is meant; None if all are."""
         kind = self.kind
         by_queue = kind is None or (kind is InvocationKind.WORLD and not self.queue)
@@ -108,7 +108,11 @@ def ps(
     """List invocations, newest first."""
     names = (filter.task or ()) if core else stored_names(app, filter.task or ())
     where = filter_of(task=names, **filter.where(app), before=page_given(before))
-    page = app.runtime.run(_page(app, filter, where, names, limit, core))
+    keep = filter.keep(app)
+    if core:
+        page = app.runtime.run(ReadModel(app.runtime).invocations(where, limit, keep, core=True))
+    else:
+        page = app.runtime.run(_page(app, where, names, filter.key, keep, limit))
     out.document(page.document())
     now = reach.time_of(app)
     rows = [
@@ -121,17 +125,15 @@ def ps(
 
 
 async def _page(
-    app: App, filter: ListFilter, where: Filter, names: Sequence[str], limit: int, core: bool
+    app: App, where: Filter, tasks: Sequence[str], key: str | None, keep: Keep | None, limit: int
 ) -> InvocationPage:
     """Return a page of invocations. One with a key is looked up, where its task is known."""
-    model, keep = ReadModel(app.runtime), filter.keep(app)
-    tasks = names or [name for definition in declared(app.runtime) for name in definition.names]
-    if filter.key is None or not tasks or core:
-        return await model.invocations(where, limit, keep, core=core)
-    found = await with_key(await app.runtime.engine(), tasks, filter.key)
-    return InvocationPage(
-        [each for each in found if is_allowed(where, each) and (not keep or keep(each))][:limit], None
-    )
+    tasks = tasks or [name for definition in declared(app.runtime) for name in definition.names]
+    if key is None or not tasks:
+        return await ReadModel(app.runtime).invocations(where, limit, keep)
+    found = await with_key(await app.runtime.engine(), tasks, key)
+    wanted = [each for each in found if is_allowed(where, each) and (keep is None or keep(each))]
+    return InvocationPage(wanted[:limit], None)
 
 
 @command()

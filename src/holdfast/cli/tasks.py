@@ -80,7 +80,6 @@ def _options(task: Submittable[..., Any]) -> dict[str, Any]:
         "cancel_children": definition.time.cancel_children,
         "validate": task.is_validated,
         "called_by": [*_schedules(definition), *map(repr, definition.triggers)],
-        + [repr(each) for each in definition.triggers],
     }
 
 
