@@ -119,6 +119,7 @@ def test_an_id_is_found_by_its_beginning_or_its_end(shop: Path, holdfast: Comman
 
 
 def test_an_event_is_found_by_its_end(shop: Path, holdfast: Command) -> None:
+    assert holdfast("store", "prepare").code == 0
     id = holdfast("events", "emit", "paid", "{}", "--json").json["id"]
     assert holdfast("events", "show", id[-8:], "--json").json["id"] == id
     assert holdfast("events", "show", "zzzzzz").code == 4
