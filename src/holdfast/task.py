@@ -153,8 +153,10 @@ class Submittable(Generic[P, R]):
 
     def template(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[InvocationRecord, float | None]:
-        """Return a call that is to be submitted again and again, and after how many seconds each expires."""
+    ) -> tuple[InvocationRecord, float | None, list[Payload]]:
+        """Return a call that is to be submitted again and again, after how many seconds each expires, and the payloads
+        that it refers to.
+        """
         given = self._options
         others = {
             "key": given.key,
@@ -167,15 +169,9 @@ class Submittable(Generic[P, R]):
         if refused := [f"{name}=" for name, value in others.items() if value]:
             raise UsageError(f"a schedule submits its call again and again, so it has no {', '.join(refused)}")
         record, payloads = self.prepared(engine, args, kwargs)
-        if payloads:
-            size = sum(len(payload.data) for payload in payloads)
-            raise UsageError(
-                f"the arguments have {size:,} bytes, and a schedule keeps at most {engine.limits.inline:,}: "
-                "give it a name or a path of what it shall work on"
-            )
         terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
         dedup_key = record.dedup_key if self._pacing is None else None  # ticks are neither debounced nor throttled
-        return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires
+        return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires, payloads
 
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 

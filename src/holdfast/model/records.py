@@ -507,7 +507,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     The store does not read its `body`, which is JSON. Its `version` grows by one with each change, and a change applies
     only to the version that was read. `due_at` is when it is to be looked at next; None: never. `subject` is what it
-    belongs to, the run of a hook say, by which entries of its kind are found.
+    belongs to, the run of a hook say, by which entries of its kind are found. `payloads` are the digests of those that
+    its body refers to: they stay as long as the entry does.
     """
 
     app: str
@@ -518,6 +519,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     due_at: Moment | None = None
     keep_until: Moment | None = None  # removed some time after that; None: kept until a user removes it
     subject: str | None = None
+    payloads: tuple[str, ...] = ()
 
 
 _decoders: dict[str, Callable[[Entry], object]] = {}

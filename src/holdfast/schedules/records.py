@@ -12,14 +12,24 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.codec import Payload
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import Count, Moment, Number, Seconds, ahead
-from holdfast.model.records import PLAIN, Entry, InvocationRecord, RunState, Terms, entry_reader, registered
+from holdfast.model.records import (
+    PLAIN,
+    Entry,
+    InvocationRecord,
+    RunState,
+    Terms,
+    digests_in,
+    entry_reader,
+    registered,
+)
 from holdfast.schedules.timing import Cron, cron
 from holdfast.schedules.timing import Schedule as Timing
 
@@ -56,6 +66,13 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     terms: Terms = PLAIN
     is_run: bool = False  # of a workflow
     event: str = ""  # instead of a task: an event of that name, for a trigger that wants more than the tick
+
+
+class PreparedCall(NamedTuple):
+    """A call to be stored with a schedule, and the large arguments that it refers to: they are kept before it."""
+
+    call: StoredCall
+    payloads: tuple[Payload, ...] = ()
 
 
 def call_like(record: InvocationRecord, expires_seconds: float | None) -> StoredCall:
@@ -145,7 +162,16 @@ def to_entry(record: ScheduleRecord) -> Entry:
     if record.progress.queued and record.is_active:
         due_at = min(record.changed_at + _QUEUE_SECONDS, math.inf if due_at is None else due_at)
     body = msgspec.json.encode(record)
-    return Entry(app=record.app, kind=KIND, name=record.name, body=body, version=record.version, due_at=due_at)
+    payloads = digests_in(record.call.arguments)
+    return Entry(
+        app=record.app,
+        kind=KIND,
+        name=record.name,
+        body=body,
+        version=record.version,
+        due_at=due_at,
+        payloads=payloads,
+    )
 
 
 def _check(record: ScheduleRecord) -> None:

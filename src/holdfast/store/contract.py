@@ -340,9 +340,9 @@ class Store(Protocol):
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         """Remove payloads, and pieces without a payload, that were not wanted since `before` and that no invocation
-        (its inbox included) and no log, of a run or a stream, refers to; look at up to `limit` of each. Payloads that
-        are referred to count as wanted now, so that the next call looks at others. A store may count what an inbox
-        referred to before, until the invocation is removed.
+        (its inbox included), no entry and no log, of a run or a stream, refers to; look at up to `limit` of each.
+        Payloads that are referred to count as wanted now, so that the next call looks at others. A store may count what
+        an inbox referred to before, until the invocation is removed.
 
         Atomic: a payload that is kept or put at the same time is either whole, or its keeper learns that it is not
         there. Order: longest unwanted first.
@@ -518,15 +518,17 @@ class Transaction(Protocol):
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]: ...
 
-    def put_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]:
-        """Insert new entries, all of one app. Return for each the entry that has its name and stays, or None. An entry
-        whose time to be kept is over is replaced.
+    def put_entries(self, entries: Sequence[Entry], stored: Sequence[StoredPayload] = ()) -> Sequence[Entry | None]:
+        """Insert new entries, all of one app, and what they refer to. Return for each the entry that has its name and
+        stays, or None. An entry whose time to be kept is over is replaced.
 
         Atomic: with the transaction.
         """
         ...
 
-    async def aput_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]: ...
+    async def aput_entries(
+        self, entries: Sequence[Entry], stored: Sequence[StoredPayload] = ()
+    ) -> Sequence[Entry | None]: ...
 
     def append(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
         """Append pages to logs of runs, as `Store.append` does. Other than `Appended`, a verdict means that the page is

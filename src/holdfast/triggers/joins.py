@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.codec.data import MISSING
 from holdfast.ids import derived_id
 from holdfast.model.decoding import Count, Moment, ahead
-from holdfast.model.records import Entry, Source, entry_reader
+from holdfast.model.records import Entry, Source, digests_in, entry_reader
 from holdfast.triggers.rules import DATA, Facts, TriggerRecord
 
 KIND = "join"
@@ -25,12 +25,11 @@ REMEMBERED_SECONDS = 3600.0
 SWEPT_AFTER_SECONDS = 2.0
 MAX_WAITING = 1000
 MAX_REMEMBERED = 5000
-LARGEST = 2**20  # bytes that one may bring along
-MAX_BYTES = 4 * 2**20  # that all of them may: the record is written anew for each
+MAX_BYTES = 4 * 2**20  # that all of them may bring along: the record is written anew for each
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A happening that waits for the others, with what it gives to the call."""
+    """A happening that waits for the others, with what it gives to the call; it may refer to payloads."""
 
     source: Source
     at: Moment
@@ -141,7 +140,10 @@ def to_entry(join: Join, within_seconds: float, now: float) -> Entry:
     times = [ahead(each.at, within_seconds) for group in join.members for each in group] + list(join.used.values())
     due_at = now + SWEPT_AFTER_SECONDS if join.firings else min(times, default=now)
     body = msgspec.json.encode(join)
-    return Entry(app=join.app, kind=KIND, name=join.name, body=body, version=join.version, due_at=due_at)
+    payloads = digests_in(*[each.picked for group in (*join.members, *join.firings) for each in group])
+    return Entry(
+        app=join.app, kind=KIND, name=join.name, body=body, version=join.version, due_at=due_at, payloads=payloads
+    )
 
 
 from_entry = entry_reader(Join, KIND)

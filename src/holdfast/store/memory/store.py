@@ -370,6 +370,7 @@ class MemoryStore:
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         wanted = {digest for record in self._of(app) for digest in record.payloads}
+        wanted |= {digest for entry in self._entries.values() if entry.app == app for digest in entry.payloads}
         wanted |= {digest for log in self._logs.values() for page in log if page.app == app for digest in page.payloads}
         old = sorted((at, key) for key, (at, _) in self._payloads.items() if key[0] == app and at < before)
         gone = [key for _, key in old[:limit] if key[1] not in wanted]

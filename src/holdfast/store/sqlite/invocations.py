@@ -476,7 +476,7 @@ def owners(connection: StoreConnection, app: str) -> list[str]:
 
 
 def apps(connection: StoreConnection) -> list[str]:
-    found = [connection.execute(queries.APPS.format(table=table)).fetchall() for table in queries.APP_TABLES]
+    found = [connection.execute(queries.apps_in(table)).fetchall() for table in queries.APP_TABLES]
     return sorted({app for rows in found for (app,) in rows if type(app) is str})
 
 
