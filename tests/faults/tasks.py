@@ -106,8 +106,8 @@ def declare_family(app: App) -> None:
 
 
 def packed(order: str) -> dict[str, str]:
-    """What the event says."""
-    return {"order": order, "told": f"{order} packed"}
+    """What the event says: more than lies in a record."""
+    return {"order": order, "told": f"{order} packed", "padding": PADDING}
 
 
 def order(token: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from holdfast.runtime.engine import Engine
 from holdfast.runtime.listing import Moment, filter_of, is_allowed, listed, made_within, with_key
 from holdfast.store.contract import Filter
 
-# What the names of tasks begin with that nobody declares: evaluations of triggers, steps on other queues, World runs.
+# What the names of our own tasks begin with: evaluations of triggers, steps on other queues, World runs.
 _OURS = ("trigger:", "step:", "world:")
 _UNDECLARED = "Work of a task that the code no longer declares is found by its whole name, or with --url and --name."
 
