@@ -81,6 +81,8 @@ def test_defaults(tmp_path: Path) -> None:
         "world_message_retention_seconds": 604_800.0,
         "world_body_limit": 2**25,
         "world_database": "workflow",
+        "validate": "off",
+        "payload_cache": 67_108_864,
         "archive_retention_seconds": 604_800.0,
         "stream_retention_seconds": 3_153_600_000.0,
         "trigger_task_modules": "",

@@ -47,7 +47,7 @@ from holdfast.runtime import hints
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
 from holdfast.runtime.definition import TaskDefinition, is_redefined, where_of
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.listing import filter_of
+from holdfast.runtime.naming import ListOptions, listing
 from holdfast.runtime.queues import Queues
 from holdfast.schedules.api import Schedules
 from holdfast.schedules.declared import CoreSchedules, Declaration, Declarations
@@ -180,6 +180,9 @@ class App:
         An attempt that takes longer than `timeout` fails with `TimedOut`. After `soft_timeout`, `SoftTimeout` is raised
         in it. An invocation that was not started within `expires` ends with `Expired`. A cancelled invocation has
         `cancel_grace` to clean up; its children are cancelled with it, unless ``cancel_children=False``.
+
+        ``validate="submit"`` checks the arguments of each call against the annotations when it is submitted, and raises
+        `ArgumentsDoNotFit` with the path of what does not fit; the setting `validate` says so for all tasks.
 
         `triggers` call the task by themselves, while runners run: ``triggers=[cron("0 9 * * mon-fri",
         timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`; and on
@@ -363,21 +366,21 @@ class App:
         self,
         engine: Engine,
         *,
-        status: str | Iterable[str] = (),
-        task: str | Iterable[str] = (),
-        queue: str | Iterable[str] = (),
-        parent: str | None = None,
-        attributes: Mapping[str, str] | None = None,
         limit: int = 50,
-        before: str | None = None,
+        **where: Unpack[ListOptions],
     ) -> list[InvocationRecord]:
-        """Return stored invocations, newest first; with `parent`, an id, its children only; with `attributes`, those
-        that have all of them (``{"stage": "packed"}``). `before` is an id: the last one of the page before.
+        """Return stored invocations, newest first: of a `status`, `task` or `queue` (one or several of each); of
+        a `parent`, an id; with all of these `attributes` (``{"stage": "packed"}``); with that `key`; submitted `since`
+        and before `until` (aware datetimes, or seconds since the epoch). `before` is an id: the last one of the page
+        before.
+
+        A task is given itself, or by its name, or by the short name that only one has. Raises `UnknownTask` for a name
+        that is neither declared nor stored. A search by time looks at 20,000 invocations; so does one by `key`, unless
+        it names the task or the app declares some.
         """
         if type(limit) is not int or not 0 <= limit <= 1_000_000:
             raise UsageError(f"limit={limit!r}: expected a whole number from 0 to 1,000,000")
-        where = filter_of(status=status, task=task, queue=queue, parent=parent, attributes=attributes, before=before)
-        return list(await engine.store.find(self.name, where, limit))
+        return list(await listing(self.runtime, engine, limit, where))
 
     ainvocations = awaited(invocations)
 

@@ -22,16 +22,18 @@ from holdfast.groups import words
 from holdfast.model.limits import Limit
 from holdfast.model.names import valid_key, valid_name
 from holdfast.model.pacing import Debounce, Pacing, Throttle
-from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY, OUTCOMES, SHORTEST_SECONDS
+from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY
 from holdfast.model.retries import Policy
 from holdfast.runtime.definition import (
     ALL_ARGUMENTS,
     ExecutorKind,
+    Retention,
     TaskDefinition,
     TimeLimits,
     executor_for,
     flag,
     import_name,
+    retention_of,
     retries_of,
     signature_of,
     where_of,
@@ -68,7 +70,7 @@ class TaskOptions(SharedOptions, total=False):
     executor: Executor | None
     at_most_once: bool
     retries: Policy | int | None
-    retention: Duration | Mapping[str, Duration | None] | None
+    retention: Retention
     limit: int | None
     limit_by: str | Iterable[str] | None
     when_full: Literal["wait", "refuse"]
@@ -77,6 +79,7 @@ class TaskOptions(SharedOptions, total=False):
     when_different: Literal["keep", "raise"]
     expires: Duration | None
     cancel_children: bool
+    validate: Literal["submit", "off"] | None
     triggers: Iterable[Cron | Every | Once | TaskSchedule | Trigger | TriggerBuilder]
 
     # older names, which `present_names` translates
@@ -116,6 +119,8 @@ class CallOptions(SharedOptions, total=False):
     session: Any
     expires: Duration | dt.datetime | None
     cancel_children: bool | None
+    retries: Policy | int | None
+    retention: Retention
     on_parent_end: Literal["cancel", "continue"] | None
 
 
@@ -132,6 +137,8 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     session: Any = None
     expires_at: float | None = None
     time: TimeLimits | None = None
+    retries: Policy | None = None
+    retention: Mapping[str, float | None] | None = None
     on_parent_end: str | None = None  # for calls in the body of a workflow
 
 
@@ -175,6 +182,7 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         triggers=triggers,
         pacing=pacing,
         time=TimeLimits().changed(options),
+        validate=_validation(options.get("validate")),
     )
     refuse_with_pacing(pacing, None, definition)
     return definition
@@ -352,6 +360,12 @@ def changed_options(task: TaskDefinition, before: SubmitOptions, options: CallOp
     if "expires" in given:
         is_moment = isinstance(given["expires"], dt.datetime)
         fields["expires_at"] = parse_moment(given.pop("expires"), "expires") if is_moment else None
+    if "retries" in given:
+        if task.is_workflow:
+            refuse_options({"retries": True})
+        fields["retries"] = retries_of(given["retries"], task.at_most_once)
+    if "retention" in given:
+        fields["retention"] = {**(before.retention or {}), **retention_of(given["retention"])}
     fields["pacing"] = pacing_of(given) or before.pacing
     fields["time"] = (before.time or task.time).changed(given)
     changed = msgspec.structs.replace(before, **fields)
@@ -417,20 +431,10 @@ def refuse_with_pacing(pacing: Pacing | None, options: SubmitOptions | None, tas
         raise UsageError("debounce= may have to change a call that is stored already, so it cannot be part of session=")
 
 
-def retention_of(given: Duration | Mapping[str, Duration | None] | None) -> dict[str, float | None]:
-    """Return how long ended calls are kept, by outcome; None for ever. Raises `UsageError`."""
-    each = dict(given) if isinstance(given, Mapping) else dict.fromkeys(OUTCOMES, given)
-    kept: dict[str, float | None] = {}
-    for outcome, duration in each.items():
-        if outcome not in OUTCOMES:
-            raise UsageError(f"retention= for {outcome!r}: a call ends as {', '.join(OUTCOMES)}")
-        kept[outcome] = seconds = None if duration is None else length_of("retention", duration)
-        if seconds is not None and seconds < SHORTEST_SECONDS:
-            raise UsageError(
-                f"retention={duration!r} is too short: an ended invocation is kept for at least "
-                f"{format_duration(SHORTEST_SECONDS)}, so that waiting callers find it"
-            )
-    return kept
+def _validation(given: str | None) -> str | None:
+    if given not in (None, "submit", "off"):
+        raise UsageError(f"validate={given!r:.80}: expected 'submit', 'off', or None for what the app says")
+    return given
 
 
 def _called_by(

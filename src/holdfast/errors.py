@@ -6,6 +6,7 @@
     ├── UsageError                              the call itself is wrong; nothing was written
     │   ├── BlockingCall                        a blocking wait on a running event loop
     │   ├── ArgumentsDoNotBind                  arguments that the task's signature refuses
+    │   ├── ArgumentsDoNotFit                   arguments that its annotations refuse; names the path
     │   ├── DuplicateTask                       two tasks with one name
     │   ├── InvalidSchedule                     a cron expression, time zone, interval or instant is wrong
     │   ├── KeyTaken                            its key belongs to a call with other arguments
@@ -84,6 +85,16 @@ class BlockingCall(UsageError):
 
 class ArgumentsDoNotBind(UsageError, TypeError):
     """The arguments do not fit the task's signature."""
+
+
+class ArgumentsDoNotFit(UsageError, TypeError):
+    """An argument is not of the type of its annotation, and the task or app declares ``validate="submit"``. `path`
+    leads to what does not fit, for instance ``order.lines[0].price``.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class DuplicateTask(UsageError):

@@ -262,7 +262,7 @@ class Invocation(Generic[R]):
     ) -> Invocation[R]:
         """Store a new invocation with the same arguments, task and queue, due now or later; see `App.rerun`.
 
-        The steps of a workflow have the idempotency keys of the first run, unless `new_key`.
+        Its effects have the idempotency keys of the first run, unless `new_key`.
 
         Raises `InvocationStatusTransitionError` if it has not ended, `PayloadLost` if its arguments are gone, and
         `NotDecodable` if they are damaged.

@@ -122,6 +122,9 @@ class Settings:
     worker_unresponsive_seconds: float = _setting(
         10.0, "without an answer of a worker; then a warning", low=1, high=86_400
     )
+    validate: Literal["off", "submit"] = _setting(
+        "off", "submit: arguments are checked against annotations when a call is submitted", choices=("off", "submit")
+    )
     max_crash_recoveries: int = _setting(3, "crashes in a row, without progress, that work outlives", low=0, high=50)
     archive_retention_seconds: float = _setting(7 * DAY, "for ended work; tasks may differ", low=3_600, high=CENTURY)
     stream_retention_seconds: float = _setting(
@@ -158,6 +161,9 @@ class Settings:
     sqlite_busy_timeout_seconds: float = _setting(10.0, "for another process that writes the file", low=0.1, high=600)
     inline_limit: int = _setting(64 * KiB, "bytes beyond which a value is stored as a payload", low=1024, high=MiB)
     chunk_threshold: int = _setting(15 * MiB, "bytes beyond which a value is cut into pieces", low=1024, high=15 * MiB)
+    payload_cache: int = _setting(
+        64 * MiB, "bytes of payloads that were read and stay in memory, per process", low=0, high=2**32
+    )
     payload_limit: int = _setting(512 * MiB, "bytes beyond which a value is refused", low=1024, high=2**32)
     use_change_streams: bool = _setting(
         True, "MongoDB: wake up by a change stream; else by polling", also="WORKFLOW_MONGODB_CHANGE_STREAMS"

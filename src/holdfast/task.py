@@ -38,6 +38,7 @@ from holdfast.model.records import (
 from holdfast.runtime.app_runtime import AppRuntime, completed, running_body
 from holdfast.runtime.definition import ALL_ARGUMENTS, TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.fitting import Fitting
 from holdfast.runtime.payloads import whole
 from holdfast.telemetry.tasks import here
 from holdfast.workflows.api import submitted_in_body
@@ -58,13 +59,21 @@ class Submittable(Generic[P, R]):
         self._names = tuple(definition.signature.parameters)
         self._limited = definition.limit is not None
         self._time = self._options.time or definition.time
-        self.terms = self._time.added_to(definition.terms(runtime.settings.archive_retention_seconds))
+        given, usual = self._options, runtime.settings.archive_retention_seconds
+        self.terms = self._time.added_to(definition.terms(usual, retries=given.retries, kept=given.retention))
+        is_checked = (definition.validate or runtime.settings.validate) == "submit"
+        self._fitting = Fitting(definition.function, definition.signature, definition.name) if is_checked else None
         self._pacing = self._options.pacing or definition.pacing
         functools.update_wrapper(cast(Any, self), definition.function, updated=())
 
     @property
     def name(self) -> str:
         return self.definition.name
+
+    @property
+    def is_validated(self) -> bool:
+        """Return whether arguments are checked against annotations when a call is submitted."""
+        return self._fitting is not None
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -92,7 +101,8 @@ class Submittable(Generic[P, R]):
         are of a kind, else all of the task.
 
         `timeout`, `soft_timeout`, `expires`, `cancel_grace` and `cancel_children` are as in `App.task`; `expires` may
-        also be a moment (an aware datetime).
+        also be a moment (an aware datetime). `retries` and `retention` replace those of the task; a retention by
+        outcome (``{"failed": "30d"}``) changes these outcomes only, and "forever" keeps the call.
 
         `session` is your own transaction: a session of pymongo's (async) client inside `start_transaction`, or a
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
@@ -247,14 +257,15 @@ class Submittable(Generic[P, R]):
 
     def template(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[InvocationRecord, float | None]:
-        """Return a call that is to be submitted again and again, and after how many seconds each expires."""
+    ) -> tuple[InvocationRecord, float | None, list[Payload]]:
+        """Return a call that is to be submitted again and again, after how many seconds each expires, and the payloads
+        that it refers to.
+        """
         self._refuse_options("a schedule submits its call again and again, so it has")
         record, payloads = self.prepared(engine, args, kwargs)
-        self._refuse_payloads(engine, payloads, "a schedule keeps")
         terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
         dedup_key = record.dedup_key if self._pacing is None else None  # ticks are neither debounced nor throttled
-        return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires
+        return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires, payloads
 
     # Arguments are encoded here, on the caller's thread: that may run user code, and take a while.
 
@@ -386,6 +397,8 @@ class Submittable(Generic[P, R]):
             bind(task.signature, args, kwargs, task.name)
         except ArgumentsDoNotBind as error:
             raise self._with_hint(error, kwargs) from None
+        if self._fitting is not None:
+            self._fitting.check(args, kwargs)
         packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(

@@ -57,6 +57,8 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "workflow fork": (["RUN", "charge#1"], 4),
     "hooks": ([], 0),
     "hooks list": ([], 0),
+    "apps": ([], 0),
+    "archive retain": (["30d", "ID"], 1),
     "hooks show": (["approve:42"], 4),
     "hooks resume": (["approve:42", "{}"], 4),
     "streams": (["ID"], 0),

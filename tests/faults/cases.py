@@ -268,6 +268,35 @@ def emitting(session: Session, point: str) -> None:
     _called_once(session)
 
 
+def keeping(session: Session, point: str) -> None:
+    """It dies while it emits an event: nothing of it is there, and it is emitted again."""
+    session.variables[tasks.TRIGGERS] = "1"
+    session.start_healthy()
+    session.submit("one", task="order")
+    session.ended("one")
+    victim = session.start("tests.faults.shop", tasks.PACKED, "one", **_armed(SUBMITTER, point))
+    session.struck(point)
+    _dies(session, victim)
+    assert not any(record.origin and record.origin.sources[0].kind == "event" for record in session.records())
+    _goes_well(session, session.start("tests.faults.shop", tasks.PACKED, "one"))
+    session.verdict()
+    _called_once(session)
+
+
+def scheduling(session: Session, point: str) -> None:
+    """It dies while it creates a schedule: none is there, and it is created again, with its large arguments."""
+    victim = session.start("tests.faults.shop", "schedule", "one", **_armed(SUBMITTER, point))
+    session.struck(point)
+    _dies(session, victim)
+    _goes_well(session, session.start("tests.faults.shop", "schedule", "one"))
+    _heal(session)
+
+
+def _goes_well(session: Session, process: Process) -> None:
+    session.until(lambda: process.code is not None, "it ends", 3 * PATIENCE_SECONDS)
+    assert process.code == 0, session.told()
+
+
 def _called_once(session: Session) -> None:
     called = Counter(record.task for record in session.records() if record.origin is not None)
     assert called == dict.fromkeys(tasks.CALLED, 1), called
@@ -480,6 +509,8 @@ STORIES: dict[str, dict[str, Story]] = {
     "schedule.moved": {SERVICE: serving},
     "outbox.written": {RUNNER: telling},
     "outbox.delivered": {WORKER: telling},
+    "event.kept": {SUBMITTER: keeping},
+    "schedule.kept": {SUBMITTER: scheduling},
     "event.stored": {SUBMITTER: emitting},
     "event.told": {SUBMITTER: emitting},
     "trigger.fired": {SUBMITTER: emitting, RUNNER: telling},

@@ -25,6 +25,7 @@ from tests.support.witness import What, Witness
 
 from holdfast import App, crashpoints
 from holdfast.clock import SystemClock
+from holdfast.codec import references
 from holdfast.fleet.services import GATE, execution_of
 from holdfast.fleet.slots import ExecutionStatus
 from holdfast.ids import Ids
@@ -174,14 +175,21 @@ threading.Thread(target=_pulse, name="pulse", daemon=True).start()
 def main(tokens: Sequence[str]) -> None:
     """The submitter: ``python -m tests.faults.shop token…``. Each of its calls has an argument that lies apart.
 
-    Or whoever emits: ``python -m tests.faults.shop packed order``. Or whoever resumes a hook: ``… resume TOKEN VALUE``.
-    Or whoever submits a group: ``… group``.
+    Or whoever emits: ``python -m tests.faults.shop packed order``. Or makes a schedule: ``… schedule TOKEN``.
+    Or whoever resumes a hook: ``… resume TOKEN VALUE``. Or whoever submits a group: ``… group``.
     """
     if tokens[0] == "resume":
         witness.resume(tokens[1], tokens[2], lambda: app.resume_hook(tokens[1], tokens[2], tokens[2]))
         return
     if tokens[0] == "group":
         tasks.submit_group(app)
+        return
+    if tokens[0] == "schedule":
+        work = app.get_task("work")
+        schedule = app.schedules.create("later", work, [tokens[1]], {"padding": tasks.PADDING}, every="10h")
+        engine = app.runtime.ready()
+        (large,) = references(schedule.call.arguments)
+        assert app.runtime.run(engine.payloads.fetch([large], fresh=True))
         return
     if tokens[0] == tasks.PACKED:
         witness.write(What.EMIT_OK, id=app.emit(tasks.PACKED, tasks.packed(tokens[1])).id)

@@ -135,8 +135,8 @@ def fail(token: str) -> None:
 
 
 def packed(order: str) -> dict[str, str]:
-    """What the event says."""
-    return {"order": order, "told": f"{order} packed"}
+    """What the event says: more than lies in a record."""
+    return {"order": order, "told": f"{order} packed", "padding": PADDING}
 
 
 def order(token: str) -> dict[str, str]:

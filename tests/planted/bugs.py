@@ -847,7 +847,7 @@ BUGS = (
         "ends without a fresh list of triggers",
         TIMING,
         "triggers/outbox.py",
-        "            else:\n                await self._subscriptions.refresh()\n",
+        "        else:\n            await self._subscriptions.refresh()\n",
         "",
         ("triggers/test_service.py", "triggers/test_conditions.py"),
         "an end after a long idle time calls no trigger that was made meanwhile",

@@ -387,3 +387,50 @@ def test_on_mongodb_the_store_is_made_outside_of_the_transaction_which_is_then_r
                 until(lambda: len(calls(app)) == number + 1, "it is there")  # noqa: B023
     finally:
         own.close()
+
+
+# --- large payloads
+
+LARGE = "x" * 200_000
+
+
+def collected(app: App) -> int:
+    """Collect the payloads that nothing refers to, however lately they were wanted; return how many there were."""
+    engine = app.runtime.ready()
+    return app.runtime.run(engine.store.collect_payloads(engine.app, engine.store.now() + 10, 100)).removed
+
+
+@pytest.mark.parametrize("where", ["memory", *STORES])
+def test_a_large_payload_is_kept_with_its_event_and_reaches_its_tasks(
+    where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/shop.db"}
+    with shop(urls.get(where) or request.getfixturevalue("mongo_url")) as app:
+        event = app.emit("order", {"order": 7, "label": LARGE}, key="order 7")
+        (caused,) = event.caused
+        assert len(event.payload) < 200
+        assert app.emit("order", {"order": 8}, key="order 7").id == event.id
+        assert app.emit("order", {"order": 8, "label": LARGE + "y"}, key="order 7").id == event.id
+        assert collected(app) == 1  # what the second one has brought
+        with app.runner(concurrency=1):
+            assert app.invocation(caused.invocation).result(patient(20)) == 7
+        assert "<payload of 200,0" in str(app.events()[0].facts.payload)
+        assert collected(app) == 0
+        store = app.runtime.ready().store
+        for kind in ("event", "event-key"):
+            (entry,) = app.runtime.run(store.entries("shop", kind))
+            assert app.runtime.run(store.remove_entry(entry))
+        assert collected(app) == 1
+
+
+@mongo
+def test_a_large_payload_is_part_of_the_transaction(app: App, own: Own) -> None:
+    app.emit("order", {"order": 7, "label": LARGE}, session=own.begin())
+    own.roll_back()
+    collected(app)
+    app.emit("order", {"order": 8, "label": LARGE}, session=own.begin())
+    own.commit()
+    until(lambda: app.events() and app.events()[0].caused, "it is told")
+    assert collected(app) == 0
+    with app.runner(concurrency=1):
+        assert app.invocation(app.events()[0].caused[0].invocation).result(patient(20)) == 8

@@ -198,8 +198,6 @@ def test_a_call_that_does_not_fit_is_refused(here: App) -> None:
         here.schedules.create("nightly", task, "abc", every="5s")
     with pytest.raises(UsageError, match="calls a task"):
         here.schedules.create("nightly", print, every="5s")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="a schedule keeps at most"):
-        here.schedules.create("nightly", task, ["x" * 200_000], every="5s")
     with pytest.raises(UsageError, match="is no name"):
         here.schedules.create("a|b", task, every="5s")
     with pytest.raises(UsageError, match=r"no option corn\. Did you mean cron"):
@@ -397,3 +395,44 @@ def test_texts_that_are_none_are_refused_before_they_are_stored(here: App) -> No
         with pytest.raises(UsageError, match="expected"):
             call()
     assert here.schedules.get("hourly").pause is None
+
+
+def test_large_arguments_are_kept_with_their_schedule(app: App) -> None:
+    @app.task(name="measure")
+    def measure(data: str) -> int:
+        return len(data)
+
+    def collected() -> int:
+        engine = app.runtime.ready()
+        return app.runtime.run(engine.store.collect_payloads(engine.app, engine.store.now() + 10, 100)).removed
+
+    large, larger = "x" * 200_000, "x" * 200_001
+    record = app.schedules.create("often", measure, [large], every="1s")
+    assert app.schedules.create("often", measure, [large], every="1s") == record
+    assert len(record.call.arguments) < 200
+    with pytest.raises(ScheduleExists, match="it has other arguments"):
+        app.schedules.create("often", measure, [larger], every="1s")
+    assert collected() == 1
+    with app.runner():
+        asked = app.schedules.run_now("often")
+        assert asked.result(timeout=patient(20)) == 200_000
+        until(lambda: len(app.invocations(task="measure", status="success")) > 1, "it is called")
+        app.schedules.update("often", task=measure, args=[larger])
+        assert app.schedules.run_now("often").result(timeout=patient(20)) == 200_001
+    app.schedules.delete("often")
+    app.purge(task="measure", force=True)
+    for open_one in app.invocations(task="measure"):
+        app.invocation(open_one.id).cancel()
+    app.purge(task="measure", force=True)
+    assert collected() == 2
+
+
+def test_code_declares_large_arguments(app: App) -> None:
+    @app.task(name="measure", triggers=[scheduled(every("1s"), ["x" * 200_000])])
+    def measure(data: str) -> int:
+        return len(data)
+
+    with app.runner():
+        until(lambda: app.invocations(task="measure", status="success"), "it is called")
+    (done, *_) = app.invocations(task="measure", status="success")
+    assert app.invocation(done.id).result(timeout=patient(20)) == 200_000

@@ -409,3 +409,36 @@ def test_calls_that_cannot_be_made_do_not_go_in_a_circle_for_ever() -> None:
             until(lambda: len(of(app, "told")) == 4)
             until(lambda: not any(record.outbox for record in of(app, "told")))
             assert sorted(record.origin.depth for record in of(app, "told") if record.origin) == [1, 2, 3, 4]
+
+
+def test_a_refusal_by_a_limit_calls_like_any_other_end(app: App) -> None:
+    @app.task(name="alone", limit=1, when_full="refuse")
+    def alone(number: int) -> None:
+        until(lambda: of(app, "heard") or number == 0)
+
+    took = {"a": from_arguments("number"), "b": from_cause("status")}
+    recorder(app, on_status(alone, "concurrency_controlled_final", arguments=took), name="heard")
+    with app.runner(concurrency=4):
+        group = alone.map([1, 2, 3])
+        ended(group)
+        refused = {each.id for each in group if each.status == "concurrency_controlled_final"}
+        assert len(refused) == 2
+        until(lambda: len(of(app, "heard")) == 2)
+        assert [b for _, b in results(app, "heard")] == ["concurrency_controlled_final"] * 2
+    caused = of(app, "heard")
+    assert {each.origin.sources[0].id for each in caused if each.origin is not None} == refused
+
+
+def test_all_of_the_same_event_twice_needs_two_events(app: App) -> None:
+    recorder(app, all_of(on_event("go"), on_event("go")), name="twice")
+    with app.runner():
+        app.emit("go")
+        second = app.emit("go")
+        until(lambda: len(of(app, "twice")) == 1)
+        app.emit("go")
+        app.emit("go")
+        until(lambda: len(of(app, "twice")) == 2)
+    first = of(app, "twice")[0]
+    assert first.origin is not None
+    assert second.id in [each.id for each in first.origin.sources]
+    assert [len(each.origin.sources) for each in of(app, "twice") if each.origin is not None] == [2, 2]

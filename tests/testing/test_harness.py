@@ -19,7 +19,7 @@ from tests.support.patience import patient
 
 from holdfast import App, ResultTimeout, Retries, Status, UsageError
 from holdfast.errors import BlockingCall, KeyTaken
-from holdfast.retries import Fixed, Forever
+from holdfast.retries import Fixed, Forever, Timetable
 from holdfast.testing import Endless, Harness, testing_app
 
 
@@ -117,6 +117,21 @@ def test_delays_and_retries_pass_as_the_clock_moves(t: Harness) -> None:
     with pytest.raises(Declined, match="again") as caught:
         report.raise_errors()
     assert f"in fragile(), {late.id}" in caught.value.__notes__
+
+
+def test_a_timetable_counts_from_when_the_first_attempt_was_due(t: Harness) -> None:
+    times: list[float] = []
+    start = t.clock.now()
+
+    @t.app.task(retries=Timetable({"1m": "20s"}))
+    def fragile() -> None:
+        times.append(t.clock.now() - start)
+        raise Declined("again")
+
+    late = fragile.options(delay="1h").submit()
+    t.advance("2h")
+    assert times == pytest.approx([3600, 3620, 3640, 3660, 3680], abs=0.1)
+    assert "the timetable ends at 1m" in late.record().reason
 
 
 def test_until_may_be_a_moment(t: Harness) -> None:

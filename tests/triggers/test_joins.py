@@ -114,3 +114,38 @@ def test_one_that_is_for_two_members_is_used_once() -> None:
     join = added(put(EMPTY, "a1", 0), one("both", NOW + 1), [0, 1], TRIGGER.within_seconds, NOW + 1)
     assert ids(join) == [["a1", "both"]]
     assert ids(put(join, "b2", 1, NOW + 2)) == [["a1", "both"]]
+
+
+def both(join: Join, id: str, at: float = NOW) -> Join:
+    """A happening that either member is for."""
+    return added(join, one(id, at), [0, 1], TRIGGER.within_seconds, at)
+
+
+def test_the_same_event_twice_needs_two_events() -> None:
+    first = both(EMPTY, "e1")
+    assert ids(first) == []
+    second = both(first, "e2", NOW + 1)
+    assert ids(second) == [["e1", "e2"]]
+    assert second.members == ((), ())
+    assert ids(both(both(second, "e3", NOW + 2), "e4", NOW + 3)) == [["e1", "e2"], ["e3", "e4"]]
+
+
+def test_one_that_two_members_want_goes_where_another_one_cannot() -> None:
+    join = put(both(EMPTY, "either"), "a1", 0, NOW + 1)
+    assert ids(join) == [["a1", "either"]]
+
+
+def test_the_same_event_twice_within_its_time() -> None:
+    late = both(both(EMPTY, "e1"), "e2", NOW + 61)
+    assert (ids(late), [[each.source.id for each in group] for group in late.members]) == ([], [["e2"], ["e2"]])
+
+
+@given(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), max_size=30))
+def test_none_is_used_twice_and_none_waits_that_could_fire(wanted: list[tuple[int, ...]]) -> None:
+    join = EMPTY
+    for number, members in enumerate(wanted):
+        join = added(join, one(f"e{number:02}"), members, TRIGGER.within_seconds, NOW)
+    used = [id for firing in ids(join) for id in firing]
+    assert len(used) == len(set(used))
+    waiting = [{each.source.id for each in group} for group in join.members]
+    assert not all(waiting) or len(waiting[0] | waiting[1]) == 1

@@ -11,8 +11,8 @@ kept before anything refers to them again.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -20,11 +20,16 @@ from holdfast.clock import Duration, parse_moment
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation, due_time
+from holdfast.model.changes import APPLIED, Applied
 from holdfast.model.identity import key_is_over
+from holdfast.model.keeping import kept_as
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
+from holdfast.runtime.definition import Retention, retention_of
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.listing import pairs
+from holdfast.runtime.naming import Wanted, wanted_names
 from holdfast.runtime.rerun import Rerun, Rerunner
 from holdfast.runtime.wait import get_all
 from holdfast.store.contract import Filter, Order
@@ -45,11 +50,13 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None  # ended before
     key: str | None = None
     error: str | None = None  # the type of its error, or a part of what it says
+    attributes: frozenset[tuple[str, str]] = frozenset()  # all of them
 
     @property
     def looks_closer(self) -> bool:
         """Return whether it asks for something that the store has no index for."""
-        return bool(self.tasks or self.queues or self.tags or self.key is not None or self.error is not None)
+        closer = (self.tasks, self.queues, self.tags, self.attributes)
+        return any(closer) or self.key is not None or self.error is not None
 
     def means(self, record: InvocationRecord) -> bool:
         return (
@@ -58,6 +65,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             and self.tags.issubset(record.tags)
             and (self.key is None or record.key == self.key)
             and (self.error is None or _failed_with(self.error, record))
+            and self.attributes <= record.attributes.items()
         )
 
 
@@ -118,13 +126,14 @@ class ArchiveFilter(TypedDict, total=False):
     """Which ended invocations are meant."""
 
     status: str | Iterable[str]
-    task: str | Iterable[str]
+    task: Wanted
     queue: str | Iterable[str]
     tag: str | Iterable[str]
     since: dt.datetime | float | None
     until: dt.datetime | float | None
     key: str | None
     error: str | None
+    attributes: Mapping[str, str] | None
 
 
 class Reruns(NamedTuple):
@@ -137,7 +146,7 @@ class Reruns(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """When reruns are due, and whether their steps have new idempotency keys."""
+    """When reruns are due, and whether they have new idempotency keys."""
 
     due: tuple[float | None, float]
     new_key: bool
@@ -151,8 +160,17 @@ class Purged(NamedTuple):
     kept: Sequence[tuple[str, str]]  # ids, and why they were not removed
 
 
+async def named(runtime: AppRuntime, where: ArchiveFilter) -> ArchiveFilter:
+    """Return the filter with the names under which the store has work of the wanted tasks. Raises `UnknownTask`."""
+    task = where.get("task", ())
+    if task == ():
+        return where
+    engine = await runtime.engine()
+    return where | {"task": await wanted_names(runtime, engine, task)}
+
+
 def search_of(where: ArchiveFilter) -> Search:
-    """Return the search that a filter means.
+    """Return the search that a filter means, whose tasks are given by name.
 
     Raises `UsageError`, also for a misspelt name and for an empty text: without it, the filter would match more.
     """
@@ -169,10 +187,19 @@ def search_of(where: ArchiveFilter) -> Search:
         until=None if until is None else parse_moment(until, "until"),
         key=_text("key", where.get("key")),
         error=_text("error", where.get("error")),
+        attributes=pairs(where.get("attributes") or {}),
     )
 
 
 _KNOWN = tuple(ArchiveFilter.__annotations__)
+
+
+class Retained(NamedTuple):
+    """The result of a change of retention. In a dry run nothing is changed."""
+
+    originals: Sequence[str]  # that are kept for another time now
+    over: int  # of these, whose time is over by that: they are removed soon
+    refused: Sequence[tuple[str, str]]  # ids, and why they stay as they are
 
 
 class Archive:
@@ -189,7 +216,8 @@ class Archive:
     ) -> list[InvocationRecord]:
         """Return ended invocations, latest end first: of a `status` (success, failed, …), `task`, `queue` or with a
         `tag` (one or several of each), ended `since` and `until` (aware datetimes, or seconds since the epoch), with
-        that `key`, or with an `error`: its type, or a part of its message.
+        that `key`, with all of these `attributes`, or with an `error`: its type, or a part of its message. Tasks are
+        given as in `App.invocations`.
 
         `before` is an id: the next page begins after it. A search reads at most 20,000 records.
         """
@@ -200,7 +228,7 @@ class Archive:
     async def page(self, limit: int, before: str | None, where: ArchiveFilter) -> ArchivePage:
         if type(limit) is not int or not 0 <= limit <= 10_000:
             raise UsageError(f"limit={limit!r}: expected a whole number from 0 to 10,000")
-        wanted, engine = search_of(where), await self._runtime.engine()
+        wanted, engine = search_of(await named(self._runtime, where)), await self._runtime.engine()
         start = None
         if before is not None:
             (record,) = await get_all(engine.store, engine.app, [InvocationId(before)])
@@ -223,8 +251,8 @@ class Archive:
         **where: Unpack[ArchiveFilter],
     ) -> Coroutine[Any, Any, Reruns]:
         """Store a new invocation for each of these ended ones, or for all that a filter means (see `archive`), with the
-        same arguments, task and queue. It knows what it repeats (`rerun_of`) and has no key. The steps of a workflow
-        have the idempotency keys of the first run, unless `new_key`.
+        same arguments, task and queue. It knows what it repeats (`rerun_of`) and has no key. Its effects have the
+        idempotency keys of the first run (``context().idempotency_key``), unless `new_key`.
 
         With `dry_run` nothing is stored; the result lists what would be. Repeating a `request` that was cut short
         stores nothing twice.
@@ -244,7 +272,7 @@ class Archive:
         request: str | None,
         where: ArchiveFilter,
     ) -> Reruns:
-        wanted = _narrow(ids, where, "rerun")
+        wanted = _narrow(ids, await named(self._runtime, where), "rerun")
         request = request or engine.ids.new()
         done: list[Rerun] = []
         async for page in _pages(engine, wanted, ids):
@@ -280,32 +308,75 @@ class Archive:
 
         With `dry_run` nothing is removed; the result lists what would be.
         """
-        return _purge(engine, _each_once(ids), dry_run, force, where)
+        return self._purge(engine, _each_once(ids), dry_run, force, where)
 
     apurge = awaited(purge)
 
+    # --- keeping
 
-async def _purge(
-    engine: Engine, ids: Sequence[InvocationId], dry_run: bool, force: bool, where: ArchiveFilter
-) -> Purged:
-    wanted = _narrow(ids, where, "purge")
-    removed, gone, kept = 0, list[str](), list[tuple[str, str]]()
-    async for page in _pages(engine, wanted, ids):
-        going = []
-        for record in page:
-            if record.status not in FINAL:
-                kept.append((record.id, f"it is {record.status}; only ended invocations can be removed"))
-            elif record.outbox:
-                kept.append((record.id, "a trigger is yet to be called for its end"))
-            elif not force and record.key is not None and not key_is_over(record, engine.store.now()):
-                kept.append((record.id, f"its key {record.key!r} is still taken"))
-            else:
-                going.append(record)
-        gone += [record.id for record in going]
-        if not dry_run and (count := await engine.store.remove_ended(engine.app, [record.id for record in going])):
-            removed += count
-            engine.telemetry.emit(events.Purged(count))
-    return Purged(gone, removed, kept)
+    @blocking
+    def retain(
+        self,
+        engine: Engine,
+        retention: Retention,
+        ids: Iterable[str] = (),
+        *,
+        dry_run: bool = False,
+        **where: Unpack[ArchiveFilter],
+    ) -> Coroutine[Any, Any, Retained]:
+        """Keep these ended invocations, or all that a filter means (see `archive`), for another time, counted from
+        their end: a duration, "forever", or one for each outcome, as in `App.task`. None is kept for less than an hour,
+        or removed before its key is free. With `dry_run` nothing is changed; the result lists what would be.
+        """
+        return self._retain(engine, retention_of(retention), _each_once(ids), dry_run, where)
+
+    aretain = awaited(retain)
+
+    async def _retain(
+        self,
+        engine: Engine,
+        kept: Mapping[str, float | None],
+        ids: Sequence[InvocationId],
+        dry_run: bool,
+        where: ArchiveFilter,
+    ) -> Retained:
+        wanted = _narrow(ids, await named(self._runtime, where), "retain")
+        changed, over, refused = list[str](), 0, list[tuple[str, str]]()
+        async for page in _pages(engine, wanted, ids):
+            refused += [(record.id, f"it is {record.status}") for record in page if record.status not in FINAL]
+            writes = [write for record in page if (write := kept_as(record, kept)) is not None]
+            verdicts: Sequence[object] = [APPLIED] * len(writes)
+            if writes and not dry_run:
+                verdicts = await engine.store.apply(writes)
+            for write, verdict in zip(writes, verdicts, strict=True):
+                if isinstance(verdict, Applied):
+                    changed.append(write.id)
+                    over += write.until <= engine.store.now()
+                else:
+                    refused.append((write.id, "it is gone"))
+        return Retained(changed, over, refused)
+
+    async def _purge(
+        self, engine: Engine, ids: Sequence[InvocationId], dry_run: bool, force: bool, where: ArchiveFilter
+    ) -> Purged:
+        wanted = _narrow(ids, await named(self._runtime, where), "purge")
+        removed, gone, kept = 0, list[str](), list[tuple[str, str]]()
+        async for page in _pages(engine, wanted, ids):
+            going = []
+            for record in page:
+                if record.status not in FINAL:
+                    kept.append((record.id, f"it is {record.status}; only ended invocations can be removed"))
+                elif record.outbox:
+                    kept.append((record.id, "a trigger is yet to be called for its end"))
+                elif not force and record.key is not None and not key_is_over(record, engine.store.now()):
+                    kept.append((record.id, f"its key {record.key!r} is still taken"))
+                else:
+                    going.append(record)
+            gone += [record.id for record in going]
+            if not dry_run and (count := await engine.store.remove_ended(engine.app, [record.id for record in going])):
+                removed += count
+                engine.telemetry.emit(events.Purged(count))
+        return Purged(gone, removed, kept)
 
 
 def _each_once(ids: Iterable[str]) -> list[InvocationId]:
@@ -326,7 +397,7 @@ def _narrow(ids: Sequence[InvocationId], where: ArchiveFilter, what: str) -> Sea
 
 
 def _several(name: Literal["status", "task", "queue", "tag"], where: ArchiveFilter) -> list[str]:
-    given = where.get(name, ())
+    given = cast("str | Iterable[str]", where.get(name, ()))
     return [str(_text(name, value)) for value in ([given] if isinstance(given, str) else given)]
 
 

@@ -17,7 +17,7 @@ from holdfast.app import App
 from holdfast.archive.api import ArchiveFilter
 from holdfast.cli import reach
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
-from holdfast.cli.naming import find_id, stored_names
+from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError
@@ -43,14 +43,18 @@ class FilterOptions:
     until: Annotated[str | None, Option(metavar="TIME", help="Ended before: a time, or 2h ago.")] = None
     key: Annotated[str | None, Option(help="With this idempotency key.")] = None
     error: Annotated[str | None, Option(metavar="TEXT", help="With this type of error, or text in it.")] = None
+    attribute: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="Only with this attribute; may be repeated.")
+    ] = None
 
     def where(self, app: App) -> ArchiveFilter:
         """Return the given options, as the app takes them."""
-        found = vars(self) | {"task": stored_names(app, self.task or ())}
+        found = {name: value for name, value in vars(self).items() if name != "attribute"}
+        found |= {"task": stored_names(app, self.task or ()), "attributes": attributes_of(self.attribute or ())}
         found |= {
             name: past_time(app, found[name], f"--{name}") for name in ("since", "until") if found[name] is not None
         }
-        return cast(ArchiveFilter, {name: value for name, value in found.items() if value not in (None, [], ())})
+        return cast(ArchiveFilter, {name: value for name, value in found.items() if value not in (None, [], (), {})})
 
     def until_now(self, app: App) -> ArchiveFilter:
         """Leave out what ends from now on, since the user has not seen it. An empty filter stays empty."""
@@ -89,9 +93,7 @@ class RerunFlags:
     request: Annotated[
         str | None, Option(metavar="ID", help="Repeat a rerun that was cut short; nothing is stored twice.")
     ] = None
-    new_key: Annotated[
-        bool, Option("--new-key", help="Give the steps of workflows new idempotency keys: effects are repeated.")
-    ] = False
+    new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
 @command()
@@ -106,7 +108,7 @@ def rerun(
     """Run ended invocations again: by id, or all that match a filter.
 
     Each becomes a new invocation with the same arguments, task and queue. With a filter, they are listed first; --yes,
-    or an answer, does it. The steps of a workflow keep the idempotency keys of the first run, unless --new-key.
+    or an answer, does it. Effects keep the idempotency keys of the first run, unless --new-key.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     due = None if options.at is None else time_given(options.at, "--at")
@@ -158,6 +160,39 @@ def purge(
         out.line(f"{counted(done.removed, 'invocation')} removed")
     if named and done.kept:
         raise typer.Exit(FAILED)
+
+
+@command()
+def retain(
+    out: Output,
+    app: App,
+    filter: FilterOptions,
+    retention: Annotated[str, Argument(metavar="DURATION", help="From their end: 30d; or forever.")],
+    ids: Ids = None,
+    yes: Yes = False,
+) -> None:
+    """Keep ended invocations for another time: by id, or all that match a filter.
+
+    The time counts from their end, and is an hour at least. Without --yes, or an answer, nothing is changed. New calls
+    are kept as their task declares.
+    """
+    named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
+    plan = app.archive.retain(retention, named, dry_run=True, **where)
+    sure = _confirmed(out, app, None if named else where, len(plan.originals), "be kept for another time", yes)
+    done = app.archive.retain(retention, named, **where) if sure else plan
+    facts = {"dry_run": not sure, "matched": len(plan.originals), "over": plan.over, "refused": dict(done.refused)}
+    out.document(facts | {"ids": done.originals})
+    if plan.over:
+        out.line(f"{counted(plan.over, 'invocation')} of them {'is' if plan.over == 1 else 'are'} then removed soon")
+    for id, why in done.refused[:_SHOWN]:
+        out.line(f"{id} stays as it is: {why}")
+    if sure:
+        out.line(f"{counted(len(done.originals), 'invocation')} kept for another time")
+    if named and done.refused:
+        raise typer.Exit(FAILED)
+
+
+COMMANDS = {"retain": retain}
 
 
 def past_time(app: App, text: str, option: str) -> float:

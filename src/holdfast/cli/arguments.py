@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import types
-import typing
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -20,6 +18,7 @@ from typer import Argument, Option
 from holdfast.errors import UsageError
 from holdfast.executors.call import bind
 from holdfast.runtime.definition import TaskDefinition
+from holdfast.runtime.fitting import hint_of
 from holdfast.showing import describe
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -80,7 +79,7 @@ def _object(text: str) -> dict[str, str]:
 
 
 def _value(task: TaskDefinition, parameter: inspect.Parameter, text: str) -> Any:
-    hint = _hint(task, parameter)
+    hint = hint_of(task.function, parameter)
     if hint is parameter.empty:
         return parsed(text)
     try:
@@ -91,18 +90,6 @@ def _value(task: TaskDefinition, parameter: inspect.Parameter, text: str) -> Any
         raise UsageError(
             f"the argument '{parameter.name}' of {task.name} cannot be {describe(text)}: {error}"
         ) from error
-
-
-def _hint(task: TaskDefinition, parameter: inspect.Parameter) -> Any:
-    """Return the resolved annotation; `Parameter.empty` if there is none, or none that can be resolved here."""
-    if parameter.annotation is parameter.empty:
-        return parameter.empty
-    alone = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
-    names = getattr(inspect.unwrap(task.function), "__globals__", {})
-    try:
-        return typing.get_type_hints(alone, names, include_extras=True)["it"]
-    except Exception:  # a name that only a type checker sees, or anything that an annotation may do when evaluated
-        return parameter.empty
 
 
 class _Unsupported(Exception):

@@ -35,7 +35,7 @@ AppOption = Annotated[
 ]
 UrlOption = Annotated[str | None, Option("--url", help="The store, if no code is to be imported; else HOLDFAST_URL.")]
 NameOption = Annotated[str | None, Option("--name", help="The app's name in that store.")]
-InvocationId = Annotated[str, Argument(metavar="ID", help="The invocation, or the beginning of its id.")]
+InvocationId = Annotated[str, Argument(metavar="ID", help="The invocation, or the beginning or end of its id.")]
 Before = Annotated[str | None, Option(metavar="ID", help="Only older ones: the last id of a page.")]
 Yes = Annotated[bool, Option("--yes", help="Do it, without asking.")]
 
@@ -46,6 +46,7 @@ class Needs(Enum):
     NOTHING = auto()
     APP = auto()
     PLACE = auto()  # the file, or the server; there may be no store in it yet
+    ANY_APP = auto()  # a store that is there, whichever apps it has
     STORE = auto()
     TASKS = auto()  # the user's code
     CODE = auto()  # the user's code, and a store that is there
@@ -132,6 +133,8 @@ def opened(
             with reach.brief_retries(shared(chosen)):
                 if (missing := _missing(chosen, needs)) is not None:
                     raise StoreUnavailable(f"there is no store {missing}{choice.if_missing}")
+                if choice.is_by_url and needs is Needs.STORE:
+                    reach.refuse_unknown_name(chosen)
                 yield chosen
 
 
@@ -151,7 +154,7 @@ def _missing(app: App, needs: Needs) -> str | None:
 
         path = path_of(app.url)
         return None if path.exists() else f"at {path}"
-    if app.url.startswith("mongodb") and needs is Needs.STORE and not reach.store_exists(app):
+    if app.url.startswith("mongodb") and needs is not Needs.PLACE and not reach.store_exists(app):
         from holdfast.store.mongo.connection import database_name  # here, because it loads the driver
 
         return f"in the database '{database_name(app.url)}' of {mask_url(app.url)}"

@@ -47,6 +47,7 @@ class Choice(NamedTuple):
     app: App
     if_missing: str
     """How the sentence "there is no store at …" goes on."""
+    is_by_url: bool = False  # no code says how the app is called
 
 
 def app_to_look_at(out: Output, reference: str | None, url: str | None, name: str | None) -> Choice:
@@ -55,7 +56,7 @@ def app_to_look_at(out: Output, reference: str | None, url: str | None, name: st
         raise UsageError("give either --app, which knows its store, or --url and --name")
     is_in_environment = os.environ.get(f"{PREFIX}URL") or os.environ.get(SPECS["url"].also)
     if not reference and (url or name or is_in_environment):
-        return Choice(App(url, name=name), _NO_APP if name and not url else _WRONG_URL)
+        return Choice(App(url, name=name), _NO_APP if name and not url else _WRONG_URL, is_by_url=True)
     if (named := _named(reference)) is not None:
         return Choice(named, NOT_YET)
     found = discover(Path.cwd())

@@ -157,7 +157,7 @@ def _caused_by(event: EventRecord) -> str:
 
 def _payload(event: EventRecord) -> Any:
     try:
-        return DATA.decode(event.payload)
+        return DATA.decode(event.payload, describe=True)
     except NotDecodable as error:
         return f"{counted(len(event.payload), 'byte')} that cannot be read here: {error}"
 

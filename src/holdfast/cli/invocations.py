@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -15,20 +15,23 @@ from holdfast.cli import reach, timeline
 from holdfast.cli.archive import past_time
 from holdfast.cli.command import Before, InvocationId, command, page_given
 from holdfast.cli.events import origin_of
-from holdfast.cli.naming import find_id, stored_names
+from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
 from holdfast.cli.policies import describe_policy
-from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable, UsageError
+from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable
 from holdfast.groups.looking import Family, drawn, family_of
+from holdfast.ids import InvocationId as WholeId
 from holdfast.ids import is_id
-from holdfast.model.names import counted
+from holdfast.model.names import core_app, counted
 from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
-from holdfast.runtime.listing import filter_of
+from holdfast.runtime.listing import Keep, filter_of, is_allowed, with_key
+from holdfast.runtime.naming import declared
 from holdfast.runtime.runs import StepRecord, Stored
 from holdfast.showing import brief, describe, fields, length, moment
+from holdfast.store.contract import Filter
 from holdfast.web.documents import decoded, history_of
-from holdfast.web.reading import ReadModel
+from holdfast.web.reading import InvocationPage, ReadModel
 from holdfast.world.records import QUEUE as WORLD_QUEUE
 from holdfast.world.records import is_world
 
@@ -62,6 +65,7 @@ class ListFilter:
         list[str] | None, Option(metavar="NAME=VALUE", help="Only with this attribute; may be repeated.")
     ] = None
     workflows: Annotated[bool, Option("--workflows", help="Only runs of workflows.")] = False
+    key: Annotated[str | None, Option(help="With this idempotency key.")] = None
     kind: Annotated[InvocationKind | None, Option(help="Only these; world: of Workflow DevKit.")] = None
     since: Annotated[str | None, Option(metavar="TIME", help="Created since: 2026-11-15T08:00:00Z, or 2h ago.")] = None
     until: Annotated[str | None, Option(metavar="TIME", help="Created before: a time, or 2h ago.")] = None
@@ -70,17 +74,16 @@ class ListFilter:
         """Return what the store finds by."""
         return {
             "status": self.status or (),
-            "task": stored_names(app, self.task or ()),
             "queue": [WORLD_QUEUE] if self.kind is InvocationKind.WORLD and not self.queue else self.queue or (),
             "parent": None if self.parent is None else find_id(app, self.parent),
-            "attributes": _attributes(self.attribute or ()),
+            "attributes": attributes_of(self.attribute or ()),
         }
 
-    def keep(self, app: App) -> Callable[[InvocationRecord], bool] | None:
+    def keep(self, app: App) -> Keep | None:
         """Return what tells whether an invocation that the store has found is meant; None if all are."""
         kind = self.kind
         by_queue = kind is None or (kind is InvocationKind.WORLD and not self.queue)
-        if by_queue and not self.workflows and self.since is None and self.until is None:
+        if by_queue and not self.workflows and self.since is None and self.until is None and self.key is None:
             return None
         since, until = (
             None if text is None else past_time(app, text, option)
@@ -89,6 +92,7 @@ class ListFilter:
         return lambda record: (
             (kind is None or kind is kind_of(record))
             and (record.run is not None or not self.workflows)
+            and (self.key is None or record.key == self.key)
             and (since is None or record.created_at >= since)
             and (until is None or record.created_at < until)
         )
@@ -101,10 +105,16 @@ def ps(
     filter: ListFilter,
     limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
     before: Before = None,
+    core: Annotated[bool, Option("--core", help="Holdfast's own tasks, such as recovery, instead of yours.")] = False,
 ) -> None:
     """List invocations, newest first."""
-    where = filter_of(**filter.where(app), before=page_given(before))
-    page = app.runtime.run(ReadModel(app.runtime).invocations(where, limit, filter.keep(app)))
+    names = (filter.task or ()) if core else stored_names(app, filter.task or ())
+    where = filter_of(task=names, **filter.where(app), before=page_given(before))
+    keep = filter.keep(app)
+    if core:
+        page = app.runtime.run(ReadModel(app.runtime).invocations(where, limit, keep, core=True))
+    else:
+        page = app.runtime.run(_page(app, where, names, filter.key, keep, limit))
     out.document(page.document())
     now = reach.time_of(app)
     rows = [
@@ -116,15 +126,16 @@ def ps(
         out.aside(f"note: there may be more: --before {page.before}")
 
 
-def _attributes(given: Iterable[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in given:
-        name, is_there, value = each.partition("=")
-        if not name or not is_there:
-            raise UsageError(f"--attribute {each}: write it as name=value, such as stage=packed")
-        if found.setdefault(name, value) != value:
-            raise UsageError(f"--attribute {each}: an attribute has one value, and {name}={found[name]} is wanted too")
-    return found
+async def _page(
+    app: App, where: Filter, tasks: Sequence[str], key: str | None, keep: Keep | None, limit: int
+) -> InvocationPage:
+    """Return a page of invocations. One with a key is looked up, where its task is known."""
+    tasks = tasks or [name for definition in declared(app.runtime) for name in definition.names]
+    if key is None or not tasks:
+        return await ReadModel(app.runtime).invocations(where, limit, keep)
+    found = await with_key(await app.runtime.engine(), tasks, key)
+    wanted = [each for each in found if is_allowed(where, each) and (keep is None or keep(each))]
+    return InvocationPage(wanted[:limit], None)
 
 
 @command()
@@ -245,12 +256,16 @@ async def _family(app: App, record: InvocationRecord) -> Family:
 
 
 def found(app: App, id: str) -> InvocationRecord:
-    """Return the record."""
+    """Return the record; of Holdfast's own tasks too."""
+    id = find_id(app, id)
     try:
-        return app.invocation(find_id(app, id)).record()
+        return app.invocation(id).record()
     except InvocationNotFound:
         if is_id(id) and any(each.id == id for each in app.groups(before=f"{id}{{", limit=1)):
             raise InvocationNotFound(f"{id} is a group: holdfast groups show {id}") from None
+        (core,) = reach.with_store(app, lambda store: store.get(core_app(app.name), [WholeId(id)]))
+        if core is not None:
+            return core
         with contextlib.suppress(EventNotFound):
             raise InvocationNotFound(
                 f"{id} is the event '{reach.event_of(app, id).name}': holdfast events show {id}"

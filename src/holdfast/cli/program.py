@@ -15,6 +15,7 @@ from typer import Option
 
 from holdfast._version import __version__
 from holdfast.cli import (
+    apps,
     archive,
     config,
     events,
@@ -33,6 +34,7 @@ from holdfast.cli import (
     store,
     streams,
     submit,
+    tasks,
     triggers,
     workflow,
     world,
@@ -89,10 +91,11 @@ _COMMANDS: _Commands = {
     "show": invocations.show,
     "why": invocations.why,
     "history": invocations.history,
-    "archive": archive.archive,
     "rerun": archive.rerun,
     "purge": archive.purge,
     "streams": streams.streams,
+    "tasks": tasks.tasks,
+    "apps": apps.apps,
     "triggers": triggers.triggers,
     "services": services.services,
     "monitor": monitor.monitor,
@@ -100,6 +103,7 @@ _COMMANDS: _Commands = {
 }
 # A group is its help, or the command that it is by itself; and its commands.
 _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
+    "archive": (archive.archive, archive.COMMANDS),
     "runners": (runners.runners, {"drain": runners.drain, "stop": runners.stop}),
     "groups": (groups.groups, {"show": groups.show, "cancel": groups.cancel}),
     "queues": (queues.queues, {"pause": queues.pause, "resume": queues.resume}),

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.app import App
-from holdfast.errors import CorruptRecord, StoreReadOnly, UsageError
+from holdfast.errors import AppNotFound, CorruptRecord, StoreReadOnly, UsageError
 from holdfast.masking import mask_url
+from holdfast.model.names import is_core
 from holdfast.model.records import Entry, InvocationRecord, Quarantined, RunnerRecord
 from holdfast.runtime.engine import Engine
-from holdfast.store.contract import Backup, Finding, Store
+from holdfast.store.contract import Backup, Filter, Finding, Store
 from holdfast.telemetry.logs import RETRIES, logging_telemetry
 from holdfast.triggers.events import EventRecord
 from holdfast.triggers.outbox import Events
 from holdfast.workflows.replaying import StoredRun, read_run
+from holdfast.world.queue import APP as WORLD_MESSAGES
 
 T = TypeVar("T")
 
@@ -29,6 +31,20 @@ def with_store(app: App, work: Callable[[Store], Awaitable[T]]) -> T:
         return await work((await app.runtime.engine()).store)
 
     return app.runtime.run(job())
+
+
+def with_engine(app: App, work: Callable[[Engine], Awaitable[T]]) -> T:
+    """Open the app's store if it is not open, and run `work` with the engine."""
+
+    async def job() -> T:
+        return await work(await app.runtime.engine())
+
+    return app.runtime.run(job())
+
+
+def find(app: App, name: str, where: Filter, limit: int) -> Sequence[InvocationRecord]:
+    """Return invocations of the app of that name in the app's store, newest first."""
+    return with_store(app, lambda store: store.find(name, where, limit))
 
 
 def set_aside_in(app: App) -> Sequence[Quarantined]:
@@ -60,6 +76,25 @@ def entries(app: App, kind: str, decode: Callable[[Entry], T]) -> tuple[list[T],
         except CorruptRecord as error:
             unreadable[entry.name] = str(error)
     return records, unreadable
+
+
+async def names_in(store: Store) -> Sequence[str]:
+    """Return the apps of a store, without those of Holdfast's own tasks and of messages of a World."""
+    return [name for name in await store.apps() if not _is_ours(name)]
+
+
+def _is_ours(name: str) -> bool:
+    return is_core(name) or name.endswith(WORLD_MESSAGES)
+
+
+def refuse_unknown_name(app: App) -> None:
+    """Raise `AppNotFound` for a name under which the store has nothing, while it has other apps."""
+    names = with_store(app, names_in)
+    if names and app.name not in names and not _is_ours(app.name):
+        raise AppNotFound(
+            f"the store {mask_url(app.url)} has no app '{app.name}'; it has: {', '.join(names)}. Name one of them: "
+            f"--name {names[0]}"
+        )
 
 
 _SHORT_SECONDS = 3.0  # for a user at a terminal; the driver takes 5 s to find that no server answers

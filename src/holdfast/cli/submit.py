@@ -34,6 +34,10 @@ class CallFlags:
     key: Annotated[str | None, Option(help="One key, one call: it is not stored a second time.")] = None
     key_for: Annotated[str | None, Option(metavar="DURATION", help="How long after its end the key is taken.")] = None
     expires: Annotated[str | None, Option(metavar="DURATION", help="It fails if not started by then: 1h.")] = None
+    retries: Annotated[int | None, Option(help="How many more attempts after the first, instead of the task's.")] = None
+    retention: Annotated[
+        str | None, Option(metavar="DURATION", help="How long it is kept after its end: 30d; or forever.")
+    ] = None
 
     def given(self) -> dict[str, Any]:
         return vars(self) | {"at": None if self.at is None else time_given(self.at, "--at")}

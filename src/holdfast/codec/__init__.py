@@ -57,6 +57,7 @@ __all__ = [
     "MARK",
     "MAX_DEPTH",
     "MAX_ERROR_TEXT_BYTES",
+    "NO_PAYLOADS",
     "Code",
     "Codec",
     "DataCodec",

@@ -25,6 +25,7 @@ from holdfast.codec import ErrorRecord
 from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTransitionError
 from holdfast.ids import InvocationId
 from holdfast.model.crashes import PASSED_THROUGH, taken_from
+from holdfast.model.keeping import Kept
 from holdfast.model.records import (
     Cancellation,
     FailedAttempt,
@@ -322,7 +323,7 @@ class MoveUp(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float
 
 
-StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark | WaitNote | MoveUp
+StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark | WaitNote | MoveUp | Kept
 """A write that is no step of the status table."""
 IN_LINE = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}  # from which a claim or a free slot takes the first
 
@@ -333,6 +334,8 @@ def written(write: StateWrite, record: InvocationRecord) -> InvocationRecord | V
         return pushed(write, record)
     if isinstance(write, MoveUp):
         return moved_up(write, record)
+    if isinstance(write, Kept):
+        return kept_longer(write, record)
     return updated(write, record) if isinstance(write, RunUpdate) else noted(write, record)
 
 
@@ -341,6 +344,13 @@ def moved_up(write: MoveUp, record: InvocationRecord) -> InvocationRecord | Verd
     if record.status not in IN_LINE or record.due_at <= write.due_at:
         return APPLIED
     return msgspec.structs.replace(record, due_at=write.due_at)
+
+
+def kept_longer(write: Kept, record: InvocationRecord) -> InvocationRecord | Verdict:
+    if record.status not in FINAL:
+        return Lost(record.status, record.owner, record.epoch)
+    is_there = record.retain_until == write.until
+    return APPLIED_AGAIN if is_there else msgspec.structs.replace(record, retain_until=write.until)
 
 
 def noted(write: AttributeUpdate | StreamMark | WaitNote, record: InvocationRecord) -> InvocationRecord | Verdict:
@@ -700,7 +710,8 @@ def retried(
 
 
 def _with_failure(record: InvocationRecord, error: ErrorRecord, at: float) -> tuple[FailedAttempt, ...]:
-    failed = FailedAttempt(number=record.failures + 1, attempt=record.attempt, at=at, error=error)
+    number, due_at = record.failures + 1, None if record.errors else record.due_at
+    failed = FailedAttempt(number=number, attempt=record.attempt, at=at, error=error, due_at=due_at)
     errors = (*record.errors, failed)
     return errors if len(errors) <= MAX_ERRORS else errors[:_FIRST_ERRORS] + errors[_FIRST_ERRORS - MAX_ERRORS :]
 

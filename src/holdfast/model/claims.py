@@ -23,7 +23,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     `limits` are those of the claimer's tasks, by name. An invocation that has a key and whose task has a limit is taken
     with a slot or not at all. Without `limited`, the claim ends before the first of them: for work that is only taken
-    ahead, since waiting work should hold no slot.
+    ahead, since waiting work should hold no slot. `told` are the triggers that are to hear of refusals, by task.
     """
 
     app: str
@@ -37,6 +37,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     again: bool = False
     limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
     limited: bool = True
+    told: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def path(self) -> tuple[Status, ...]:
@@ -124,10 +125,11 @@ def blocked(record: InvocationRecord, *, operation: str, at: float, why: str) ->
     return change_of("blocked", record, path, AVAILABLE, operation=operation, at=at, why=why)
 
 
-def refused(record: InvocationRecord, *, operation: str, at: float, why: str) -> Change:
+def refused(record: InvocationRecord, *, operation: str, at: float, why: str, told: tuple[str, ...] = ()) -> Change:
     """End an invocation without a free slot that is not to wait, and that has never started: no other may end so."""
     path, sources = (Status.CONCURRENCY_CONTROLLED_FINAL,), frozenset({Status.REGISTERED})
-    return change_of("refused", record, path, sources, operation=operation, at=at, why=why)
+    change = change_of("refused", record, path, sources, operation=operation, at=at, why=why)
+    return msgspec.structs.replace(change, outbox=(*(change.outbox or ()), *told)) if told else change
 
 
 def turned_away(claim: Claim, allotment: Allotment, held: Held) -> Iterator[tuple[InvocationRecord, Change]]:
@@ -137,7 +139,8 @@ def turned_away(claim: Claim, allotment: Allotment, held: Held) -> Iterator[tupl
         yield record, blocked(record, operation=claim.operation, at=claim.at, why=why)
     for record in allotment.refused:
         why = why_refused(record.limit_key or "", held.of(record.limit_key or ""))
-        yield record, refused(record, operation=claim.operation, at=claim.at, why=why)
+        told = claim.told.get(record.task, ())
+        yield record, refused(record, operation=claim.operation, at=claim.at, why=why, told=told)
 
 
 def released(record: InvocationRecord, *, operation: str, at: float, why: str = "a slot is free") -> Change:

@@ -45,13 +45,14 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     by: str | None = msgspec.field(name="b", default=None)
 
 
-class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt that failed and was followed by another: the `number`-th failure. Attempts count crashes as well."""
 
     number: Count
     attempt: Count
     at: Moment
     error: ErrorRecord
+    due_at: Moment | None = None  # of the first failure: when that attempt was due
 
 
 KEY_SECONDS = 86_400.0
@@ -71,6 +72,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cancel_children: bool = True  # what it has submitted is cancelled with it
     follow: Follow | None = None  # what is called when it has ended
     group: InvocationId | None = None  # the group that wants to know of its end
+    effects_key: str | None = None  # of a rerun of a task: the key of the effects of the first run
 
 
 PLAIN = Terms()
@@ -289,7 +291,13 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return what the idempotency keys of its effects begin with: a rerun or fork has those of the first run."""
         repeated = None if self.run is None else self.run.effects_key
         of_step = None if self.reply_to is None else self.reply_to.effects_key
-        return repeated or of_step or self.key or self.id
+        return repeated or of_step or self.terms.effects_key or self.key or self.id
+
+    @property
+    def first_due_at(self) -> float:
+        """Return when its first attempt was due, from which a timetable counts its age."""
+        due_at = self.errors[0].due_at if self.errors else self.due_at
+        return self.created_at if due_at is None else max(due_at, self.created_at)
 
     @property
     def seed(self) -> str:
@@ -536,7 +544,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     The store does not read its `body`, which is JSON. Its `version` grows by one with each change, and a change applies
     only to the version that was read. `due_at` is when it is to be looked at next; None: never. `subject` is what it
-    belongs to, the run of a hook say, by which entries of its kind are found.
+    belongs to, the run of a hook say, by which entries of its kind are found. `payloads` are the digests of those that
+    its body refers to: they stay as long as the entry does.
     """
 
     app: str
@@ -547,6 +556,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     due_at: Moment | None = None
     keep_until: Moment | None = None  # removed some time after that; None: kept until a user removes it
     subject: str | None = None
+    payloads: tuple[str, ...] = ()
 
 
 _decoders: dict[str, Callable[[Entry], object]] = {}

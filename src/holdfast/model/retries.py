@@ -98,7 +98,7 @@ class Exponential(_Stored, frozen=True, tag="exponential"):
 
 
 class Timetable(_Stored, frozen=True, tag="timetable"):
-    """Waits by age, counted since the invocation was made: ``Timetable({"5m": "1m", "1h": "5m", "24h": "1h"})``.
+    """Waits by age, counted since the first attempt was due: ``Timetable({"5m": "1m", "1h": "5m", "24h": "1h"})``.
 
     While it is at most five minutes old, again after a minute; then, up to an hour, after five; then, up to a day,
     after an hour; older than that, give up. The number of attempts does not matter. Kept as (age, wait) in seconds,
@@ -267,9 +267,9 @@ def decide(
 ) -> RetryDecision:
     """Decide whether a failed attempt is followed by another, and when.
 
-    `attempt` counts the attempts made, the failed one included; `age_seconds` is the invocation's age (below zero,
-    after a clock was set back, counts as zero); `error_types` is what `exception_names` returns for the exception's
-    class; `random_unit` is a random number from 0 to 1.
+    `attempt` counts the attempts made, the failed one included; `age_seconds` is the time since the first one was
+    due (below zero, after a clock was set back, counts as zero); `error_types` is what `exception_names` returns for
+    the exception's class; `random_unit` is a random number from 0 to 1.
     """
     if attempt < 1 or not 0 <= random_unit <= 1:
         raise UsageError(f"attempt={attempt} must be at least 1, and random_unit={random_unit} between 0 and 1.")
@@ -312,6 +312,31 @@ def _decide(policy: Policy, failure: _Failure) -> RetryDecision:
             return Retry(decision.wait_seconds, policy.queue, f"{decision.why}, on queue {policy.queue!r}")
         case _:
             assert_never(policy)
+
+
+def as_asked(policy: Policy, error_types: Sequence[str] = ()) -> Policy:
+    """Return the policy for code that asks to be tried again (`RetryLater`): whatever exceptions a policy names, the
+    number of its attempts decides. Of several rules it is that which names the exception; one that denies it counts
+    only if it names that very class. Without such a rule, the most generous one.
+    """
+    match policy:
+        case Only():
+            return as_asked(policy.policy, error_types)
+        case MoveTo():
+            return MoveTo(policy.queue, as_asked(policy.policy, error_types))
+        case FirstMatch():
+            for exceptions, chosen in policy.rules:
+                is_denied = max_retries(chosen) == 0 and exceptions.count(next(iter(error_types), "")) == 0
+                if not is_denied and not set(exceptions).isdisjoint(error_types):
+                    return as_asked(chosen, error_types)
+            return as_asked(max((chosen for _, chosen in policy.rules), key=_generosity), error_types)
+        case _:
+            return policy
+
+
+def _generosity(policy: Policy) -> float:
+    most = max_retries(policy)
+    return math.inf if most is None else most
 
 
 def max_retries(policy: Policy) -> int | None:

@@ -144,6 +144,7 @@ class Claimer:
         self._permit = permit
         self._owner = owner
         self._limits = limits
+        self._refusing = [task for task, limit in limits.items() if not limit.waits]
 
     def _now(self) -> float:
         """Return the time that has certainly come: an invocation due by then is not early, whatever
@@ -173,9 +174,12 @@ class Claimer:
             nonlocal away
             if again and not self._permit.holds():
                 raise StoreUnavailable(f"nothing is claimed until the store answers a heartbeat again. {away}")
+            wanted = replace(claim, at=self._now(), again=True) if again else claim
+            if self._refusing:
+                wanted = replace(wanted, told=await self._engine.outbox.told_of_refusals(self._refusing))
             crashpoint("claim.before")
             try:
-                claimed = await self._store.claim(replace(claim, at=self._now(), again=True) if again else claim)
+                claimed = await self._store.claim(wanted)
             except StoreError as error:
                 away = str(error)
                 raise
@@ -189,7 +193,7 @@ class Claimer:
                 *[Hint(kind, tuple(dict.fromkeys(names)), len(names)) for kind, names in hinted if names]
             )
         if claimed.refused:
-            self._engine.outbox.ended(claimed.refused)  # a parent may wait for one of them
+            self._engine.outbox.ended(claimed.refused)  # a parent may wait for one of them, and triggers
         telemetry = self._engine.telemetry
         if claimed.records and telemetry.wants(events.Claimed):
             telemetry.emit(events.Claimed(self._owner, claimed.records))

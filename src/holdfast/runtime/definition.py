@@ -17,10 +17,20 @@ from holdfast.errors import UsageError
 from holdfast.executors.declared import MAINS, why_unreachable
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Pacing
-from holdfast.model.records import PLAIN, RETENTION_SECONDS, Terms, agreed_retention, lane_of
+from holdfast.model.records import (
+    OUTCOMES,
+    PLAIN,
+    RETENTION_SECONDS,
+    SHORTEST_SECONDS,
+    Terms,
+    agreed_retention,
+    lane_of,
+)
 from holdfast.model.retries import Never, Policy, as_policy, dump_policy, queues_of
 
 ALL_ARGUMENTS = ("*",)
+Retention = Duration | Mapping[str, Duration | None] | None
+"""How long ended calls are kept: a time, "forever" or None, or one for each outcome."""
 
 
 class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +118,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     retries: Policy = Never()
     retention: Mapping[str, float | None] = msgspec.field(default_factory=dict)  # by outcome; None: for ever
     time: TimeLimits = TimeLimits()
+    validate: str | None = None  # "submit", "off"; None: as the app says
     schedules: tuple[Any, ...] = ()  # `holdfast.schedules.options.TaskSchedule`
     triggers: tuple[Any, ...] = ()  # `holdfast.triggers.conditions.Trigger`
     is_hidden: bool = False  # ours, not a user's: it decides for a trigger, or is a step that was sent elsewhere
@@ -139,10 +150,19 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     def is_workflow(self) -> bool:
         return self.executor is ExecutorKind.WORKFLOW
 
-    def terms(self, retention_seconds: float = RETENTION_SECONDS) -> Terms:
-        """Return the terms of each call; `retention_seconds` is for a task without a retention of its own."""
-        policy = None if isinstance(self.retries, Never) else dump_policy(self.retries)
-        retention = agreed_retention(self.retention, retention_seconds)
+    def terms(
+        self,
+        retention_seconds: float = RETENTION_SECONDS,
+        *,
+        retries: Policy | None = None,
+        kept: Mapping[str, float | None] | None = None,
+    ) -> Terms:
+        """Return the terms of each call; `retention_seconds` is for a task without a retention of its own. `retries`
+        and `kept`, by outcome, are of a single call.
+        """
+        chosen = self.retries if retries is None else retries
+        policy = None if isinstance(chosen, Never) else dump_policy(chosen)
+        retention = agreed_retention({**self.retention, **(kept or {})}, retention_seconds)
         terms = PLAIN if policy is None and retention is None else Terms(retries=policy, retention=retention)
         return self.time.added_to(terms)
 
@@ -183,6 +203,22 @@ def retries_of(retries: Policy | int | None, at_most_once: bool) -> Policy:
     if at_most_once and not isinstance(policy, Never):
         raise UsageError("at_most_once=True and retries= contradict each other: one of them is too much")
     return policy
+
+
+def retention_of(given: Retention) -> dict[str, float | None]:
+    """Return how long ended calls are kept, by outcome; None for ever. Raises `UsageError`."""
+    each = dict(given) if isinstance(given, Mapping) else dict.fromkeys(OUTCOMES, given)
+    kept: dict[str, float | None] = {}
+    for outcome, duration in each.items():
+        if outcome not in OUTCOMES:
+            raise UsageError(f"retention= for {outcome!r}: a call ends as {', '.join(OUTCOMES)}")
+        kept[outcome] = seconds = None if duration in (None, "forever") else length_of("retention", duration)
+        if seconds is not None and seconds < SHORTEST_SECONDS:
+            raise UsageError(
+                f"retention={duration!r} is too short: an ended invocation is kept for at least "
+                f"{format_duration(SHORTEST_SECONDS)}, so that waiting callers find it"
+            )
+    return kept
 
 
 def names_of(definitions: Iterable[TaskDefinition]) -> tuple[str, ...]:

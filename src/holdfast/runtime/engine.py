@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from holdfast.clock import Clock
@@ -23,7 +23,7 @@ from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.runtime.cancel import Canceller
 from holdfast.runtime.hints import Hub
-from holdfast.runtime.payloads import PayloadStore
+from holdfast.runtime.payloads import PayloadCache, PayloadStore
 from holdfast.runtime.streams import ChunkPort
 from holdfast.runtime.submit import Submitter
 from holdfast.runtime.wait import Watcher
@@ -49,6 +49,10 @@ class Outbox:
     def of_end(self, task: str, status: Status) -> tuple[str, ...]:
         """Return the triggers that want to hear of such an end, as far as they are known."""
         return ()
+
+    async def told_of_refusals(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+        """Return the names to put into the outboxes of calls of these tasks that a limit refuses, by task."""
+        return {}
 
     def ended(self, ids: Sequence[InvocationId]) -> None:
         """Deliver soon what the outboxes of these invocations name, which the store has ended by itself."""
@@ -99,12 +103,14 @@ class Engine:
         self.hook_receivers: dict[str, ReceivePayload] = {}
         self.chunks: ChunkPort | None = None  # writes the chunks of streams
         self.foreign: Any = None  # `holdfast.runtime.runs.ForeignRuns`
+        self.payload_cache = PayloadCache(self.settings.payload_cache)
         self.limits = SizeLimits(self.settings.inline_limit, self.settings.payload_limit)
         self._serve(app)
 
     def _serve(self, app: str) -> None:
         self.app, self.is_core = app, is_core(app)
-        self.payloads = PayloadStore(self.store, app=app, chunk_threshold=self.settings.chunk_threshold)
+        threshold, cache = self.settings.chunk_threshold, self.payload_cache
+        self.payloads = PayloadStore(self.store, app=app, chunk_threshold=threshold, cache=cache)
         self.outbox = Outbox(self.store)
         self.submitter = Submitter(self)
         self.canceller = Canceller(self)

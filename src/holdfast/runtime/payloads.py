@@ -9,6 +9,7 @@ depends on nothing but the payload, so two writers may mix, and neither side eve
 fetched payload is checked against its name: its size before anything is unpacked, its digest at the end.
 
 Costs: keeping what is there one round trip, putting one more per batch or piece; fetching one per payload and piece.
+What was fetched stays in memory for a while (`PayloadCache`), so thirty calls over one large argument read it once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import asyncio
 import hashlib
 import io
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from weakref import WeakValueDictionary
 
 from holdfast.clock import format_duration
 from holdfast.codec import Payload, Reference
@@ -36,11 +39,50 @@ _SAMPLE_BYTES = 16 * 2**10
 _QUICK_BYTES = 256 * 2**10  # what is smaller is hashed on the spot
 
 
+class PayloadCache:
+    """Payloads that this process has read, up to so many bytes; the least recently used ones go first. A payload is
+    named by its content, so what is here is never out of date. Used on one event loop.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._payloads: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        """Return how many bytes it holds."""
+        return self._bytes
+
+    def takes(self, size: int) -> bool:
+        return size <= self._max_bytes
+
+    def get(self, app: str, digest: str) -> bytes | None:
+        data = self._payloads.get((app, digest))
+        if data is not None:
+            self._payloads.move_to_end((app, digest))
+        return data
+
+    def put(self, app: str, digest: str, data: bytes) -> None:
+        if not self.takes(len(data)) or (app, digest) in self._payloads:
+            return
+        self._payloads[app, digest] = data
+        self._bytes += len(data)
+        while self._bytes > self._max_bytes:
+            _, gone = self._payloads.popitem(last=False)
+            self._bytes -= len(gone)
+
+    def turn(self, app: str, digest: str) -> asyncio.Lock:
+        """Return the lock under which a payload is read: the next reader finds it here."""
+        return self._turns.setdefault((app, digest), asyncio.Lock())
+
+
 class PayloadStore:
-    def __init__(self, store: Store, *, app: str, chunk_threshold: int) -> None:
+    def __init__(self, store: Store, *, app: str, chunk_threshold: int, cache: PayloadCache | None = None) -> None:
         self._store = store
         self._app = app
         self._chunk_threshold = chunk_threshold
+        self._cache = PayloadCache(0) if cache is None else cache
 
     async def keep(self, payloads: Iterable[Payload]) -> None:
         """Put these payloads into the store, where no collector removes them within a day."""
@@ -88,15 +130,27 @@ class PayloadStore:
         (first,) = await asyncio.to_thread(_cut, data, [0])
         return StoredPayload(digest=digest, size=len(data), pieces=count, first=first)
 
-    async def fetch(self, references: Sequence[Reference]) -> dict[str, bytes]:
-        """Return the payloads by digest. Raises `PayloadLost` for a missing payload, and for one with other bytes than
-        its name says.
+    async def fetch(self, references: Sequence[Reference], *, fresh: bool = False) -> dict[str, bytes]:
+        """Return the payloads by digest, from memory if they are there; `fresh`, only from the store. Raises
+        `PayloadLost` for a missing payload, and for one with other bytes than its name says.
         """
         found: dict[str, bytes] = {}
         for digest, size in references:
             if digest not in found:
-                found[digest] = await self._fetch(digest, size)
+                is_kept = not fresh and self._cache.takes(size)
+                found[digest] = await (self._fetch_once(digest, size) if is_kept else self._fetch(digest, size))
         return found
+
+    async def _fetch_once(self, digest: str, size: int) -> bytes:
+        """Return a payload, which is read by one of those that ask for it at the same time."""
+        if (data := self._cache.get(self._app, digest)) is not None and len(data) == size:
+            return data
+        async with self._cache.turn(self._app, digest):
+            data = self._cache.get(self._app, digest)
+            if data is None or len(data) != size:
+                data = await self._fetch(digest, size)
+                self._cache.put(self._app, digest, data)
+            return data
 
     async def _fetch(self, digest: str, size: int) -> bytes:
         try:

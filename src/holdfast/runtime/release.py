@@ -6,8 +6,8 @@ either as it was or released, and two releases at once do no harm: one of them i
 `change_after` decides what follows a raised exception: another attempt, or the end. The policy is stored with
 the invocation at its submit. What the code at hand declares does not matter: a deploy does not change what was
 promised. A policy that cannot be read, because a newer version wrote it, parks the invocation: to fail it
-would break that promise, and to guess would break another. `RetryLater` says when, and with a policy that says whether.
-Without a policy it is granted each time.
+would break that promise, and to guess would break another. `RetryLater` is granted each time, whatever exceptions the
+policy names, until the attempts of the policy are used up; without a policy they never are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.model.claims import back_in_queue
 from holdfast.model.crashes import last_crash
 from holdfast.model.decoding import ahead
 from holdfast.model.records import ENDED, Hint, InvocationRecord, work_hint
-from holdfast.model.retries import GiveUp, Retry, RetryDecision, decide, load_policy
+from holdfast.model.retries import GiveUp, Retry, RetryDecision, as_asked, decide, load_policy
 from holdfast.model.status import AVAILABLE, Status
 from holdfast.runtime.execute import timed_out
 from holdfast.runtime.limits import Limits
@@ -181,10 +181,11 @@ def _decision(record: InvocationRecord, raised: Raised, at: float, random_unit: 
         if wait is None:
             return GiveUp("")
         return Retry(wait, None, f"failure {number}; it asks to be tried again in {format_duration(wait)}")
+    policy = load_policy(record.terms.retries)
     decision = decide(
-        load_policy(record.terms.retries),
+        policy if wait is None else as_asked(policy, raised.kinds),
         attempt=number,
-        age_seconds=at - record.created_at,
+        age_seconds=at - record.first_due_at,
         error_types=raised.kinds,
         random_unit=random_unit,
     )

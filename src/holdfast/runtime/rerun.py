@@ -46,8 +46,7 @@ class Rerunner:
     ) -> list[Rerun]:
         """Store a new invocation for each of these, or say why not. Idempotent, by the request.
 
-        The steps of a workflow have the idempotency keys of the first run, unless `new_key`. A task has its own id as
-        the key of its effects, as ever: its record has no place for another one.
+        Its effects have the idempotency keys of the first run, unless `new_key`.
         """
         damage: dict[str, str] = {}  # by digest, as several may share one
         refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage))}
@@ -86,7 +85,7 @@ class Rerunner:
     async def _damage(self, reference: Reference) -> str:
         await self._store.keep_payloads(self._app, [reference.digest])
         try:
-            await self._engine.payloads.fetch([reference])
+            await self._engine.payloads.fetch([reference], fresh=True)
         except PayloadLost as error:
             return str(error)
         return ""
@@ -95,7 +94,10 @@ class Rerunner:
         now, follow = self._store.now(), record.terms.follow
         if follow is not None:  # a chain of its own
             follow = msgspec.structs.replace(follow, chain=None, place=0)
-        run = None if record.run is None else RunState(effects_key=None if new_key else record.key_of_effects)
+        effects_key = None if new_key else record.key_of_effects
+        terms = msgspec.structs.replace(
+            record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None, follow=follow, group=None
+        )
         fresh = InvocationRecord(
             id=self._id(record.id, request),
             app=record.app,
@@ -106,11 +108,9 @@ class Rerunner:
             priority=record.priority,
             at_most_once=record.at_most_once,
             limit_key=record.limit_key,
-            terms=msgspec.structs.replace(
-                record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None, follow=follow, group=None
-            ),
+            terms=msgspec.structs.replace(terms, effects_key=effects_key if record.run is None else None),
             rerun_of=record.id,
-            run=run,
+            run=None if record.run is None else RunState(effects_key=effects_key),
             created_at=now,
             due_at=due_at,
         )

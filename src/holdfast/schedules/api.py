@@ -8,13 +8,14 @@ from collections.abc import Coroutine, Mapping, Sequence
 from itertools import islice
 from typing import Any, Unpack
 
+from holdfast.codec import Payload
 from holdfast.errors import UsageError
 from holdfast.invocation import Invocation
 from holdfast.model.names import valid_key, valid_name
 from holdfast.runtime.app_runtime import AppRuntime, DeclaredTask, awaited, blocking
 from holdfast.runtime.engine import Engine
 from holdfast.schedules.options import TIMING, ScheduleOptions, refuse_unknown, rules_of, timing_of
-from holdfast.schedules.records import Pause, Rules, ScheduleRecord, StoredCall, call_like
+from holdfast.schedules.records import Pause, PreparedCall, Rules, ScheduleRecord, call_like
 from holdfast.schedules.rules import begins_after
 from holdfast.schedules.service import ScheduleRegistry
 from holdfast.schedules.timing import instant
@@ -65,8 +66,9 @@ class Schedules:
         registry = engine.part(ScheduleRegistry)
         pause = Pause(at=engine.store.now(), by=current_user(), why="it was created so") if paused else None
         timing, rules = timing_of(options), rules_of(options, Rules())
-        call = _call(engine, task, args, kwargs)
-        return registry.create(registry.new(valid_name("schedule", name), timing, call, rules, pause=pause))
+        call, payloads = _call(engine, task, args, kwargs)
+        record = registry.new(valid_name("schedule", name), timing, call, rules, pause=pause)
+        return registry.create(record, payloads)
 
     acreate = awaited(create)
 
@@ -99,9 +101,9 @@ class Schedules:
         arguments, `args` and `kwargs` together, go with the `task` that takes them.
         """
         refuse_unknown(options)
-        call = None
+        call, payloads = None, tuple[Payload, ...]()
         if task is not None:
-            call = _call(engine, task, args or (), kwargs)
+            call, payloads = _call(engine, task, args or (), kwargs)
         elif args is not None or kwargs is not None:
             raise UsageError("give task= with the new arguments: they are checked against its signature")
 
@@ -118,7 +120,7 @@ class Schedules:
                 fields |= {"timing": timing, "through": now}
             return fields
 
-        return engine.part(ScheduleRegistry).change(name, decide)
+        return engine.part(ScheduleRegistry).change(name, decide, payloads)
 
     aupdate = awaited(update)
 
@@ -185,7 +187,7 @@ class Schedules:
     anext_times = awaited(next_times)
 
 
-def _call(engine: Engine, task: DeclaredTask, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> StoredCall:
+def _call(engine: Engine, task: DeclaredTask, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> PreparedCall:
     if not isinstance(task, DeclaredTask):
         raise UsageError(f"a schedule calls a task of this app, not {task!r}")
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
@@ -193,9 +195,10 @@ def _call(engine: Engine, task: DeclaredTask, args: Sequence[Any], kwargs: Mappi
     return call_of(task, engine, tuple(args), dict(kwargs or {}))
 
 
-def call_of(task: DeclaredTask, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredCall:
+def call_of(task: DeclaredTask, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedCall:
     """Return a call of a task, to be stored with a schedule. Raises `UsageError` if it does not fit."""
-    return call_like(*task.template(engine, args, kwargs))
+    record, expires_seconds, payloads = task.template(engine, args, kwargs)
+    return PreparedCall(call_like(record, expires_seconds), tuple(payloads))
 
 
 def current_user() -> str:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.codec import Payload
 from holdfast.errors import CorruptRecord
 from holdfast.fleet.core_tasks import QUEUE, TERMS, CoreTaskRegistry
 from holdfast.fleet.services import Duty
@@ -41,6 +42,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules = Rules()
     name: str = ""
     module_tasks: tuple[str, ...] = ()  # other tasks of the declaring module
+    payloads: tuple[Payload, ...] = ()  # that its call refers to
 
 
 def by_name(declared: Sequence[Declaration]) -> dict[str, Declaration]:
@@ -113,6 +115,7 @@ class Declarations:
         self._seen, self._seen_at = there | (gone & damaged), now
 
     async def _ensure(self, name: str, declared: Declaration, there: ScheduleRecord | None) -> None:
+        await self._registry.keep(declared.payloads)
         if there is None:
             fresh = self._registry.new(name, declared.timing, declared.call, declared.rules, declared=True)
             there = await self._registry.ensure(replace(fresh, module_tasks=declared.module_tasks))

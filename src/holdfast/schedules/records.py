@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
+from holdfast.codec import Payload
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import Count, Moment, Seconds
-from holdfast.model.records import Entry, entry_reader
+from holdfast.model.records import Entry, digests_in, entry_reader
 from holdfast.model.records import StoredCall as StoredCall  # of every tick
 from holdfast.model.records import call_like as call_like
 from holdfast.model.records import invocation_of as invocation_of
@@ -40,6 +42,13 @@ class CatchUp(StrEnum):
     NONE = "none"
     LAST = "last"
     ALL = "all"
+
+
+class PreparedCall(NamedTuple):
+    """A call to be stored with a schedule, and the large arguments that it refers to: they are kept before it."""
+
+    call: StoredCall
+    payloads: tuple[Payload, ...] = ()
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,7 +116,16 @@ def to_entry(record: ScheduleRecord) -> Entry:
     if record.progress.queued and record.is_active:
         due_at = min(record.changed_at + _QUEUE_SECONDS, math.inf if due_at is None else due_at)
     body = msgspec.json.encode(record)
-    return Entry(app=record.app, kind=KIND, name=record.name, body=body, version=record.version, due_at=due_at)
+    payloads = digests_in(record.call.arguments)
+    return Entry(
+        app=record.app,
+        kind=KIND,
+        name=record.name,
+        body=body,
+        version=record.version,
+        due_at=due_at,
+        payloads=payloads,
+    )
 
 
 def _check(record: ScheduleRecord) -> None:

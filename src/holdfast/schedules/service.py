@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from holdfast import errors
 from holdfast.clock import moment
+from holdfast.codec import Payload
 from holdfast.crashpoints import crashpoint
 from holdfast.ids import InvocationId, derived_id
 from holdfast.model.records import SCHEDULES, Entry, Hint, InvocationRecord, Origin, Quarantined, Source
@@ -127,11 +128,18 @@ class ScheduleRegistry:
             changed_at=now,
         )
 
-    async def create(self, record: ScheduleRecord) -> ScheduleRecord:
+    async def keep(self, payloads: Sequence[Payload]) -> None:
+        """Store the large arguments of a schedule, before the schedule."""
+        if payloads:
+            await self._engine.payloads.keep(payloads)
+            crashpoint("schedule.kept")
+
+    async def create(self, record: ScheduleRecord, payloads: Sequence[Payload] = ()) -> ScheduleRecord:
         """Store a schedule; return it, or an equal stored one. Raises `ScheduleExists` if another has the
         name, `InvalidSchedule` if it would never be due.
         """
         is_over = tick_after(record.timing, record.rules, record.created_at) is None
+        await self.keep(payloads)
         for _ in range(_TRIES):
             if not is_over and await self._store.put_entry(to_entry(record)):
                 self._send_hint(record.name)
@@ -164,8 +172,16 @@ class ScheduleRegistry:
                 return record
         raise _busy(record.name)
 
-    async def change(self, name: str, decide: Callable[[ScheduleRecord, float], dict[str, Any]]) -> ScheduleRecord:
-        """Write the fields that `decide` returns, if they differ. Return the schedule."""
+    async def change(
+        self,
+        name: str,
+        decide: Callable[[ScheduleRecord, float], dict[str, Any]],
+        payloads: Sequence[Payload] = (),
+    ) -> ScheduleRecord:
+        """Write the fields that `decide` returns, if they differ. Return the schedule. `payloads` are those that its
+        call refers to then.
+        """
+        await self.keep(payloads)
         for _ in range(_TRIES):
             entry = await self._entry(name)
             record, now = from_entry(entry), self._store.now()
@@ -193,7 +209,7 @@ class ScheduleRegistry:
         id = derived_id("run now", record.uid, request, at=record.created_at) if request else self._engine.ids.new()
         why = f"the schedule '{name}' was asked to run now"
         fresh = replace(called(record, id, self._engine.ids.operation(), now, now, now, why, "run"), dedup_key=None)
-        (before,) = await self._engine.submitter.submit([fresh])
+        (before,) = await submitted(self._engine, [fresh])
         return before or fresh
 
     async def backfill(
@@ -219,11 +235,20 @@ class ScheduleRegistry:
             )
             for tick in ticks
         ]
-        before = await self._engine.submitter.submit(fresh)
+        before = await submitted(self._engine, fresh)
         return [there or one for one, there in zip(fresh, before, strict=True)]
 
     def _send_hint(self, name: str) -> None:
         self._engine.hub.send(Hint(SCHEDULES, (name,)))
+
+
+async def submitted(engine: Engine, records: Sequence[InvocationRecord]) -> Sequence[InvocationRecord | None]:
+    """Submit calls of schedules. Their large arguments are wanted from now on, whatever becomes of the schedule before
+    they are stored. Return the holder of each id or dedup key that was taken.
+    """
+    if digests := sorted({digest for record in records for digest in record.payloads}):
+        await engine.store.keep_payloads(engine.app, digests)
+    return await engine.submitter.submit(records)
 
 
 def ticks_within(record: ScheduleRecord, after: float, until: float) -> Sequence[float]:
@@ -356,7 +381,7 @@ class Scheduler:
     async def _submit(self, record: ScheduleRecord, ticks: Sequence[float], now: float) -> list[Fired]:
         """Submit ticks; return the fired ones, each with its invocation: a dedup key may have been taken."""
         records = [self._invocation(record, tick, now) for tick in ticks]
-        before = await self._engine.submitter.submit(records)
+        before = await submitted(self._engine, records)
         return [
             (tick, one.id)
             for tick, one, other in zip(ticks, records, before, strict=True)

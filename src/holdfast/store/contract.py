@@ -70,6 +70,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     runner: str | None = None  # only what workers of this runner own
     parent: str | None = None  # only what this invocation has submitted
     before_id: str | None = None  # for the next page: only ids smaller than this one
+    id_ends: str | None = None  # only ids that end so, for people: alone, it reads the keys of all invocations
     rerun_of: str | None = None  # only what repeats this one
     limit_key: str | None = None
     since: float | None = None  # only what was last changed then or later
@@ -235,7 +236,7 @@ class Store(Protocol):
         inbox of a run that has not ended, unless the entry is there or the inbox is full (`Full`). Attributes are
         replaced for the owner, and the mark that an invocation has streams, or what it waits for, is set for it. A
         `MoveUp` gives an invocation that waits in the queue an earlier place there; elsewhere it changes nothing, and
-        is `APPLIED` all the same.
+        is `APPLIED` all the same. A `Kept` says until when an ended invocation is kept.
 
         Atomic: each change by itself, all its edges and fields together. Idempotent: yes, by the operation id
         (`Applied(again=True)`), a push by the id of its entry. Order: changes to one invocation are taken in the order
@@ -294,6 +295,12 @@ class Store(Protocol):
         """
         ...
 
+    async def apps(self) -> Sequence[str]:
+        """Return the names of the apps that have invocations, entries or runners in this store. Its cost grows with the
+        apps, not with what they have. Order: sorted.
+        """
+        ...
+
     async def counts(self, app: str) -> Mapping[Status, int]:
         """Count invocations by status; statuses without any are absent."""
         ...
@@ -333,9 +340,9 @@ class Store(Protocol):
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         """Remove payloads, and pieces without a payload, that were not wanted since `before` and that no invocation
-        (its inbox included) and no log, of a run or a stream, refers to; look at up to `limit` of each. Payloads that
-        are referred to count as wanted now, so that the next call looks at others. A store may count what an inbox
-        referred to before, until the invocation is removed.
+        (its inbox included), no entry and no log, of a run or a stream, refers to; look at up to `limit` of each.
+        Payloads that are referred to count as wanted now, so that the next call looks at others. A store may count what
+        an inbox referred to before, until the invocation is removed.
 
         Atomic: a payload that is kept or put at the same time is either whole, or its keeper learns that it is not
         there. Order: longest unwanted first.
@@ -511,15 +518,17 @@ class Transaction(Protocol):
         self, records: Sequence[InvocationRecord], stored: Sequence[StoredPayload]
     ) -> Sequence[InvocationRecord | None]: ...
 
-    def put_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]:
-        """Insert new entries, all of one app. Return for each the entry that has its name and stays, or None. An entry
-        whose time to be kept is over is replaced.
+    def put_entries(self, entries: Sequence[Entry], stored: Sequence[StoredPayload] = ()) -> Sequence[Entry | None]:
+        """Insert new entries, all of one app, and what they refer to. Return for each the entry that has its name and
+        stays, or None. An entry whose time to be kept is over is replaced.
 
         Atomic: with the transaction.
         """
         ...
 
-    async def aput_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]: ...
+    async def aput_entries(
+        self, entries: Sequence[Entry], stored: Sequence[StoredPayload] = ()
+    ) -> Sequence[Entry | None]: ...
 
     def append(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
         """Append pages to logs of runs, as `Store.append` does. Other than `Appended`, a verdict means that the page is

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast.ids import InvocationId
 from holdfast.model import changes
+from holdfast.model.changes import MISSING, Applied, Lost
+from holdfast.model.keeping import Kept
 from holdfast.model.limits import Limit
-from holdfast.model.records import FOREVER, RETENTION_SECONDS, SHORTEST_SECONDS, InvocationRecord, Terms
+from holdfast.model.records import FOREVER, RETENTION_SECONDS, SHORTEST_SECONDS, InvocationRecord, RunState, Terms
 from holdfast.model.status import FINAL, Status
 from holdfast.store.contract import Filter, Order, Store
 from holdfast.testing.conformance_payloads import digest_of, large, put
@@ -17,10 +21,12 @@ from holdfast.testing.samples import (
     START,
     TASK,
     Stage,
+    delivery,
     ids,
     ids_of,
     in_status,
     invocation,
+    page,
     raw_change,
     the,
     wish,
@@ -41,6 +47,10 @@ async def end(store: Store, id: str, *, at: float = START, fails: bool = False, 
     else:
         await store.apply([changes.completed(claimed, result=b"r", **how)])  # type: ignore[arg-type]
     return await the(store, id)
+
+
+def kept(id: str, until: float) -> Kept:
+    return Kept(app="shop", id=InvocationId(id), until=until)
 
 
 class ArchiveConformance:
@@ -101,6 +111,43 @@ class ArchiveConformance:
             assert {record.status for record in ends if record} == {Status.CONCURRENCY_CONTROLLED_FINAL}
             kept = [record.retain_until for record in ends if record]
             assert kept == [START + RETENTION_SECONDS, START + DAY, FOREVER, START + 9 * DAY]
+
+        stage.play(scenario)
+
+    # --- another time than was agreed
+
+    def test_an_ended_invocation_is_kept_until_another_time(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            short, long = await end(store, "short"), await end(store, "long")
+            await store.insert([invocation("open")])
+            writes = [kept("short", START + DAY), kept("long", FOREVER), kept("open", START), kept("none", START)]
+            verdicts = await store.apply(writes)
+            assert [isinstance(verdict, Applied) for verdict in verdicts] == [True, True, False, False]
+            assert verdicts[2:] == [Lost(Status.REGISTERED, None, 0), MISSING]
+            assert await the(store, "short") == replace(short, retain_until=START + DAY)
+            assert await the(store, "long") == replace(long, retain_until=FOREVER)
+            assert (await the(store, "open")).retain_until is None
+            assert all(isinstance(verdict, Applied) for verdict in await store.apply(writes[:2]))
+            assert await store.remove_expired("shop", START + DAY + 60, 10) == 1
+            assert ids_of(await store.find("shop", Filter(), 10)) == ["open", "long"]
+            await store.apply([kept("long", START + DAY)])
+            assert await store.remove_expired("shop", START + DAY + 60, 10) == 1
+
+        stage.play(scenario)
+
+    def test_what_has_an_outbox_or_logs_stays_until_these_are_gone(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([invocation("told"), invocation("run", run=RunState())])
+            for record in (await store.claim(wish("op", limit=2))).records:
+                change = changes.completed(record, result=b"r", operation=f"end {record.id}", at=START)
+                await store.apply([replace(change, outbox=("t",)) if record.id == "told" else change])
+            await store.append([page(1, run="run")])
+            await store.apply([kept("told", START + DAY), kept("run", START + DAY)])
+            assert await store.remove_expired("shop", START + 2 * DAY, 10) == 1
+            assert ids_of(await store.find("shop", Filter(), 10)) == ["told"]
+            assert list(await store.read_log("shop", ids("run")[0], limit=10)) == []
+            await store.apply(delivery("told"))
+            assert await store.remove_expired("shop", START + 2 * DAY, 10) == 1
 
         stage.play(scenario)
 

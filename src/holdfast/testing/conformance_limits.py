@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.model import changes, claims
-from holdfast.model.changes import APPLIED, Change, apply_to
+from holdfast.model.changes import APPLIED, Change, apply_to, delivered
 from holdfast.model.claims import Claim
 from holdfast.model.limits import MAX_BLOCKED, Limit, Release, slot_of
 from holdfast.model.records import InvocationRecord, lane_of
@@ -318,6 +318,20 @@ class LimitConformance:
                 claims.refused(limited("b"), operation="op", at=START, why=refused.reason), limited("b")
             )
             assert dict(await store.waiting_keys("shop")) == {}
+
+        stage.play(scenario)
+
+    def test_a_refused_invocation_names_the_triggers_that_are_to_hear_of_it(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([limited("a"), limited("b")])
+            wanted = bounded("op", REFUSING, told={limited("b").task: ("t", "u"), "another": ("v",)})
+            assert (await store.claim(wanted)).refused == ("b",)
+            refused = await the(store, "b")
+            assert (refused.outbox, (await the(store, "a")).outbox) == (("t", "u"), ())
+            found = await store.find("shop", Filter(), 10, order=Order.OUTBOX, set_aside=True)
+            assert [each.id for each in found] == ["b"]
+            await store.apply([delivered(refused)])
+            assert (await the(store, "b")).outbox == ()
 
         stage.play(scenario)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,7 +15,7 @@ from holdfast.codec import Codec, Packed, SizeLimits
 from holdfast.ids import InvocationId
 from holdfast.model import changes
 from holdfast.model.changes import APPLIED, Lost
-from holdfast.model.records import Piece, StoredPayload
+from holdfast.model.records import Entry, Piece, StoredPayload
 from holdfast.model.status import Status
 from holdfast.store.contract import Ability, Store
 from holdfast.testing.samples import ERROR, ODD_NAMES, START, Stage, invocation, owned, wish
@@ -148,6 +149,33 @@ class PayloadConformance:
             stage.clock.advance(10)
             assert await store.collect_payloads("shop", store.now(), _MANY) == (1, False)
             assert await there(store, [1, 2, 3]) == [1, 3]  # another one refers to the first
+
+        stage.play(scenario)
+
+    def test_what_an_entry_refers_to_stays_as_long_as_the_entry(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            async def left() -> list[int]:
+                stage.clock.advance(10)
+                await store.collect_payloads("shop", store.now(), _MANY)
+                return await there(store, range(1, 6))
+
+            def entry(name: str, *numbers: int, **fields: Any) -> Entry:
+                digests = tuple(map(digest_of, numbers))
+                return Entry(app="shop", kind="event", name=name, body=b"{}", payloads=digests, **fields)
+
+            await put(store, 1, 2, 3, 4, 5)
+            a, b = entry("a", 1, 2), entry("b", 2, 3, keep_until=store.now() + 60)
+            assert [await store.put_entry(each) for each in (a, b, entry("a", 4))] == [True, True, False]
+            assert list(await store.entries("shop", "event")) == [a, b]
+            assert await left() == [1, 2, 3]
+            changed = entry("a", 1, version=2)
+            assert await store.put_entry(changed, a)
+            assert await left() == [1, 2, 3]
+            assert await store.remove_expired("shop", b.keep_until or 0.0, 10) == 1
+            assert await left() == [1]
+            await store.put_entry(Entry(app="other", kind="event", name="a", body=b"{}"))
+            assert await store.remove_entry(changed)
+            assert await left() == []
 
         stage.play(scenario)
 

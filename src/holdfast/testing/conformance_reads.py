@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.codec import ErrorRecord
 from holdfast.model import changes, claims
 from holdfast.model.changes import APPLIED, MISSING, apply_to
-from holdfast.model.records import InvocationRecord, WorkerRecord, lane_of
+from holdfast.model.records import Entry, InvocationRecord, WorkerRecord, lane_of
 from holdfast.model.status import Status
 from holdfast.store.contract import Ability, Filter, Store
 from holdfast.testing.samples import (
@@ -21,6 +21,7 @@ from holdfast.testing.samples import (
     ODD_NAMES,
     ODD_TEXTS,
     START,
+    TASK,
     Stage,
     ids,
     ids_of,
@@ -249,6 +250,34 @@ class ReadConformance:
             await store.remove_runner("other", "r")
             assert len(await store.roster("shop")) == 1
             assert list(await store.quarantined("other")) == []
+
+        stage.play(scenario)
+
+    def test_apps_are_those_with_something_in_the_store(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            assert list(await store.apps()) == []
+            await store.insert([invocation("a", app="shop"), invocation("b", app="shop"), invocation("c", app="a~b")])
+            await store.put_entry(Entry(app="a", kind="k", name="n", body=b"{}"))
+            await store.enrol(runner("r", app="shop-2"))
+            assert list(await store.apps()) == ["a", "a~b", "shop", "shop-2"]
+            (claimed,) = (await store.claim(wish("op", app="a~b", ids=("c",)))).records
+            await store.apply([changes.completed(claimed, result=b"", operation="end", at=START)])
+            await store.remove_ended("a~b", [claimed.id])
+            assert list(await store.apps()) == ["a", "shop", "shop-2"]
+
+        stage.play(scenario)
+
+    def test_an_invocation_is_found_by_the_end_of_its_id(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            names = ["a-x1", "b-x1", "c.x1", "d-x2", "e-1x"]
+            await store.insert([invocation(name, task="t" if name == "b-x1" else TASK) for name in names])
+            await store.insert([invocation("z-x1", app="other")])
+            assert ids_of(await store.find("shop", Filter(id_ends="x1"), 10)) == ["c.x1", "b-x1", "a-x1"]
+            assert ids_of(await store.find("shop", Filter(id_ends="-x1"), 10)) == ["b-x1", "a-x1"]
+            assert ids_of(await store.find("shop", Filter(id_ends=".x1"), 10)) == ["c.x1"]
+            assert ids_of(await store.find("shop", Filter(id_ends="x1", before_id="c"), 1)) == ["b-x1"]
+            assert ids_of(await store.find("shop", Filter(id_ends="x1", tasks=frozenset({"t"})), 10)) == ["b-x1"]
+            assert ids_of(await store.find("shop", Filter(id_ends="no"), 10)) == []
 
         stage.play(scenario)
 

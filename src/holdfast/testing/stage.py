@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.clock import Clock
+from holdfast.codec import Payload
 from holdfast.ids import InvocationId
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.log import Page, stream_log
@@ -146,6 +147,8 @@ class EagerEvents(Events):
         self._engine = engine
         self._declare = declare
 
-    async def emit(self, event: EventRecord, own: Sequence[TriggerRecord] = ()) -> EventRecord:
+    async def emit(
+        self, event: EventRecord, own: Sequence[TriggerRecord] = (), large: Sequence[Payload] = ()
+    ) -> EventRecord:
         await self._declare(self._engine)
-        return await super().emit(event, own)
+        return await super().emit(event, own, large)

@@ -68,7 +68,7 @@ class StageTransaction:
     ) -> Sequence[InvocationRecord | None]:
         return self.insert(records, stored)
 
-    def put_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]:
+    def put_entries(self, entries: Sequence[Entry], stored: Sequence[StoredPayload] = ()) -> Sequence[Entry | None]:
         answers = []
         for entry in entries:
             name = (entry.kind, entry.name)
@@ -77,8 +77,10 @@ class StageTransaction:
                 self.entries[name] = entry
         return answers
 
-    async def aput_entries(self, entries: Sequence[Entry]) -> Sequence[Entry | None]:
-        return self.put_entries(entries)
+    async def aput_entries(
+        self, entries: Sequence[Entry], stored: Sequence[StoredPayload] = ()
+    ) -> Sequence[Entry | None]:
+        return self.put_entries(entries, stored)
 
     def append(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
         verdicts: list[AppendVerdict] = []

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.codec import Packed, Payload, SizeLimits
 from holdfast.errors import NotEncodable, UsageError
 from holdfast.executors.context import origin_in, parent_in
 from holdfast.ids import InvocationId
@@ -13,6 +14,7 @@ from holdfast.model.names import valid_key
 from holdfast.model.records import Origin
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, completed
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.payloads import whole
 from holdfast.store.contract import Transaction
 from holdfast.telemetry.tasks import here
 from holdfast.triggers.conditions import valid_event_name
@@ -21,8 +23,6 @@ from holdfast.triggers.events import EventRecord
 from holdfast.triggers.outbox import Events, put_event
 from holdfast.triggers.rules import DATA, TriggerRecord
 from holdfast.triggers.service import TriggerRegistry
-
-LARGEST_PAYLOAD = 256 * 2**10
 
 
 class Triggers:
@@ -45,8 +45,9 @@ class Triggers:
         """Emit an event: ``app.emit("order.created", {"id": 42})``. Once this returns, the event is
         stored, and every task with a trigger for it (`on_event`) is called once, whatever crashes.
 
-        The payload is plain data of at most 256 KiB. With a `key`, an event of this name is emitted once, however often
-        it is asked for while it is kept (`event_retention_seconds`); the event of the first time is returned.
+        The payload is plain data; a large one is stored apart, as arguments are. With a `key`, an event of this name is
+        emitted once, however often it is asked for while it is kept (`event_retention_seconds`); the event of the first
+        time is returned.
 
         With a `session`, your own transaction on the app's store, the event is there if that commits, and its tasks are
         called then; it never was if not.
@@ -63,21 +64,23 @@ class Triggers:
     ) -> EventRecord:
         runtime = self._runtime
         engine = runtime.ready(session) if is_blocking else await runtime.aready(session)
-        event = self._event(engine, name, payload, key)
+        event, large = self._event(engine, name, payload, key)
         if session is None:
-            return await runtime.either(self._emit_alone(engine, event), is_blocking)
+            return await runtime.either(self._emit_alone(engine, event, large), is_blocking)
         transaction = engine.store.joined(session)
         if transaction.is_async and is_blocking:
             raise UsageError("the session belongs to an asynchronous client; await aemit() with it")
+        if not transaction.carries_payloads:
+            await runtime.either(engine.part(Events).keep(large), is_blocking)
         event, new = await runtime.either(self._addressed(engine, transaction, event), is_blocking)
-        event = await put_event(transaction, event, new)
+        event = await put_event(transaction, event, new, whole(large) if transaction.carries_payloads else ())
         announced = engine.part(Events).announce(transaction, event, self._declare_triggers)
         await runtime.either(announced, is_blocking)
         return event
 
-    async def _emit_alone(self, engine: Engine, event: EventRecord) -> EventRecord:
+    async def _emit_alone(self, engine: Engine, event: EventRecord, large: Sequence[Payload]) -> EventRecord:
         own = await self._declare_triggers()
-        return await engine.part(Events).emit(event, own)
+        return await engine.part(Events).emit(event, own, large)
 
     async def _addressed(
         self, engine: Engine, transaction: Transaction, event: EventRecord
@@ -107,15 +110,16 @@ class Triggers:
         where, count = self._declared_for
         return where() is engine and count == len(self._runtime.tasks)
 
-    def _event(self, engine: Engine, name: str, payload: Any, key: str | None) -> EventRecord:
-        data = _encoded(payload)
+    def _event(self, engine: Engine, name: str, payload: Any, key: str | None) -> tuple[EventRecord, Sequence[Payload]]:
+        """Return an event, and what its payload refers to."""
+        packed = _packed(payload, engine.limits)
         running, now = here.get() is not None, engine.store.now()
         origin = (origin_in(self._runtime.name) if running else None) or Origin()
-        return EventRecord(
+        event = EventRecord(
             app=self._runtime.name,
             id=engine.ids.new(),
             name=valid_event_name(name),
-            payload=data,
+            payload=packed.data,
             at=now,
             keep_until=now + self._runtime.settings.event_retention_seconds,
             emitted_by=(parent_in(self._runtime.name) if running else None) or InvocationId(""),
@@ -123,6 +127,7 @@ class Triggers:
             depth=origin.depth,
             path=origin.path,
         )
+        return event, packed.payloads
 
     @blocking
     async def events(
@@ -140,14 +145,8 @@ class Triggers:
     aevents = awaited(events)
 
 
-def _encoded(payload: Any) -> bytes:
+def _packed(payload: Any, limits: SizeLimits) -> Packed:
     try:
-        data = DATA.encode(payload, at="payload")
+        return DATA.pack(payload, limits, at="payload")
     except NotEncodable as error:
         raise NotEncodable(f"{error}; an event carries plain data, readable without classes", path=error.path) from None
-    if len(data) > LARGEST_PAYLOAD:
-        raise UsageError(
-            f"the payload has {len(data):,} bytes, and an event carries at most {LARGEST_PAYLOAD:,}: store it "
-            "elsewhere, and let the event say where"
-        )
-    return data

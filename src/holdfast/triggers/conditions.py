@@ -111,7 +111,7 @@ def valid_path(what: str, path: object) -> str:
 
 def statuses_of(given: str | Iterable[str]) -> tuple[Status, ...]:
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    ends = sorted(status.value for status in FINAL if status is not Status.CONCURRENCY_CONTROLLED_FINAL)
+    ends = sorted(status.value for status in FINAL)
     for name in names:
         if not isinstance(name, str) or name.lower() not in ends:
             raise InvalidTrigger(
@@ -335,7 +335,9 @@ class EndOptions(TypedDict, total=False):
 
 
 def on_status(task: AnyTask | str, status: str | Iterable[str] = "success", **options: Unpack[EndOptions]) -> Trigger:
-    """Fire when the task ends as "success", "failed", "cancelled", or several. `called_with` filters its arguments."""
+    """Fire when the task ends as "success", "failed", "cancelled", or several. `called_with` filters its arguments. A
+    call that a limit refuses (``when_full="refuse"``) ends as "concurrency_controlled_final".
+    """
     return _end(task, statuses_of(status), {}, **options)
 
 

@@ -10,13 +10,13 @@ a chain of triggers that is too long.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.codec import Payload, references
+from holdfast.codec import NO_PAYLOADS, Payload, Payloads, references
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord, NotDecodable, NotEncodable, PayloadLost, StoreError, TriggerFailed
 from holdfast.ids import InvocationId
@@ -117,10 +117,18 @@ class TriggerDispatcher:
 
     # --- one firing
 
-    def invocation(self, firing: Firing, payloads: list[Payload], refused: str = "") -> InvocationRecord:
+    async def at_hand(self, firings: Iterable[Sequence[Happened]]) -> Payloads:
+        """Fetch what happenings that waited for each other have put aside. Raises `PayloadLost`."""
+        wanted = [one for happened in firings for each in happened for one in references(each.picked)]
+        return await self._engine.payloads.fetch(wanted) if wanted else {}
+
+    def invocation(
+        self, firing: Firing, payloads: list[Payload], refused: str = "", at_hand: Payloads = NO_PAYLOADS
+    ) -> InvocationRecord:
         """Return the invocation of a firing, failed if the call cannot be made; `refused` is a reason known before."""
         call, now, origin = firing.trigger.call, self._store.now(), firing.origin
-        arguments, missing = rules.combine(firing.trigger, [rules.DATA.decode(each.picked) for each in firing.happened])
+        given = [rules.DATA.decode(each.picked, at_hand) for each in firing.happened]
+        arguments, missing = rules.combine(firing.trigger, given)
         try:
             packed = rules.DATA.pack_call((), arguments, (), self._engine.limits)
         except NotEncodable as error:  # too large or too deep: a retry would fail again
@@ -220,13 +228,7 @@ class TriggerDispatcher:
         name = joins.name_of(trigger, clause, facts)
         if name is None:
             return None
-        one = happened(trigger, facts)
-        if len(one.picked) > joins.LARGEST:
-            raise TriggerFailed(
-                f"{describe_source(facts.source)} gives it {len(one.picked):,} bytes, and at most {joins.LARGEST:,} "
-                "can wait for other conditions: store it elsewhere and pass its name, or take it with a function for "
-                "arguments="
-            )
+        one = await self._put_aside(happened(trigger, facts))
 
         def add(join: Join | None, now: float) -> Join:
             before = join or joins.fresh(trigger, clause, name)
@@ -238,11 +240,23 @@ class TriggerDispatcher:
             return None
         return replace(join, firings=tuple(each for each in join.firings if one.source in [it.source for it in each]))
 
+    async def _put_aside(self, one: Happened) -> Happened:
+        """Store what a happening gives to the call apart, if that is large."""
+        if len(one.picked) <= self._engine.limits.inline:
+            return one
+        try:
+            packed = rules.DATA.pack(rules.DATA.decode(one.picked), self._engine.limits, at="arguments")
+        except NotEncodable as error:
+            raise TriggerFailed(f"{describe_source(one.source)} gives it too much: {error}") from error
+        await self._engine.payloads.keep(packed.payloads)
+        return replace(one, picked=packed.data)
+
     async def _fire(self, trigger: rules.TriggerRecord, join: Join) -> list[InvocationId]:
         """Submit the firings of a join, then remove them from it. Return the invocations' ids."""
         firings = [Firing(trigger=trigger, clause=join.clause, happened=each) for each in join.firings]
         payloads: list[Payload] = []
-        records = [self.invocation(each, payloads) for each in firings]
+        at_hand = await self.at_hand(join.firings)
+        records = [self.invocation(each, payloads, at_hand=at_hand) for each in firings]
         await self._engine.submitter.submit(records, payloads)
         crashpoint("trigger.fired")
         for record in records:

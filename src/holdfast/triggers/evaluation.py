@@ -28,7 +28,7 @@ from holdfast.runtime.engine import Engine
 from holdfast.schedules.api import call_of
 from holdfast.schedules.declared import Declaration
 from holdfast.schedules.options import TaskSchedule
-from holdfast.schedules.records import CatchUp, Rules, StoredCall
+from holdfast.schedules.records import CatchUp, PreparedCall, Rules, StoredCall
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import TaskUnknown
 from holdfast.triggers import joins
@@ -181,21 +181,25 @@ def _calls_for_code(task: TaskDefinition, declared: Trigger) -> bool:
 
 def declarations(tasks: Sequence[DeclaredTask], engine: Engine) -> list[Declaration]:
     """Return the schedules that the tasks declare, and the schedules that their triggers need."""
-    own = [
-        Declaration(
-            timing=each.timing,
-            call=_declared_call(task, each, engine),
-            rules=each.rules,
-            name=each.name,
-            module_tasks=_module_tasks(task, tasks),
-        )
-        for task in tasks
-        for each in task.definition.schedules
-    ]
+    own = []
+    for task in tasks:
+        for each in task.definition.schedules:
+            call, payloads = _declared_call(task, each, engine)
+            beside = _module_tasks(task, tasks)
+            own.append(
+                Declaration(
+                    timing=each.timing,
+                    call=call,
+                    rules=each.rules,
+                    name=each.name,
+                    module_tasks=beside,
+                    payloads=payloads,
+                )
+            )
     return own + _tick_declarations(tasks)
 
 
-def _declared_call(task: DeclaredTask, declared: TaskSchedule, engine: Engine) -> StoredCall:
+def _declared_call(task: DeclaredTask, declared: TaskSchedule, engine: Engine) -> PreparedCall:
     try:
         return call_of(task, engine, declared.args, dict(declared.kwargs))
     except errors.HoldfastError as error:
@@ -310,10 +314,11 @@ class Evaluation:
                     f"the arguments for {self._task.name} are {kwargs!r:.200}, and not a dict by name"
                 )
         else:
-            given = [DATA.decode(each.picked) for each in firing.happened]
+            at_hand = self._runtime.run(self._engine.part(TriggerDispatcher).at_hand([firing.happened]))
+            given = [DATA.decode(each.picked, at_hand) for each in firing.happened]
             kwargs, missing = combine(firing.trigger, given)
             if missing:
-                return self._engine.part(TriggerDispatcher).invocation(firing, payloads)
+                return self._engine.part(TriggerDispatcher).invocation(firing, payloads, at_hand=at_hand)
             kwargs = self._runtime.codec.decode(DATA.encode(kwargs))
         record, large = self._task.prepared(self._engine, (), dict(kwargs))
         payloads += large
@@ -341,7 +346,10 @@ class Evaluation:
         """Return a happening as data, and with its original classes."""
         if source.kind != END:
             event = self._runtime.run(self._engine.part(Events).get(source.id))
-            return event.facts, self._cause(event.facts, payload=self._runtime.codec.decode(event.payload))
+            large = references(event.payload)
+            payloads = self._runtime.run(self._engine.payloads.fetch(large)) if large else {}
+            facts = event.facts_with(payloads)
+            return facts, self._cause(facts, payload=self._runtime.codec.decode(event.payload, payloads))
         (record,) = self._runtime.run(self._engine.store.get(self._runtime.name, [InvocationId(source.id)]))
         if record is None:
             raise errors.InvocationNotFound(

@@ -2,9 +2,9 @@
 
 There is one record for each clause and correlation value (an order's number, say), changed by one writer at a time. A
 happening is put into the record once: used ones are remembered for an hour, longer than any dispatch is repeated. When
-every member has a happening, the first of each become a firing, in the same write. A firing stays in the record until
-its invocation is stored, whose id follows from its happenings. A happening that waits longer than the trigger's
-`within` is dropped; that time is measured between the happenings, not between their dispatches.
+every member has a happening of its own, the first of each become a firing, in the same write. A firing stays in the
+record until its invocation is stored, whose id follows from its happenings. A happening that waits longer than the
+trigger's `within` is dropped; that time is measured between the happenings, not between their dispatches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.codec.data import MISSING
 from holdfast.ids import derived_id
 from holdfast.model.decoding import Count, Moment, ahead
-from holdfast.model.records import Entry, Source, entry_reader
+from holdfast.model.records import Entry, Source, digests_in, entry_reader
 from holdfast.triggers.rules import DATA, Facts, TriggerRecord
 
 KIND = "join"
@@ -25,12 +25,11 @@ REMEMBERED_SECONDS = 3600.0
 SWEPT_AFTER_SECONDS = 2.0
 MAX_WAITING = 1000
 MAX_REMEMBERED = 5000
-LARGEST = 2**20  # bytes that one may bring along
-MAX_BYTES = 4 * 2**20  # that all of them may: the record is written anew for each
+MAX_BYTES = 4 * 2**20  # that all of them may bring along: the record is written anew for each
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A happening that waits for the others, with what it gives to the call."""
+    """A happening that waits for the others, with what it gives to the call; it may refer to payloads."""
 
     source: Source
     at: Moment
@@ -90,11 +89,10 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
         groups[member].sort(key=lambda each: each.at)
     used = {id: until for id, until in join.used.items() if until > now}
     firings = list(join.firings)
-    while all(groups):
-        firing = tuple(group[0] for group in groups)
+    while firing := _distinct(groups):
         oldest = min(firing, key=lambda each: each.at)
         if max(each.at for each in firing) - oldest.at >= within_seconds:
-            groups[firing.index(oldest)].pop(0)
+            groups = [[each for each in group if each.source != oldest.source] for group in groups]
             continue
         firings.append(firing)
         used |= {each.source.id: now + REMEMBERED_SECONDS for each in firing}
@@ -106,6 +104,28 @@ def added(join: Join, happened: Happened, members: Sequence[int], within_seconds
     dropped = join.dropped + before - sum(map(len, groups))
     used = dict(list(used.items())[-MAX_REMEMBERED:])
     return replace(join, members=tuple(map(tuple, groups)), firings=tuple(firings), used=used, dropped=dropped)
+
+
+def _distinct(groups: Sequence[Sequence[Happened]]) -> tuple[Happened, ...]:
+    """Return a happening for each member, as old as possible and none of them twice: ``all_of`` of the same event twice
+    needs two events. Nothing if there are not enough.
+    """
+    holds: dict[Source, int] = {}
+    chosen: dict[int, Happened] = {}
+
+    def take(member: int, asked: set[Source]) -> bool:
+        free = next((each for each in groups[member] if each.source not in holds), None)
+        for each in groups[member] if free is None else (free,):
+            if each.source in asked:
+                continue
+            asked.add(each.source)
+            if each.source not in holds or take(holds[each.source], asked):  # its holder takes another one
+                holds[each.source], chosen[member] = member, each
+                return True
+        return False
+
+    is_complete = bool(groups) and all(groups) and all(take(member, set()) for member in range(len(groups)))
+    return tuple(chosen[member] for member in range(len(groups))) if is_complete else ()
 
 
 def tidied(join: Join, within_seconds: float, now: float) -> Join:
@@ -120,7 +140,10 @@ def to_entry(join: Join, within_seconds: float, now: float) -> Entry:
     times = [ahead(each.at, within_seconds) for group in join.members for each in group] + list(join.used.values())
     due_at = now + SWEPT_AFTER_SECONDS if join.firings else min(times, default=now)
     body = msgspec.json.encode(join)
-    return Entry(app=join.app, kind=KIND, name=join.name, body=body, version=join.version, due_at=due_at)
+    payloads = digests_in(*[each.picked for group in (*join.members, *join.firings) for each in group])
+    return Entry(
+        app=join.app, kind=KIND, name=join.name, body=body, version=join.version, due_at=due_at, payloads=payloads
+    )
 
 
 from_entry = entry_reader(Join, KIND)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from holdfast.clock import moment
-from holdfast.codec import Codec
+from holdfast.codec import Codec, Payload, references
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord, EventNotFound, StoreError
 from holdfast.ids import InvocationId
 from holdfast.model.changes import Applied, Change, Verdict, delivered
-from holdfast.model.records import Entry, InvocationRecord
+from holdfast.model.records import Entry, InvocationRecord, StoredPayload
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine, Outbox
 from holdfast.runtime.outage import cancel_tasks
@@ -31,7 +31,7 @@ from holdfast.store.contract import EntryOrder, Transaction
 from holdfast.telemetry.events import ChangedMeanwhile, DeclarationUnreadable, DispatchedLater, DutyFailed
 from holdfast.triggers.dispatch import TriggerDispatcher
 from holdfast.triggers.events import KEY_KIND, KIND, EventRecord, from_entry, key_entry, to_entry
-from holdfast.triggers.rules import TriggerRecord
+from holdfast.triggers.rules import Facts, TriggerRecord
 from holdfast.triggers.rules import to_entry as trigger_entry
 from holdfast.triggers.subscriptions import Subscriptions
 
@@ -52,10 +52,7 @@ class TriggerOutbox(Outbox):
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""
         changes = [change for _, change in wanted]
         if self._monotonic() > self._subscriptions.none_until and self._has_end(changes):
-            if self._subscriptions.is_fresh:
-                self._subscriptions.renew()
-            else:
-                await self._subscriptions.refresh()
+            await self._look()
             if self._subscriptions:
                 changes = [self._addressed(record, change) for record, change in wanted]
         verdicts = await self._store.apply(changes)
@@ -71,6 +68,18 @@ class TriggerOutbox(Outbox):
 
     def of_end(self, task: str, status: Status) -> tuple[str, ...]:
         return self._subscriptions.of_end(task, status)
+
+    async def _look(self) -> None:
+        if self._subscriptions.is_fresh:
+            self._subscriptions.renew()
+        else:
+            await self._subscriptions.refresh()
+
+    async def told_of_refusals(self, tasks: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+        if self._monotonic() > self._subscriptions.none_until:
+            await self._look()
+        each = {task: self._subscriptions.of_end(task, Status.CONCURRENCY_CONTROLLED_FINAL) for task in tasks}
+        return {task: names for task, names in each.items() if names}
 
     def ended(self, ids: Sequence[InvocationId]) -> None:
         """Deliver soon what the outboxes of these invocations name."""
@@ -136,15 +145,20 @@ class Events:
         self._subscriptions = engine.part(Subscriptions)
         self._dispatcher = engine.part(TriggerDispatcher)
         self._emit = engine.telemetry.emit
+        self._payloads = engine.payloads
         self._app = engine.app
         self._waiting: set[asyncio.Task[None]] = set()
 
-    async def emit(self, event: EventRecord, own: Sequence[TriggerRecord] = ()) -> EventRecord:
+    async def emit(
+        self, event: EventRecord, own: Sequence[TriggerRecord] = (), large: Sequence[Payload] = ()
+    ) -> EventRecord:
         """Store the event and dispatch its triggers; if this fails after the store's write, the services dispatch them.
-        `own` are triggers of the emitting program that subscriptions may not have yet.
+        `own` are triggers of the emitting program that subscriptions may not have yet, `large` what its payload refers
+        to.
 
         Return the event; with a key that was used before, the event of that time.
         """
+        await self.keep(large)
         event = await self.addressed(event, own)
         if event.key:
             event = await self._first_of_its_key(event)
@@ -174,6 +188,17 @@ class Events:
                 kind="tick",
             )
         )
+
+    async def keep(self, large: Sequence[Payload]) -> None:
+        """Store what the payload of an event refers to, before the event."""
+        if large:
+            await self._payloads.keep(large)
+            crashpoint("event.kept")
+
+    async def facts_of(self, event: EventRecord) -> Facts:
+        """Return the facts of an event, with its payload. Raises `PayloadLost`."""
+        wanted = references(event.payload)
+        return event.facts_with(await self._payloads.fetch(wanted) if wanted else {})
 
     # --- in a user's own transaction
 
@@ -229,7 +254,7 @@ class Events:
         """Dispatch the triggers in the event's outbox; return the event with what they caused."""
         if not event.outbox:
             return event
-        (caused,) = await self._dispatcher.dispatch([(event.facts, event.outbox)])
+        (caused,) = await self._dispatcher.dispatch([(await self.facts_of(event), event.outbox)])
         after = replace(event, outbox=(), caused=(*event.caused, *caused), version=event.version + 1)
         if not await self._store.put_entry(to_entry(after)):
             self._emit(ChangedMeanwhile("triggers", f"event {event.id}"))
@@ -262,14 +287,19 @@ class Events:
         return found[:limit]
 
 
-async def put_event(transaction: Transaction, event: EventRecord, new: Sequence[TriggerRecord]) -> EventRecord:
-    """Put an event and new triggers into a user's transaction. Suspends only if that is asynchronous.
+async def put_event(
+    transaction: Transaction, event: EventRecord, new: Sequence[TriggerRecord], stored: Sequence[StoredPayload] = ()
+) -> EventRecord:
+    """Put an event, what it refers to, and new triggers into a user's transaction. Suspends only if that is
+    asynchronous.
 
     Return the event; with a key that was used before, the event of that time.
     """
 
     async def put(*entries: Entry) -> Sequence[Entry | None]:
-        return await transaction.aput_entries(entries) if transaction.is_async else transaction.put_entries(entries)
+        if transaction.is_async:
+            return await transaction.aput_entries(entries, stored)
+        return transaction.put_entries(entries, stored)
 
     if event.key:
         (there,) = await put(key_entry(event))

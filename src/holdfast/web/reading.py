@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from holdfast.codec import Codec, Payloads
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.explain import Explanation
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import AppRuntime
+from holdfast.runtime.listing import listed
 from holdfast.runtime.runs import LogEvent, StepRecord, Stored
 from holdfast.runtime.streams import Chunk, StreamInfo
 from holdfast.runtime.wait import get_all, get_readable
@@ -44,7 +43,6 @@ from holdfast.workflows.hooks_records import address_of, resume_id_of
 from holdfast.workflows.hooks_resuming import HookAccess, HookRecord, looked_up
 
 _RERUNS = 10
-_LOOKED_AT, _MAX_LOOKED_AT = 200, 20_000
 
 
 class InvocationPage(NamedTuple):
@@ -180,27 +178,16 @@ class ReadModel:
         return record
 
     async def invocations(
-        self, where: Filter, limit: int, keep: Callable[[InvocationRecord], bool] | None = None
+        self,
+        where: Filter,
+        limit: int,
+        keep: Callable[[InvocationRecord], bool] | None = None,
+        *,
+        core: bool = False,
     ) -> InvocationPage:
-        """Return the invocations that `keep` wants. Without it the store finds them by an index; with it, 20,000 are
-        looked at.
-        """
+        """Return the invocations that `keep` wants; see `listed`. With `core`, those of Holdfast's own tasks."""
         engine = await self._runtime.engine()
-        if keep is None:
-            records = await engine.store.find(engine.app, where, limit)
-            return InvocationPage(records, records[-1].id if records and len(records) == limit else None)
-        found: list[InvocationRecord] = []
-        for _ in range(_MAX_LOOKED_AT // _LOOKED_AT):
-            page = await engine.store.find(engine.app, where, _LOOKED_AT)
-            for record in page:
-                where = replace(where, before_id=record.id)
-                if keep(record):
-                    found.append(record)
-                    if len(found) == limit:
-                        return InvocationPage(found, record.id)
-            if len(page) < _LOOKED_AT:
-                return InvocationPage(found, None)
-        return InvocationPage(found, where.before_id)
+        return InvocationPage(*await listed(engine.core if core else engine, where, limit, keep))
 
     async def whole(self, record: InvocationRecord) -> WholeInvocation:
         engine = await self._runtime.engine()

@@ -29,7 +29,7 @@ from holdfast.executors.call import (
 )
 from holdfast.executors.context import Context
 from holdfast.model.decoding import ahead
-from holdfast.model.retries import Never, Retry, decide
+from holdfast.model.retries import Never, Retry, as_asked, decide
 from holdfast.workflows import events as e
 from holdfast.workflows.events import Event
 from holdfast.workflows.life import Command
@@ -253,7 +253,7 @@ class Attempts:
         if isinstance(policy, Never):
             return outcome.retry_after
         decision = decide(
-            policy,
+            policy if outcome.retry_after is None else as_asked(policy, outcome.kinds),
             attempt=past.failures + 1,
             age_seconds=at - (past.started_at or at),
             error_types=outcome.kinds,

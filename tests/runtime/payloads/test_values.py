@@ -60,7 +60,8 @@ class Tasks:
 
 @pytest.fixture
 def app(url: str) -> Iterator[App]:
-    with App(url, inline_limit=INLINE, chunk_threshold=CHUNK, poll_interval_seconds=0.2) as app:
+    # Without the cache of payloads: these tests are about what is in the store.
+    with App(url, inline_limit=INLINE, chunk_threshold=CHUNK, poll_interval_seconds=0.2, payload_cache=0) as app:
         yield app
 
 

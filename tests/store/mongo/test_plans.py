@@ -18,6 +18,7 @@ from holdfast.errors import CorruptRecord
 from holdfast.fleet.services import Executions
 from holdfast.fleet.slots import Execution, ExecutionStatus
 from holdfast.model import changes
+from holdfast.model.keeping import Kept
 from holdfast.model.limits import Limit, Release
 from holdfast.model.queues import QueuePause
 from holdfast.model.records import RETENTION_SECONDS, Entry, Piece, lane_of
@@ -279,6 +280,12 @@ STEPS: dict[str, Step] = {
         [changes.AttributeUpdate(app="shop", id=invocation("with0").id, epoch=1, actor="r/w", attributes={"a": "b"})]
     ),
     "find by many tasks": lambda store: store.find("shop", Filter(tasks=frozenset(TASKS)), 10),
+    "find by the end of an id": lambda store: store.find("shop", Filter(id_ends="040"), 10),
+    "find by the end of an id and task": lambda store: store.find(
+        "shop", Filter(id_ends="040", tasks=frozenset({TASK})), 10
+    ),
+    "apps": lambda store: store.apps(),
+    "kept until another time": lambda store: store.apply([Kept(app="shop", id=f"{TASK}000", until=START)]),
     "counts": lambda store: store.counts("shop"),
     "keep_payloads that are there": lambda store: store.keep_payloads("shop", [digest_of(0), digest_of(1)]),
     "keep_payloads that are not": lambda store: store.keep_payloads("shop", [digest_of(0), digest_of(99)]),

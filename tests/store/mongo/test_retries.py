@@ -130,6 +130,7 @@ OPERATIONS: dict[str, Operation] = {
     "entries": lambda store: store.entries("shop", "schedule"),
     "remove_entry": lambda store: store.remove_entry(ENTRY),
     "find": lambda store: store.find("shop", Filter(), 10),
+    "apps": lambda store: store.apps(),
     "counts": lambda store: store.counts("shop"),
     "append": lambda store: store.append([page(1)]),
     "read_log": lambda store: store.read_log("shop", "a", limit=10),

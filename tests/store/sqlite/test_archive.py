@@ -38,7 +38,10 @@ def test_what_an_older_version_has_ended_is_told_how_long_it_is_kept(tmp_path: P
                 connection.execute("DROP TABLE holdfast_log")  # version 6 makes it, and these
                 connection.execute("DROP INDEX holdfast_wake")
                 connection.execute("DROP INDEX holdfast_entries_subject")
+                for trigger in ("new", "gone", "set"):  # version 8
+                    connection.execute(f"DROP TRIGGER holdfast_entries_payloads_{trigger}")
                 connection.execute("ALTER TABLE holdfast_entries DROP COLUMN subject")
+                connection.execute("ALTER TABLE holdfast_entries DROP COLUMN payloads")
                 for trigger in ("new", "gone", "set"):
                     connection.execute(f"DROP TRIGGER holdfast_attributes_{trigger}")
                 connection.execute("DROP TABLE holdfast_attributes")

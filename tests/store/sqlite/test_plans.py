@@ -139,6 +139,21 @@ def test_the_archive_is_read_on_an_index_and_not_sorted(connection: sqlite3.Conn
     assert all("holdfast_ended (app=? AND status=?" in line for line in searches)
 
 
+def test_the_end_of_an_id_is_looked_for_in_the_keys(connection: sqlite3.Connection) -> None:
+    wanted = Listing("shop", Filter(id_ends="x1", before_id="z"), Order.NEWEST, 5)
+    plan = plan_of(connection, listing.listing(wanted, None)[0])
+    assert complaints(plan) == []
+    assert "holdfast_identity (app=? AND id<?" in plan[0]
+
+
+def test_apps_are_found_from_one_to_the_next(connection: sqlite3.Connection) -> None:
+    for table in queries.APP_TABLES:
+        plan = plan_of(connection, queries.apps_in(table))
+        searches = [line for line in plan if table in line]
+        assert searches
+        assert all(line.startswith("SEARCH") for line in searches), plan
+
+
 def test_what_repeats_another_is_found_by_it(connection: sqlite3.Connection) -> None:
     wanted = Listing("shop", Filter(rerun_of="a", before_id="z"), Order.NEWEST, 5)
     plan = plan_of(connection, listing.listing(wanted, None)[0])

@@ -232,6 +232,9 @@ class MemoryStore:
         listed = sorted([each for each in found if each[0] is not None], key=lambda each: each[0], reverse=backwards)
         return [record for _, record in listed[:limit]]
 
+    async def apps(self) -> Sequence[str]:
+        return sorted({app for app, *_ in (*self._records, *self._entries, *self._runners)})
+
     async def counts(self, app: str) -> Mapping[Status, int]:
         return Counter(record.status for record in self._of(app))
 
@@ -367,6 +370,7 @@ class MemoryStore:
 
     async def collect_payloads(self, app: str, before: float, limit: int) -> Collected:
         wanted = {digest for record in self._of(app) for digest in record.payloads}
+        wanted |= {digest for entry in self._entries.values() if entry.app == app for digest in entry.payloads}
         wanted |= {digest for log in self._logs.values() for page in log if page.app == app for digest in page.payloads}
         old = sorted((at, key) for key, (at, _) in self._payloads.items() if key[0] == app and at < before)
         gone = [key for _, key in old[:limit] if key[1] not in wanted]
@@ -544,6 +548,7 @@ def _matches(where: Filter, record: InvocationRecord) -> bool:
         and (where.runner is None or runner_of(record.owner) == where.runner)
         and (where.parent is None or record.parent_id == where.parent)
         and (where.before_id is None or record.id < where.before_id)
+        and (where.id_ends is None or record.id.endswith(where.id_ends))
         and (where.rerun_of is None or record.rerun_of == where.rerun_of)
         and (where.limit_key is None or record.limit_key == where.limit_key)
         and (where.since is None or record.changed_at >= where.since)

@@ -35,12 +35,14 @@ from holdfast.model.changes import (
     entries,
 )
 from holdfast.model.decoding import INVOCATION, RUNNER, check_plain, corrupt, shown
+from holdfast.model.keeping import Kept
 from holdfast.model.records import (
     CUT_EVERY,
     CUT_WITHIN,
     FOREVER,
     KEPT_LINES,
     LONGEST,
+    OUTCOMES,
     PLAIN,
     InboxEntry,
     InvocationRecord,
@@ -463,6 +465,20 @@ def update_of_place(write: MoveUp) -> UpdateOne:
     statuses = [status.value for status in sorted(IN_LINE)]
     wanted = {"_id": key_of(write.app, write.id), "status": {"$in": statuses}, "due_at": {"$gt": write.due_at}}
     return UpdateOne(wanted, {"$set": {"due_at": write.due_at}})
+
+
+def update_of_time(write: Kept) -> UpdateOne:
+    """Return the update that keeps an ended invocation until another time. It may have logs, or an outbox: see
+    `expiry`.
+    """
+    wanted = {"_id": key_of(write.app, write.id), "status": {"$in": list(OUTCOMES)}}
+    has_no_outbox: Document = {"$eq": [{"$type": "$outbox"}, "missing"]}
+    times = expiry(write.until)
+    if "expires_at" in times:
+        times["expires_at"] = {
+            "$cond": [{"$and": [_HAS_NO_LOG, _HAS_NO_STREAMS, has_no_outbox]}, times["expires_at"], "$$REMOVE"]
+        }
+    return UpdateOne(wanted, [{"$set": {"expires_at": "$$REMOVE"} | times}])
 
 
 def update_of_inbox(

@@ -104,6 +104,8 @@ def _facts(entry: Entry) -> Document:
         facts["due_at"] = entry.due_at
     if entry.subject is not None:
         facts["subject"] = entry.subject
+    if entry.payloads:
+        facts["payloads"] = list(entry.payloads)
     if entry.keep_until is not None:
         facts["keep_until"] = entry.keep_until
         if entry.keep_until < FOREVER:

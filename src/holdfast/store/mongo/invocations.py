@@ -40,10 +40,11 @@ from holdfast.model.changes import (
     written,
 )
 from holdfast.model.claims import released
+from holdfast.model.keeping import Kept
 from holdfast.model.limits import Holder, Release
 from holdfast.model.queues import QueueDepth, gathered, in_lane
 from holdfast.model.records import OUTCOMES, InvocationRecord
-from holdfast.model.status import Status
+from holdfast.model.status import FINAL, Status
 from holdfast.store.mongo import logs, queries, schema
 from holdfast.store.mongo.documents import (
     Document,
@@ -54,6 +55,7 @@ from holdfast.store.mongo.documents import (
     update_of_note,
     update_of_place,
     update_of_state,
+    update_of_time,
     updates_of,
 )
 from holdfast.store.mongo.quarantine import Collections, Quarantine
@@ -116,6 +118,20 @@ class Invocations:
         keys = [key_of(move.app, move.id) for move in moves]
         there = {found["_id"] for found in await queries.by_key(invocations, keys)}
         return [APPLIED if key in there else MISSING for key in keys]
+
+    async def keep_until(self, writes: Sequence[Kept]) -> list[Verdict]:
+        """Keep ended invocations until other times. An invocation that has not ended stays as it is."""
+        invocations = self._collection(schema.INVOCATIONS)
+        changed = await invocations.bulk_write([update_of_time(each) for each in writes], ordered=False)
+        if changed.matched_count == len(writes):
+            return [APPLIED] * len(writes)
+        there = {
+            record.id: record
+            for record in await self.quarantine.readable(
+                await queries.by_key(invocations, [key_of(write.app, write.id) for write in writes])
+            )
+        }
+        return [_kept(there.get(write.id)) for write in writes]
 
     async def update_run(self, update: RunUpdate | AttributeUpdate | StreamMark | WaitNote) -> Verdict:
         """Replace the state or the attributes of a run, mark an invocation, or say what it waits for."""
@@ -236,6 +252,12 @@ class Invocations:
                     wanted["_id"] = {"$nin": left}
                 else:
                     raise
+
+
+def _kept(record: InvocationRecord | None) -> Verdict:
+    if record is None:
+        return MISSING
+    return APPLIED if record.status in FINAL else Lost(record.status, record.owner, record.epoch)
 
 
 def anything(app: str) -> InvocationRecord:

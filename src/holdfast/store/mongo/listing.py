@@ -5,6 +5,7 @@ Each order reads its index, in one query or in a few with merged answers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -124,7 +125,8 @@ def _newest(app: str, where: Filter) -> Iterator[Query]:
         yield Query(wanted, indexes[0] if len(indexes) == 1 else None, [("id", DESCENDING)])
         return
     # '}' is the character after '|', so this range is all of the app's keys.
-    wanted["_id"] = {"$gt": f"{app}|", "$lt": f"{app}" + "}" if where.before_id is None else f"{app}|{where.before_id}"}
+    last = f"{app}" + "}" if where.before_id is None else f"{app}|{where.before_id}"
+    wanted["_id"] = {"$gt": f"{app}|", "$lt": last} | wanted.get("_id", {})
     yield Query(wanted, "_id_", [("_id", DESCENDING)])
 
 
@@ -153,6 +155,8 @@ def _conditions(where: Filter) -> Document:
             wanted[name] = {"$in": sorted(str(value) for value in values)}
     exact = {"parent_id": where.parent, "rerun_of": where.rerun_of, "limit_key": where.limit_key}
     wanted |= {name: value for name, value in exact.items() if value is not None}
+    if where.id_ends is not None:
+        wanted["_id"] = {"$regex": f"{re.escape(where.id_ends)}$"}
     if where.attributes:
         wanted["attributes"] = {"$all": listed(where.attributes)}
     if where.runner is not None:

@@ -105,8 +105,11 @@ async def _unwanted(payloads: Collection, app: str, before: float, limit: int) -
 
 
 async def is_referred_to(collections: Collections, app: str, digest: str) -> bool:
-    """Return whether an invocation, a log or a quarantined record refers to a payload. Index: payloads, of each."""
-    for name, field in ((schema.INVOCATIONS, "payloads"), (schema.LOG, "payloads"), (schema.QUARANTINE, _ASIDE)):
+    """Return whether an invocation, a log, an entry or a quarantined record refers to a payload. Index: payloads, of
+    each.
+    """
+    live = [(name, "payloads") for name in (schema.INVOCATIONS, schema.LOG, schema.ENTRIES)]
+    for name, field in (*live, (schema.QUARANTINE, _ASIDE)):
         if await collections(name).find_one({"app": app, field: digest}, {"_id": True}, hint="payloads") is not None:
             return True
     return False

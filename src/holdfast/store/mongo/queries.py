@@ -212,6 +212,18 @@ def _first_operation(history: Any) -> str:
     return operation if isinstance(operation, str) else ""
 
 
+async def apps(collection: AsyncCollection[Document]) -> list[str]:
+    """Return the apps that have documents in a collection whose keys begin with the app. Index: _id, from app to app;
+    '}' is the character after '|'. The keys of sentinels are no texts.
+    """
+    found, after = list[str](), ""
+    while next_one := await collection.find_one({"_id": {"$gt": after}}, {"_id": True}, sort=[("_id", ASCENDING)]):
+        app = str(next_one["_id"]).partition("|")[0]
+        found.append(app)
+        after = f"{app}" + "}"
+    return found
+
+
 async def counts(invocations: Invocations, app: str) -> dict[str, int]:
     """Count invocations by status. Index: status, without reading a document."""
     stages: list[dict[str, Any]] = [{"$match": {"app": app}}, {"$group": {"_id": "$status", "n": {"$sum": 1}}}]

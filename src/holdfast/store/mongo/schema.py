@@ -28,10 +28,10 @@ from holdfast.store.mongo.retry import DUPLICATE, is_forbidden
 
 Collection = AsyncCollection[Document]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MIN_READER = 6  # older versions would end a run without its compensation, and leave its log behind
 _HIGHEST = 1_000_000
-_ENTRIES_SINCE = 5  # what was moved to entries then, and got a time to be kept; version 6 adds only indexes
+_ENTRIES_SINCE = 5  # what was moved to entries then, and got a time to be kept; later versions add only indexes
 
 INVOCATIONS = "holdfast_invocations"
 RUNNERS = "holdfast_runners"
@@ -109,6 +109,7 @@ INDEXES = (
         {"status": Status.CONCURRENCY_CONTROLLED.value},
     ),
     _index(ENTRIES, "named", "app kind name", "entries by kind and name"),
+    _index(ENTRIES, "payloads", "app payloads", "whether an entry refers to a payload", "payloads"),
     _index(ENTRIES, "subject", "app kind subject name", "entries that belong to a run", "subject"),
     _index(ENTRIES, "due", "app kind due_at name", "entries of each kind that are due next", "due_at"),
     _index(ENTRIES, "expires", "expires_at", "removes expired entries", "expires_at", expireAfterSeconds=0),

@@ -47,6 +47,7 @@ from holdfast.model.changes import (
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.decoding import EARLIEST, INVOCATION, LATEST, corrupt, shown
 from holdfast.model.identity import find_conflict
+from holdfast.model.keeping import Kept
 from holdfast.model.limits import Release
 from holdfast.model.log import APPENDED, MAX_BEHIND, AppendVerdict, Page, checked, judge, until_damaged
 from holdfast.model.queues import QueueDepth
@@ -396,8 +397,12 @@ class MongoStore:
                 if moves:
                     moved = await self._do("move up", self._invocations.move_up, [move for _, move in moves])
                     verdicts.update(zip([index for index, _ in moves], moved, strict=True))
+                times = [(index, write) for index, write in this_round if isinstance(write, Kept)]
+                if times:
+                    kept = await self._do("keep", self._invocations.keep_until, [write for _, write in times])
+                    verdicts.update(zip([index for index, _ in times], kept, strict=True))
                 for index, write in this_round:
-                    if not isinstance(write, Change | FieldReset | MoveUp):
+                    if not isinstance(write, Change | FieldReset | MoveUp | Kept):
                         verdicts[index] = await self._write_run(write)
         finally:
             self._scanner.heed(change for change in changes if isinstance(change, Change | MoveUp))
@@ -451,6 +456,11 @@ class MongoStore:
             except CorruptRecord as error:
                 self._observe("unreadable", {"kind": error.kind, "id": error.id, "why": str(error)})
         return records
+
+    async def apps(self) -> Sequence[str]:
+        kinds = (schema.INVOCATIONS, schema.ENTRIES, schema.RUNNERS)
+        found = [await self._do("apps", queries.apps, self._collection(kind, majority=True)) for kind in kinds]
+        return sorted({app for names in found for app in names})
 
     async def counts(self, app: str) -> Mapping[Status, int]:
         found = await self._do("counts", queries.counts, self._collection(schema.INVOCATIONS), app)

@@ -96,10 +96,12 @@ class MongoTransaction:
     ) -> Sequence[InvocationRecord | None]:
         return await _awaited(self._insert(records))
 
-    def put_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
+    def put_entries(self, fresh: Sequence[Entry], payloads: Sequence[StoredPayload] = ()) -> Sequence[Entry | None]:
         return _blocking(self._put_entries(fresh))
 
-    async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
+    async def aput_entries(
+        self, fresh: Sequence[Entry], payloads: Sequence[StoredPayload] = ()
+    ) -> Sequence[Entry | None]:
         return await _awaited(self._put_entries(fresh))
 
     def append(self, pages: Sequence[Page], payloads: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:

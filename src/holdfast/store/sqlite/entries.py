@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from holdfast.errors import CorruptRecord
@@ -12,9 +13,9 @@ from holdfast.store.sqlite.rows import ENTRY_COLUMNS, entry_of
 
 _COLUMNS = ", ".join(ENTRY_COLUMNS)
 
-INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+INSERT = f"INSERT INTO holdfast_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 UPDATE = """
-UPDATE holdfast_entries SET body = ?, version = ?, due_at = ?, keep_until = ?, subject = ?
+UPDATE holdfast_entries SET body = ?, version = ?, due_at = ?, keep_until = ?, subject = ?, payloads = ?
 WHERE app = ? AND kind = ? AND name = ? AND version = ? AND body = coalesce(?, body)
 """
 GET = f"SELECT {_COLUMNS} FROM holdfast_entries WHERE app = ? AND kind = ? AND name = ?"
@@ -45,7 +46,7 @@ def put_entry(connection: StoreConnection, entry: Entry, over: Entry | None = No
 
 def _put(connection: StoreConnection, entry: Entry, over: Entry | None) -> bool:
     e, name = entry, (entry.app, entry.kind, entry.name)
-    facts = (e.body, e.version, e.due_at, e.keep_until, e.subject)
+    facts = (e.body, e.version, e.due_at, e.keep_until, e.subject, json.dumps(e.payloads) if e.payloads else None)
     if e.version == 1:
         return connection.execute(INSERT, (*name, *facts)).rowcount > 0
     before = (e.version - 1, over.body if over else None)

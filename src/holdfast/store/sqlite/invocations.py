@@ -475,6 +475,11 @@ def owners(connection: StoreConnection, app: str) -> list[str]:
     return sorted({owner for (owner,) in rows if type(owner) is str})
 
 
+def apps(connection: StoreConnection) -> list[str]:
+    found = [connection.execute(queries.apps_in(table)).fetchall() for table in queries.APP_TABLES]
+    return sorted({app for rows in found for (app,) in rows if type(app) is str})
+
+
 def counts(connection: StoreConnection, app: str) -> Mapping[Status, int]:
     rows = connection.execute(queries.COUNTS, (app,)).fetchall()
     return {STATUSES[name]: count for name, count in rows if name in STATUSES}

@@ -164,6 +164,8 @@ def _conditions(wanted: Listing, driver: Driver | None) -> Iterable[tuple[str, S
         yield f"{by_id}rerun_of = ? AND rerun_of IS NOT NULL", [where.rerun_of]
     if where.before_id is not None and not is_by_attribute:
         yield f"{by_id}id < ?", [where.before_id]
+    if where.id_ends is not None:
+        yield f"substr(id, -{len(where.id_ends)}) = ?", [where.id_ends]
     if where.limit_key is not None:
         # The slots of a key lie beside each other, and perhaps those of a key that goes on where it ends.
         if wanted.order is Order.SLOT:

@@ -117,6 +117,21 @@ SELECT lane, sum(due_at <= ?), sum(due_at > ?), min(due_at) FROM {TABLE} WHERE a
 OWNED_QUEUES = f"SELECT queue FROM {TABLE} WHERE app = ? AND status IN ({status_list(OWNED)})"  # holdfast_status
 BLOCKED_QUEUES = f"SELECT queue FROM {TABLE} WHERE app = ? AND {WAITING}"  # holdfast_waiting or holdfast_status
 
+APP_TABLES = (TABLE, "holdfast_entries", "holdfast_runners")
+
+
+def apps_in(table: str) -> str:
+    """Return the query that goes from app to app: by holdfast_identity, or the primary key of entries or runners."""
+    return f"""
+    WITH RECURSIVE each (app) AS (
+        SELECT min(app) FROM {table}
+        UNION ALL
+        SELECT (SELECT min(app) FROM {table} WHERE app > each.app) FROM each WHERE each.app IS NOT NULL
+    )
+    SELECT app FROM each WHERE app IS NOT NULL
+    """
+
+
 COUNTS = f"SELECT status, count(*) FROM {TABLE} WHERE app = ? GROUP BY status"  # holdfast_status
 
 OWNERS = f"""

@@ -266,7 +266,7 @@ def runner_of(row: Sequence[Any]) -> RunnerRecord:
         raise corrupt(RUNNER, id, error) from error
 
 
-ENTRY_COLUMNS = ("app", "kind", "name", "body", "version", "due_at", "keep_until", "subject")
+ENTRY_COLUMNS = ("app", "kind", "name", "body", "version", "due_at", "keep_until", "subject", "payloads")
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
@@ -275,6 +275,7 @@ def entry_of(row: Sequence[Any]) -> Entry:
     try:
         _refuse_bad_text(row)
         check_body(fields["body"])
+        fields["payloads"] = () if fields["payloads"] is None else json.loads(fields["payloads"])
         return msgspec.convert(fields, Entry)
     except Exception as error:
         raise corrupt(str(fields["kind"]), fields["name"], error) from error

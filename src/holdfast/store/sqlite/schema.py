@@ -24,7 +24,7 @@ from holdfast.model.records import Entry
 from holdfast.model.status import AVAILABLE, FINAL, Status
 from holdfast.store.migration import entries_of_executions, entry_of_pause, kept_until
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 MIN_READER = 6  # older versions would end a run without its compensation, and leave its log behind
 _HIGHEST = 1_000_000
 # STRICT tables: a value of the wrong type is refused when it is written, not when it is read
@@ -92,6 +92,17 @@ def _each_attribute(row: str) -> str:
 
 _attributes_in = f"INSERT OR IGNORE INTO holdfast_attributes {_each_attribute('new')};"
 _attributes_out = f"DELETE FROM holdfast_attributes WHERE (app, name, value, id) IN ({_each_attribute('old')});"
+
+# By what an entry refers to a payload: no id of an invocation has a colon.
+_referring = "'entry:' || {row}.kind || '|' || {row}.name"
+_referred_in = f"""
+INSERT OR IGNORE INTO holdfast_payload_references (app, digest, id)
+SELECT new.app, value, {_referring.format(row="new")}
+FROM json_each(CASE WHEN json_valid(new.payloads) THEN new.payloads ELSE '[]' END) WHERE type = 'text';
+"""
+_referred_out = f"""
+DELETE FROM holdfast_payload_references WHERE app = old.app AND id = {_referring.format(row="old")};
+"""
 
 # Tables that version 5 removes are not made any more.
 MIGRATIONS: dict[int, list[Step]] = {
@@ -244,6 +255,22 @@ MIGRATIONS: dict[int, list[Step]] = {
         """,
     ],
     7: _added("waiting TEXT"),
+    8: [
+        "ALTER TABLE holdfast_entries ADD COLUMN payloads TEXT",
+        # Large payloads of events, and arguments of schedules. Triggers keep the references as the rows say.
+        f"""
+        CREATE TRIGGER holdfast_entries_payloads_new AFTER INSERT ON holdfast_entries WHEN new.payloads IS NOT NULL
+        BEGIN {_referred_in} END
+        """,
+        f"""
+        CREATE TRIGGER holdfast_entries_payloads_gone AFTER DELETE ON holdfast_entries WHEN old.payloads IS NOT NULL
+        BEGIN {_referred_out} END
+        """,
+        f"""
+        CREATE TRIGGER holdfast_entries_payloads_set AFTER UPDATE OF payloads ON holdfast_entries
+        WHEN old.payloads IS NOT new.payloads BEGIN {_referred_out} {_referred_in} END
+        """,
+    ],
 }
 
 

@@ -276,6 +276,7 @@ class SqliteStore:
     lanes = _read_with_quarantine(invocations.lanes)
     waiting_keys = _read_with_quarantine(invocations.waiting_keys)
     owners = _read_with_quarantine(invocations.owners)
+    apps = _read_with_quarantine(invocations.apps)
     counts = _read_with_quarantine(invocations.counts)
     queue_depths = _read_with_quarantine(invocations.queue_depths)
 

@@ -112,11 +112,21 @@ class SqliteTransaction:
     ) -> Sequence[InvocationRecord | None]:
         return self.insert(records, stored)
 
-    def put_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
-        return self._atomically(lambda connection: [entries.put_new(connection, entry) for entry in fresh])
+    def put_entries(self, fresh: Sequence[Entry], stored: Sequence[StoredPayload] = ()) -> Sequence[Entry | None]:
+        return self._atomically(lambda connection: self._put_entries(connection, fresh, stored))
 
-    async def aput_entries(self, fresh: Sequence[Entry]) -> Sequence[Entry | None]:
-        return self.put_entries(fresh)
+    @staticmethod
+    def _put_entries(
+        connection: StoreConnection, fresh: Sequence[Entry], stored: Sequence[StoredPayload]
+    ) -> Sequence[Entry | None]:
+        if stored:
+            payloads.put_payloads(connection, fresh[0].app, stored)
+        return [entries.put_new(connection, entry) for entry in fresh]
+
+    async def aput_entries(
+        self, fresh: Sequence[Entry], stored: Sequence[StoredPayload] = ()
+    ) -> Sequence[Entry | None]:
+        return self.put_entries(fresh, stored)
 
     def append(self, pages: Sequence[Page], stored: Sequence[StoredPayload]) -> Sequence[AppendVerdict]:
         return self._atomically(lambda connection: self._append(connection, pages, stored))
