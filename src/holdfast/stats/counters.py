@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.errors import StoreError
-from holdfast.model.changes import Applied
 from holdfast.model.records import Entry
 from holdfast.runtime.engine import COUNTED_AT_ONCE, Engine
 from holdfast.runtime.outage import cancel_tasks
 from holdfast.stats.records import StatsFile, file_entry
-from holdfast.stats.rules import LATE_SECONDS, MINUTE, WORKERS, Cells, count, name_of, start_of
+from holdfast.stats.rules import LATE_SECONDS, MINUTE, WORKERS, Cells, count_all, name_of
 from holdfast.telemetry.events import DutyFailed
 
 FLUSH_SECONDS = 10.0
-_CURRENT_SECONDS = 60.0
 _LAST_SECONDS = 2.0
 
 
@@ -64,15 +62,13 @@ class Counters:
             return
         batches = written[:]
         written.clear()
-        now = self._store.now()
-        for wanted, verdicts in batches:
-            for (record, change), verdict in zip(wanted, verdicts, strict=True):
-                if isinstance(verdict, Applied) and record.app == self._engine.app:
-                    # An end that waited for the store is counted now: the file of its own minute may be folded.
-                    at = change.at if abs(now - change.at) < _CURRENT_SECONDS else now
-                    minute = self._minutes.setdefault(start_of(at, MINUTE), _MinuteFile())
-                    count(minute.cells, record, change)
-                    minute.has_news = True
+        count_all(self._cells_of, batches, self._store.now())
+
+    def _cells_of(self, start: int) -> Cells:
+        """Return the counts of a minute, which are about to change."""
+        minute = self._minutes.setdefault(start, _MinuteFile())
+        minute.has_news = True
+        return minute.cells
 
     async def _flush_later(self) -> None:
         while self._minutes or self._engine.outbox.written:

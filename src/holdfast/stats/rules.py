@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -17,10 +17,12 @@ from msgspec import Meta
 
 from holdfast.codec import ErrorRecord
 from holdfast.masking import mask_url
-from holdfast.model.changes import Change
+from holdfast.model.changes import Applied, Change, Verdict
 from holdfast.model.decoding import Count, Moment, Seconds
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
+
+MINUTE, HOUR = 60, 3600
 
 # --- durations
 
@@ -271,6 +273,47 @@ _OUTCOMES = {Status.SUCCESS: "succeeded", Status.FAILED: "failed", Status.CANCEL
 _LOST = frozenset({Status.RUNNING_RECOVERY, Status.KILLED})
 
 
+Written = tuple[Sequence[tuple[InvocationRecord, Change]], Sequence[Verdict]]
+CURRENT_SECONDS = 60.0
+
+
+def count_all(cells_of: Callable[[int], Cells], batches: Sequence[Written], now: float) -> None:
+    """Count what was written, each change in the minute of its time. A change that waited long for the store is counted
+    now: the file of its own minute may be folded.
+
+    Most calls succeed at once. They are counted here, without a call of a function for each.
+    """
+    cells: Cells = {}
+    minute: int | None = None
+    for wanted, verdicts in batches:
+        for (record, change), verdict in zip(wanted, verdicts, strict=True):
+            if not isinstance(verdict, Applied):
+                continue
+            at = change.at if -CURRENT_SECONDS < now - change.at < CURRENT_SECONDS else now
+            if minute != (start := int(at // MINUTE) * MINUTE):
+                minute, cells = start, cells_of(start)
+            began = record.history[-1] if record.history else None
+            if change.name != "completed" or record.epoch != 1 or began is None or began.status is not Status.RUNNING:
+                count(cells, record, change)
+                continue
+            cell = cells.get(f"{record.queue}|{record.task}") or cell_of(cells, key_of(record.queue, record.task))
+            cell.succeeded += 1
+            due = record.due_at if record.due_at > record.created_at else record.created_at
+            for tally, seconds, most in (
+                (cell.run, change.at - began.at, cell.slow),
+                (cell.wait, began.at - due, cell.delayed),
+            ):
+                mantissa, exponent = math.frexp(seconds if seconds > _SHORTEST else _SHORTEST)  # as in `bin_of`
+                number = exponent * _PER_OCTAVE + int(mantissa * 2 * _PER_OCTAVE) - _PER_OCTAVE
+                tally.bins[number] = tally.bins.get(number, 0) + 1
+                if seconds > 0:
+                    tally.total += seconds
+                if seconds > tally.most:
+                    tally.most = seconds
+                if seconds >= NOTABLE_SECONDS:
+                    note(most, record.id, seconds, change.at)
+
+
 def count(cells: Cells, record: InvocationRecord, change: Change) -> None:
     """Count a change that was written to this record. Most changes count as nothing: a start, a wait, a wake."""
     if change.never_began:
@@ -303,7 +346,7 @@ def _count_times(cell: Cell, record: InvocationRecord, at: float) -> None:
     if took >= NOTABLE_SECONDS:
         note(cell.slow, record.id, took, at)
     if due is not None:
-        waited = max(0.0, start - due)
+        waited = max(0.0, start - due)  # a store's clock may be set back
         cell.wait.add(waited)
         if waited >= NOTABLE_SECONDS:
             note(cell.delayed, record.id, waited, at)
@@ -365,7 +408,6 @@ class Level(NamedTuple):
     folds_after: float | None
 
 
-MINUTE, HOUR = 60, 3600
 LATE_SECONDS = 300.0  # from the end of its minute on, a worker writes no more to its file
 WORKERS = Level("stats.worker", MINUTE, 600.0)  # one file per worker
 LEVELS = (
