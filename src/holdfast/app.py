@@ -6,7 +6,6 @@ the disk nor the network, so a module that declares tasks can be imported anywhe
 
 from __future__ import annotations
 
-import datetime as dt
 import difflib
 import functools
 import hashlib
@@ -398,15 +397,15 @@ class App:
         self,
         engine: Engine,
         since: Since = "1h",
-        until: dt.datetime | None = None,
+        until: Since | None = None,
         *,
-        task: str | None = None,
-        queue: str | None = None,
+        task: str | Iterable[str] = (),
+        queue: str | Iterable[str] = (),
         step: Duration | None = None,
     ) -> Stats:
         """Return what ended over a time, how long it waited and ran, and what failed: ``app.stats("24h")``.
 
-        `since` is a length of time before `until`, or a moment. `step` is that between points of the series. Workers
+        `since` and `until` are moments, or how long ago they were. `step` is that between points of the series. Workers
         store what they count every 10 s; a worker that is killed takes its last 10 s with it.
         """
         return await read_stats(engine, question(engine.store.now(), since, until, step=step, task=task, queue=queue))

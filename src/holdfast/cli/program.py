@@ -29,6 +29,7 @@ from holdfast.cli import (
     runners,
     schedules,
     services,
+    stats,
     status,
     store,
     streams,
@@ -95,6 +96,7 @@ _COMMANDS: _Commands = {
     "streams": streams.streams,
     "triggers": triggers.triggers,
     "services": services.services,
+    "stats": stats.stats,
     "monitor": monitor.monitor,
     "config": config.config,
 }

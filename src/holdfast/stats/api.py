@@ -6,12 +6,12 @@ Files are read from the finest level to the coarsest: a file that is folded mean
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import Duration, parse_duration
+from holdfast.clock import Duration, length_of, parse_duration
 from holdfast.errors import CorruptRecord, UsageError
 from holdfast.model.records import Entry
 from holdfast.runtime.engine import Engine
@@ -131,54 +131,65 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Since = Duration | dt.datetime
+"""A moment: a datetime with a time zone, a text such as ``2026-11-15T08:00:00Z``, or how long ago it was (``2h``)."""
 
 
 class Question(NamedTuple):
-    """Which statistics are wanted. Without `step`, the one that shows the time best."""
+    """Which statistics are wanted. Without `step`, in the one that shows the time best; without names, all."""
 
     since: float
     until: float
     step: int | None = None
-    task: str | None = None
-    queue: str | None = None
+    tasks: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()
 
 
 def question(
     now: float,
     since: Since,
-    until: dt.datetime | None = None,
+    until: Since | None = None,
     *,
     step: Duration | None = None,
-    task: str | None = None,
-    queue: str | None = None,
+    task: str | Iterable[str] = (),
+    queue: str | Iterable[str] = (),
 ) -> Question:
     """Return the question. Raises `UsageError`."""
-    end = now if until is None else min(now, _moment("until", until))
-    start = _moment("since", since) if isinstance(since, dt.datetime) else end - _length("since", since)
+    end = now if until is None else min(now, _moment("until", until, now))
+    start = _moment("since", since, now)
     if not 0 <= start < end:
         raise UsageError("since= has to be before until=, and neither in the future nor before 1970")
-    seconds = None if step is None else _length("step", step)
+    seconds = None if step is None else length_of("step", step)
     if seconds is not None and (seconds < MINUTE or seconds % MINUTE):
         raise UsageError(f"step={step!r:.80}: expected whole minutes, such as '1m' or '10m'")
     if seconds is not None and (end - start) / seconds > MOST_POINTS:
         raise UsageError(f"step={step!r:.80} makes over {MOST_POINTS:,} points: give a longer step")
-    for name, given in (("task", task), ("queue", queue)):
-        if given is not None and not isinstance(given, str):
-            raise UsageError(f"{name}={given!r:.80}: expected a name")
-    return Question(start, end, None if seconds is None else int(seconds), task, queue)
+    tasks, queues = _names("task", task), _names("queue", queue)
+    return Question(start, end, None if seconds is None else int(seconds), tasks, queues)
 
 
-def _moment(name: str, time: dt.datetime) -> float:
-    if not isinstance(time, dt.datetime) or time.tzinfo is None:
-        raise UsageError(f"{name}={time!r:.80}: expected a datetime with a time zone")
-    return time.timestamp()
+def _names(name: str, given: str | Iterable[str]) -> frozenset[str]:
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(each, str) for each in names):
+        raise UsageError(f"{name}={given!r:.80}: expected a name, or some")
+    return frozenset(names)
 
 
-def _length(name: str, given: Duration) -> float:
+def _moment(name: str, given: Since, now: float) -> float:
     try:
-        return parse_duration(given)
-    except UsageError as error:
-        raise UsageError(f"{name}={error}") from None
+        if isinstance(given, str):
+            try:
+                return now - parse_duration(given.strip().removesuffix("ago"))
+            except UsageError:
+                given = dt.datetime.fromisoformat(given.strip())
+        if isinstance(given, dt.datetime):
+            if given.tzinfo is None:
+                raise UsageError(f"{name}={given.isoformat()!r} has no time zone; write it like 2026-11-15T08:00:00Z")
+            return given.timestamp()
+        return now - parse_duration(given)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{name}={given!r:.80} is no time: write 2026-11-15T08:00:00Z, or 2h for two hours ago"
+        ) from None
 
 
 # --- reading
@@ -279,13 +290,13 @@ async def _deploys(engine: Engine) -> list[Deploy]:
 
 
 def _chosen(cells: Cells, wanted: Question) -> Cells:
-    if wanted.task is None and wanted.queue is None:
+    if not wanted.tasks and not wanted.queues:
         return cells
     return {key: cell for key, cell in cells.items() if _is_wanted(*parts_of(key), wanted)}
 
 
 def _is_wanted(queue: str, task: str, wanted: Question) -> bool:
-    return wanted.task in (None, task) and wanted.queue in (None, queue)
+    return (not wanted.tasks or task in wanted.tasks) and (not wanted.queues or queue in wanted.queues)
 
 
 def _merged(cells: Sequence[Cell]) -> Cell:

@@ -90,7 +90,10 @@ class Counters:
                 if self._store.now() > start + MINUTE + LATE_SECONDS:
                     del self._minutes[start]  # it may be folded soon: rather too few than twice as many
                     continue
-                await self._store_file(start, minute)
+                if minute.cells:  # a start, say, counts as nothing
+                    await self._store_file(start, minute)
+                else:
+                    minute.has_news = False
                 if not minute.has_news and self._store.now() > start + MINUTE + FLUSH_SECONDS:
                     del self._minutes[start]
 

@@ -23,7 +23,12 @@ class StatsFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: tuple[str, ...] = ()
 
 
-read_file = entry_reader(StatsFile, *[level.kind for level in LEVELS], named="file of statistics")
+_readers = {level.kind: entry_reader(StatsFile, level.kind) for level in LEVELS}
+
+
+def read_file(entry: Entry) -> StatsFile:
+    """Return what a file says. Raises `CorruptRecord`."""
+    return _readers[entry.kind](entry)
 
 
 class Deploys(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,13 +37,22 @@ class Deploys(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[DeployMark, ...] = ()
 
 
-read_deploys = entry_reader(Deploys, DEPLOYS, named="list of deploys")
+read_deploys = entry_reader(Deploys, DEPLOYS)
 
 
 def file_entry(
-    app: str, level: Level, name: str, file: StatsFile, *, kept_seconds: float, before: Entry | None = None
+    app: str,
+    level: Level,
+    name: str,
+    file: StatsFile,
+    *,
+    kept_seconds: float,
+    before: Entry | None = None,
+    rests_until: float = 0.0,
 ) -> Entry:
-    """Return the entry of a file, due when it is to be folded. Raises `ValueError` for a name that is not ours."""
+    """Return the entry of a file, due when it is to be folded, and not before `rests_until`. Raises `ValueError` for a
+    name that is not ours.
+    """
     start = start_in(name)
     if start is None:
         raise ValueError(f"{name!r:.80} is no name of a file of statistics")
@@ -49,7 +63,7 @@ def file_entry(
         name=name,
         body=msgspec.json.encode(file),
         version=1 if before is None else before.version + 1,
-        due_at=None if level.folds_after is None else ahead(end, level.folds_after),
+        due_at=None if level.folds_after is None else max(ahead(end, level.folds_after), rests_until),
         keep_until=min(ahead(end, kept_seconds), FOREVER),
     )
 

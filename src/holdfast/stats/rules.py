@@ -464,15 +464,15 @@ class DeployMark(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
 
 
-SETTLED_SECONDS = 900.0  # while a deploy goes on, runners of both releases start
+TOGETHER_SECONDS = 60.0  # runners of two releases that start at the same time mark each of them once
 MOST_DEPLOYS = 500
 
 
 def marked(marks: Sequence[DeployMark], mark: DeployMark, kept_seconds: float) -> Sequence[DeployMark] | None:
-    """Return the marks with a new one; None if that release runs already, or a deploy of it is under way."""
+    """Return the marks with a new one; None if that release was marked last, or just now."""
     if marks and marks[-1].release == mark.release:
         return None
-    if any(each.release == mark.release and mark.at - each.at < SETTLED_SECONDS for each in marks):
+    if any(each.release == mark.release and mark.at - each.at < TOGETHER_SECONDS for each in marks):
         return None
     kept = [each for each in marks if each.at > mark.at - kept_seconds]
     return (*kept[-MOST_DEPLOYS + 1 :], mark)

@@ -42,6 +42,9 @@ class StatsUpkeep:
     """A feature of a runner: see `holdfast.fleet.services.Feature`. `release` names the code that the runner runs."""
 
     declares = ()
+    rests_seconds = (
+        60.0  # between two folds of the same counts: a reader that began before the first must not be fooled
+    )
 
     def __init__(self, engine: Engine, release: str = "") -> None:
         self._engine = engine
@@ -128,6 +131,7 @@ class StatsUpkeep:
             StatsFile(cells=cells, sources=tuple(fresh)),
             kept_seconds=self._kept_seconds,
             before=before,
+            rests_until=self._store.now() + self.rests_seconds,
         )
         if not await self._store.put_entry(wanted, before):
             return  # another runner folds, too
