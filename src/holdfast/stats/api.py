@@ -185,7 +185,7 @@ def _moment(name: str, given: Since, now: float) -> float:
             if given.tzinfo is None:
                 raise UsageError(f"{name}={given.isoformat()!r} has no time zone; write it like 2026-11-15T08:00:00Z")
             return given.timestamp()
-        return now - parse_duration(given)
+        return now - length_of(name, given)
     except (ValueError, OverflowError):
         raise UsageError(
             f"{name}={given!r:.80} is no time: write 2026-11-15T08:00:00Z, or 2h for two hours ago"
