@@ -134,7 +134,7 @@ Since = Duration | dt.datetime
 """A moment: a datetime with a time zone, a text such as ``2026-11-15T08:00:00Z``, or how long ago it was (``2h``)."""
 
 
-class Question(NamedTuple):
+class StatsQuery(NamedTuple):
     """Which statistics are wanted. Without `step`, in the one that shows the time best; without names, all."""
 
     since: float
@@ -152,7 +152,7 @@ def question(
     step: Duration | None = None,
     task: str | Iterable[str] = (),
     queue: str | Iterable[str] = (),
-) -> Question:
+) -> StatsQuery:
     """Return the question. Raises `UsageError`."""
     end = now if until is None else min(now, _moment("until", until, now))
     start = _moment("since", since, now)
@@ -164,7 +164,7 @@ def question(
     if seconds is not None and (end - start) / seconds > MOST_POINTS:
         raise UsageError(f"step={step!r:.80} makes over {MOST_POINTS:,} points: give a longer step")
     tasks, queues = _names("task", task), _names("queue", queue)
-    return Question(start, end, None if seconds is None else int(seconds), tasks, queues)
+    return StatsQuery(start, end, None if seconds is None else int(seconds), tasks, queues)
 
 
 def _names(name: str, given: str | Iterable[str]) -> frozenset[str]:
@@ -203,7 +203,7 @@ class _Read(NamedTuple):
     cells: Cells
 
 
-async def read_stats(engine: Engine, wanted: Question) -> Stats:
+async def read_stats(engine: Engine, wanted: StatsQuery) -> Stats:
     """Answer a question. What this process has counted is stored first; other processes store every 10 s."""
     await engine.part(Counters).flush()
     step = wanted.step or usual_step(wanted.until - wanted.since)
@@ -244,7 +244,7 @@ def _ceil(at: float) -> int:
     return int(-(-at // 1))
 
 
-async def _files(engine: Engine, wanted: Question) -> list[_Read]:
+async def _files(engine: Engine, wanted: StatsQuery) -> list[_Read]:
     """Return the files of that time, without those that a coarser one names."""
     found: list[_Read] = []
     finer: dict[str, _Read] = {}
@@ -264,7 +264,7 @@ async def _files(engine: Engine, wanted: Question) -> list[_Read]:
     return [*found, *finer.values()]
 
 
-async def _entries(engine: Engine, level: Level, wanted: Question) -> list[Entry]:
+async def _entries(engine: Engine, level: Level, wanted: StatsQuery) -> list[Entry]:
     """Return the entries of a level that are, or may be, of that time: by pages, latest first."""
     first = name_of(max(0, start_of(wanted.since, level.seconds)))
     before = name_of(_ceil(wanted.until))
@@ -289,13 +289,13 @@ async def _deploys(engine: Engine) -> list[Deploy]:
 # --- making answers
 
 
-def _chosen(cells: Cells, wanted: Question) -> Cells:
+def _chosen(cells: Cells, wanted: StatsQuery) -> Cells:
     if not wanted.tasks and not wanted.queues:
         return cells
     return {key: cell for key, cell in cells.items() if _is_wanted(*parts_of(key), wanted)}
 
 
-def _is_wanted(queue: str, task: str, wanted: Question) -> bool:
+def _is_wanted(queue: str, task: str, wanted: StatsQuery) -> bool:
     return (not wanted.tasks or task in wanted.tasks) and (not wanted.queues or queue in wanted.queues)
 
 
