@@ -136,6 +136,29 @@ def test_of_two_folds_at_once_each_file_counts_once(files: Files) -> None:
     assert files.counts()[:2] == [0, 1]
 
 
+def test_files_are_read_after_what_they_are_folded_into(files: Files) -> None:
+    """Another runner folds them, and then more into the same file, before this one reads either."""
+    files.put(HOUR, "a", ended=2)
+    later = files.entry(HOUR, "b", ended=3)
+
+    async def fold(engine: Engine) -> None:
+        upkeep = StatsUpkeep(engine)
+        read = upkeep._target
+
+        async def after_others(*args: Any) -> Any:
+            upkeep._target = read  # type: ignore[method-assign]
+            await StatsUpkeep(engine).fold()
+            await engine.store.put_entry(later)
+            await StatsUpkeep(engine).fold()
+            return await read(*args)
+
+        upkeep._target = after_others  # type: ignore[method-assign]
+        await upkeep.fold()
+
+    files.run(fold)
+    assert files.stats().total.succeeded == 5
+
+
 def test_a_fold_that_loses_a_race_leaves_everything_to_the_next(files: Files) -> None:
     """Another runner writes the target after it was read."""
     files.put(HOUR, "a", ended=2)
