@@ -59,8 +59,11 @@ class Tally(msgspec.Struct, omit_defaults=True):
             self.most = seconds
 
     def merge(self, other: Tally) -> None:
-        for number, count in other.bins.items():
-            self.bins[number] = self.bins.get(number, 0) + count
+        if not self.bins:
+            self.bins = dict(other.bins)
+        else:
+            for number, count in other.bins.items():
+                self.bins[number] = self.bins.get(number, 0) + count
         self.total += other.total
         self.most = max(self.most, other.most)
 
