@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from tests.support.fleet import APP, Fleet, Member, add, virtually
 
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import StoreReadOnly, StoreUnavailable
 from holdfast.model.records import Entry
 from holdfast.model.status import Status
+from holdfast.runtime.engine import COUNTED_AT_ONCE
 from holdfast.stats import Stats
 from holdfast.stats.api import question, read_stats
 from holdfast.stats.counters import FLUSH_SECONDS, Counters
 from holdfast.stats.records import read_file
 from holdfast.stats.rules import COUNTS, LATE_SECONDS, WORKERS
-from holdfast.telemetry.events import DutyFailed
+from holdfast.telemetry.events import ChangeNotWritten, DutyFailed
 
 DAY = 86_400.0
 
@@ -37,6 +38,28 @@ async def counting(fleet: Fleet, **options: Any) -> Member:
 
 async def nap() -> None:
     await asyncio.sleep(1)
+
+
+class Failures(list[DutyFailed]):
+    """What an engine reports about its statistics, and the ends that it could not write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unwritten: list[ChangeNotWritten] = []
+
+    def wants(self, kind: type) -> bool:
+        return kind in (DutyFailed, ChangeNotWritten)
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, DutyFailed) and event.area == "stats":
+            self.append(event)
+        elif isinstance(event, ChangeNotWritten):
+            self.unwritten.append(event)
+
+
+def failures_of(member: Member) -> Failures:
+    member.engine.telemetry.subscribe(told := Failures())
+    return told
 
 
 async def end_some(fleet: Fleet, number: int) -> None:
@@ -120,18 +143,8 @@ def test_a_write_without_an_answer_counts_once(lost: str) -> None:
 
 def test_counts_that_cannot_be_stored_are_reported_and_stored_when_the_store_is_back() -> None:
     async def scenario(fleet: Fleet) -> None:
-        told = list[DutyFailed]()
-
-        class Ear:
-            def wants(self, kind: type) -> bool:
-                return kind is DutyFailed
-
-            def __call__(self, event: Any) -> None:
-                if isinstance(event, DutyFailed) and event.area == "stats":
-                    told.append(event)
-
         member = await counting(fleet)
-        member.engine.telemetry.subscribe(Ear())
+        told = failures_of(member)
         await end_some(fleet, 3)
         member.line.cut = True
         await asyncio.sleep(FLUSH_SECONDS + 2)
@@ -181,14 +194,36 @@ def test_a_file_that_a_user_removed_is_begun_anew() -> None:
 
 
 def test_a_defect_in_counting_does_no_harm_to_the_work() -> None:
+    """Not even where it is met in the middle of a write."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await counting(fleet, concurrency=1)
+        told = failures_of(member)
+        counters = member.engine.part(Counters)
+
+        def broken(start: int) -> Any:
+            raise ZeroDivisionError
+
+        counters._cells_of = broken  # type: ignore[method-assign]
+        await end_some(fleet, 10 * COUNTED_AT_ONCE)
+        assert told.unwritten == []
+        await asyncio.sleep(2 * FLUSH_SECONDS)
+        assert [type(event.error) for event in told] == [ZeroDivisionError] * len(told)
+        assert len(told) >= 2
+        assert await stored(fleet) == []
+
+    virtually(scenario)
+
+
+def test_a_store_that_refuses_the_last_counts_is_reported() -> None:
     async def scenario(fleet: Fleet) -> None:
         member = await counting(fleet)
-        counters = member.engine.part(Counters)
-        counters._cells_of = lambda start: 1 / 0  # type: ignore[assignment, return-value, method-assign]
-        await end_some(fleet, 200)
-        await asyncio.sleep(2 * FLUSH_SECONDS)
-        await end_some(fleet, 1)
-        assert await stored(fleet) == []
+        told = failures_of(member)
+        await end_some(fleet, 3)
+        await fleet.stop()
+        member.line.errors["put_entry"] = StoreReadOnly("this user may not write")
+        await member.engine.part(Counters).close()
+        assert [type(event.error) for event in told] == [StoreReadOnly]
 
     virtually(scenario)
 

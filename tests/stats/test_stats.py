@@ -67,6 +67,7 @@ def test_what_ended_is_in_the_statistics_at_once_in_its_own_process(app: App) ->
     assert (first.error, first.count, first.retried) == ("ValueError: order <n> has no card", 2, 4)
     assert (second.error, second.message) == ("holdfast.errors:Fatal: order -<n> is no order", "order -7 is no order")
     assert first.where.endswith("in charge")
+    assert (len(first.series), sum(first.series)) == (len(found.points), 6)
     assert {*first.ids} <= {call.id for call in calls}
     assert began - 61 <= first.first_at <= first.last_at <= time.time() + 1
     assert {each.id for each in found.retried} == {calls[20].id, calls[21].id}

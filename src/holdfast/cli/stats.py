@@ -50,7 +50,7 @@ def _print(out: Output, found: Stats) -> None:
     total = found.total
     out.line(f"{moment(found.since)} to {moment(found.until)}, in steps of {length(found.step)}")
     if not (total.ended or total.retried or total.lost):
-        return out.line("nothing has ended in that time")
+        return out.line("nothing has ended in that time; workers store what they count every 10 s")
     out.line(
         f"{counted(total.ended, 'call')} ended, {_rate(total)}: {total.succeeded} succeeded, {total.failed} failed, "
         f"{total.cancelled} cancelled; attempts: {total.retried} retried, {total.lost} lost"

@@ -42,6 +42,7 @@ from holdfast.store.contract import EntryOrder
 
 _PAGE = 200
 _MOST_NOTABLE = 10
+_MOST_GROUPS = 200  # of errors
 _FILES_AT_ONCE = 20
 
 
@@ -78,7 +79,8 @@ class Point(Figures, frozen=True, kw_only=True):
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of one kind in one task: `count` calls ended by it, `retried` attempts were followed by another. `error`
-    is without what differs from call to call; `message`, `where` and `ids` are of the latest.
+    is without what differs from call to call; `message`, `where` and `ids` are of the latest. `series` has both numbers
+    together, for each point of the statistics.
     """
 
     task: str
@@ -90,6 +92,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     where: str
     ids: Sequence[str]
+    series: Sequence[int] = ()
 
 
 class Notable(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +238,7 @@ async def read_stats(engine: Engine, wanted: StatsQuery) -> Stats:
         tasks=_by(whole, 1, seconds),
         queues=_by(whole, 0, seconds),
         points=[_point(at, cells, min(float(step), wanted.until - at)) for at, cells in spans.items()],
-        failures=_failures(whole),
+        failures=_failures(list(spans.values())),
         **{_NAMES[name]: _notable(whole, name) for name in NOTABLE},
         deploys=deploys,
     )
@@ -330,19 +333,24 @@ def _by(cells: Cells, part: int, seconds: float) -> dict[str, Figures]:
     return {name: _figures(groups[name], seconds) for name in sorted(groups)}
 
 
-def _failures(cells: Cells) -> list[FailureGroup]:
+def _failures(spans: Sequence[Cells]) -> list[FailureGroup]:
     groups: dict[tuple[str, str], Failure] = {}
-    for key, cell in cells.items():
-        for kind, failure in cell.errors.items():
-            groups.setdefault((parts_of(key)[1], kind), Failure()).merge(failure)
-    order = sorted(groups, key=lambda each: (-groups[each].count, -groups[each].retried, each))
+    series: dict[tuple[str, str], list[int]] = {}
+    for number, cells in enumerate(spans):
+        for key, cell in cells.items():
+            for kind, failure in cell.errors.items():
+                name = parts_of(key)[1], kind
+                groups.setdefault(name, Failure()).merge(failure)
+                series.setdefault(name, [0] * len(spans))[number] += failure.count + failure.retried
+    order = sorted(groups, key=lambda each: (-groups[each].count, -groups[each].retried, each))[:_MOST_GROUPS]
     return [
         FailureGroup(
-            task=task,
-            error=kind,
-            **{name: getattr(groups[task, kind], name) for name in Failure.__struct_fields__},
+            task=name[0],
+            error=name[1],
+            **{field: getattr(groups[name], field) for field in Failure.__struct_fields__},
+            series=series[name],
         )
-        for task, kind in order
+        for name in order
     ]
 
 

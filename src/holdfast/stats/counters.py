@@ -52,7 +52,10 @@ class Counters:
     def _look(self, so_many: int) -> None:
         """Called for the first write after each count, and when there are many."""
         if so_many == COUNTED_AT_ONCE:
-            self._count()
+            try:
+                self._count()
+            except Exception as error:  # called in the middle of a write
+                self._failed(error)
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.get_running_loop().create_task(self._flush_later())
 
@@ -75,11 +78,15 @@ class Counters:
             await asyncio.sleep(FLUSH_SECONDS)
             try:
                 await self.flush()
-            except StoreError as error:
-                self._engine.telemetry.emit(DutyFailed("stats", "store the counters; the next try will", error))
-            except Exception as error:  # statistics must not hurt the work that they are about
-                self._minutes.clear()
-                self._engine.telemetry.emit(DutyFailed("stats", "store the counters", error))
+            except Exception as error:
+                self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Report it. A defect of ours must not stay in memory for ever: what it was about is dropped."""
+        is_defect = not isinstance(error, StoreError)
+        if is_defect:
+            self._minutes.clear()
+        self._engine.telemetry.emit(DutyFailed("stats", f"store counters{'' if is_defect else '; later'}", error))
 
     async def flush(self) -> None:
         """Store what was counted. Raises `StoreError`, and then the next flush does it."""
@@ -127,3 +134,5 @@ class Counters:
         last = asyncio.get_running_loop().create_task(self.flush())
         await asyncio.wait({last}, timeout=_LAST_SECONDS)
         await cancel_tasks(last)
+        if not last.cancelled() and (error := last.exception()) is not None:
+            self._failed(error)

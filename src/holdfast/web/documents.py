@@ -163,7 +163,7 @@ def stats_document(stats: Stats) -> Document:
         "tasks": {name: figures_document(each) for name, each in stats.tasks.items()},
         "queues": {name: figures_document(each) for name, each in stats.queues.items()},
         "points": [{"at": moment(each.at)} | figures_document(each, in_series=True) for each in stats.points],
-        "failures": [fields(each) | {"ids": list(each.ids)} for each in stats.failures],
+        "failures": [fields(each) for each in stats.failures],
         "slow": [fields(each) for each in stats.slow],
         "delayed": [fields(each) for each in stats.delayed],
         "retried": [fields(each) for each in stats.retried],
