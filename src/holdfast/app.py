@@ -526,8 +526,17 @@ def features(
 
 def release_of(definitions: Sequence[TaskDefinition]) -> str:
     """Return a digest of the tasks and of the code of their functions."""
-    facts = sorted(f"{each.name}\0{each.fingerprint}\0{body_fingerprint(each.function)}" for each in definitions)
+    facts = sorted(f"{each.name}\0{each.fingerprint}\0{_code_of(each.function)}" for each in definitions)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def _code_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return body_fingerprint(function)
+    except Exception:  # an object that can be called, say; what has no source must not keep a runner from its start
+        return type(function).__qualname__
 
 
 class _WorkflowDecorator(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -201,6 +202,19 @@ def test_without_a_release_the_code_of_the_tasks_counts(app: App, start: Callabl
     assert len(marks) == 2
     assert start(app) == marks
     assert all(len(each) == 12 for each in marks)
+
+
+class Echo:
+    def __call__(self, a: int) -> int:
+        return a
+
+
+@MEMORY
+@pytest.mark.parametrize("function", [print, functools.partial(declare), Echo(), Echo().__call__, lambda: 1])
+def test_a_task_without_source_has_a_release_too(app: App, start: Callable[..., list[str]], function: Any) -> None:
+    app.task(name="t")(function)
+    (release,) = start(app)
+    assert len(release) == 12
 
 
 @MEMORY

@@ -126,13 +126,13 @@ class Counters:
         return file_entry(self._engine.app, WORKERS, name, file, kept_seconds=self._kept_seconds, before=minute.stored)
 
     async def close(self) -> None:
-        """Store what was counted, if the store answers in a moment."""
+        """Store what was counted, if the store answers in a moment. Nothing is counted after that."""
         if self._flushing is not None:
             await cancel_tasks(self._flushing)
-        if not (self._minutes or self._engine.outbox.written):
-            return
-        last = asyncio.get_running_loop().create_task(self.flush())
-        await asyncio.wait({last}, timeout=_LAST_SECONDS)
-        await cancel_tasks(last)
-        if not last.cancelled() and (error := last.exception()) is not None:
-            self._failed(error)
+        if self._minutes or self._engine.outbox.written:
+            last = asyncio.get_running_loop().create_task(self.flush())
+            await asyncio.wait({last}, timeout=_LAST_SECONDS)
+            await cancel_tasks(last)
+            if not last.cancelled() and (error := last.exception()) is not None:
+                self._failed(error)
+        self._engine.outbox.written = None
