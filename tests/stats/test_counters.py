@@ -141,6 +141,43 @@ def test_a_write_without_an_answer_counts_once(lost: str) -> None:
     virtually(scenario)
 
 
+@pytest.mark.parametrize("lost", ["lost", "swallowed"])
+def test_an_end_without_an_answer_counts_once(lost: str) -> None:
+    """The worker writes it again, until the store answers."""
+
+    async def scenario(fleet: Fleet) -> None:
+        member = await counting(fleet)
+        for _ in range(5):
+            getattr(member.line, lost)["apply"] = 2
+            await end_some(fleet, 10)
+        found = await read_stats(member.engine, question(fleet.clock.now(), 3600))
+        assert (found.total.ended, found.total.run.count) == (50, 50)
+
+    virtually(scenario)
+
+
+def test_an_end_that_another_owner_wrote_counts_once() -> None:
+    """A runner that was frozen and declared dead writes its end too late."""
+
+    async def scenario(fleet: Fleet) -> None:
+        async def hold() -> None:
+            await asyncio.sleep(40)
+
+        fleet.settings |= {"stats_retention_seconds": 30 * DAY}
+        first = await fleet.started(hold)
+        id = await fleet.submit("hold")
+        await fleet.until_status(id, Status.RUNNING)
+        first.line.freeze()
+        second = await fleet.started(hold)
+        await fleet.end(id)
+        first.line.thaw()
+        await asyncio.sleep(60)
+        found = await read_stats(second.engine, question(fleet.clock.now(), 600))
+        assert (found.total.ended, found.total.lost) == (1, 1)
+
+    virtually(scenario)
+
+
 def test_counts_that_cannot_be_stored_are_reported_and_stored_when_the_store_is_back() -> None:
     async def scenario(fleet: Fleet) -> None:
         member = await counting(fleet)

@@ -12,6 +12,7 @@ from tests.stats.files import TASK, Files
 from holdfast import App, crashpoints
 from holdfast.model.records import Entry
 from holdfast.runtime.engine import Engine
+from holdfast.stats.api import question, read_stats
 from holdfast.stats.rules import LEVELS, Level
 from holdfast.stats.service import StatsUpkeep
 
@@ -194,8 +195,6 @@ def test_a_reader_sees_each_count_once_while_files_are_folded(files: Files) -> N
         files.put(ago, "a", ended=2)
 
     async def read(engine: Engine) -> int:
-        from holdfast.stats.api import question, read_stats
-
         store = engine.store
         real = store.entries
         is_folding = False
@@ -251,25 +250,46 @@ def test_files_are_kept_as_long_as_the_setting_says(files: Files) -> None:
     assert sum(files.counts()) == 1
 
 
+class Counting:
+    """A store that notes what it is asked."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "now":
+            self.asked.append(name)
+        return getattr(self._store, name)
+
+
+@MEMORY
+def test_an_answer_reads_files_and_no_invocations(files: Files) -> None:
+    for ago in (5 * MINUTE, HOUR, 9 * HOUR, 9 * DAY):
+        files.put(ago, "a", ended=1000)
+    files.fold()
+
+    async def read(engine: Engine) -> list[str]:
+        engine.store, real = Counting(engine.store), engine.store  # type: ignore[assignment]
+        try:
+            await read_stats(engine, question(real.now(), 20 * DAY))
+            return engine.store.asked  # type: ignore[attr-defined, no-any-return]
+        finally:
+            engine.store = real
+
+    assert files.run(read) == ["entries"] * 5  # four levels, and the deploys
+
+
 @MEMORY
 def test_an_idle_fold_asks_three_questions_in_five_minutes(app: App, files: Files) -> None:
     files.put(5 * MINUTE, "a")
 
     async def fold(engine: Engine) -> tuple[int, int]:
-        asked = list[str]()
         upkeep = StatsUpkeep(engine)
-        store = upkeep._store
-
-        class Counting:
-            def __getattr__(self, name: str) -> Any:
-                if name not in ("now",):
-                    asked.append(name)
-                return getattr(store, name)
-
-        upkeep._store = Counting()  # type: ignore[assignment]
+        upkeep._store = store = Counting(engine.store)  # type: ignore[assignment]
         await upkeep.fold()
-        first = len(asked)
+        first = len(store.asked)
         await upkeep.fold()
-        return first, len(asked) - first
+        return first, len(store.asked) - first
 
     assert files.run(fold) == (3, 0)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.stats.files import TASK, Files
 from tests.support.patience import patient
 
-from holdfast import App, Fatal, Invocation, Retries, UsageError
+from holdfast import App, Fatal, Invocation, Retries, UsageError, sleep
 from holdfast.runtime.engine import Engine
 from holdfast.stats import Stats
 from holdfast.stats.records import DEPLOYS, deploys_entry, read_deploys
@@ -89,6 +89,29 @@ def test_only_what_is_asked_for_is_told(app: App) -> None:
         assert totals(app.stats(queue="money", task="shop:add")) == (0, 0, 0, 0)
         assert list(app.stats(task=["shop:charge"]).tasks) == ["shop:charge"]
         assert app.stats(task="shop:add").failures == []
+
+
+@MEMORY
+def test_a_workflow_counts_once_with_its_sleeps(url: str) -> None:
+    with App(url, name="shop", poll_interval_seconds=0.05, workflow_linger_seconds=0.0) as app:
+
+        @app.step(name="shop:pack")
+        def pack() -> str:
+            return "packed"
+
+        @app.workflow(name="shop:checkout")
+        async def checkout() -> str:
+            packed = await pack()
+            await sleep("200ms")
+            return packed
+
+        with app.runner():
+            assert checkout.submit().result(patient(30)) == "packed"
+            found = app.stats()
+    assert list(found.tasks) == ["shop:checkout"]
+    assert (found.total.ended, found.total.run.count, found.total.wait.count) == (1, 1, 0)
+    assert found.total.run.most >= 0.2
+    assert found.retried == []
 
 
 def test_other_processes_are_seen_when_they_have_stored(url: str, files: Files) -> None:
