@@ -31,7 +31,7 @@ def stats(
     queue: Annotated[list[str] | None, Option(help="Only these; may be repeated.")] = None,
     step: Annotated[str | None, Option(metavar="DURATION", help="Between points of the series: 1m, 1h.")] = None,
 ) -> None:
-    """Show how much ended, how long it waited and ran, and what failed.
+    """Show throughput, times and failures over a time.
 
     "wait" is from when a call was due until it began, "run" from there to its end. p95: 95 of 100 took no longer, with
     an error of 3 %. "lost" are attempts whose worker or runner died or stopped.
