@@ -87,6 +87,8 @@ def test_defaults(tmp_path: Path) -> None:
         "stream_retention_seconds": 3_153_600_000.0,
         "trigger_task_modules": "",
         "event_retention_seconds": 604_800.0,
+        "stats_retention_seconds": 30 * 86_400.0,
+        "release": "",
         "trigger_max_depth": 100,
         "sqlite_synchronous": "full",
         "sqlite_busy_timeout_seconds": 10.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -52,6 +53,9 @@ from holdfast.runtime.queues import Queues
 from holdfast.schedules.api import Schedules
 from holdfast.schedules.declared import CoreSchedules, Declaration, Declarations
 from holdfast.settings import Settings, absolute_url, default_url
+from holdfast.stats.api import Since, Stats, question, read_stats
+from holdfast.stats.counters import Counters
+from holdfast.stats.service import StatsUpkeep
 from holdfast.store import open_store
 from holdfast.store.contract import Store
 from holdfast.streams.reader import StreamReading
@@ -66,7 +70,7 @@ from holdfast.triggers.rules import TriggerRecord
 from holdfast.triggers.service import TriggerRegistry
 from holdfast.workflows.api import AsyncStep, Step, StepBase
 from holdfast.workflows.children import end_children, notify_parents
-from holdfast.workflows.declaring import StepDeclaration, step_of, step_task
+from holdfast.workflows.declaring import StepDeclaration, body_fingerprint, step_of, step_task
 from holdfast.workflows.executor import WorkflowExecutor
 from holdfast.workflows.forking import Forking
 from holdfast.workflows.hooks_records import WORLD
@@ -391,6 +395,26 @@ class App:
 
     arunners = awaited(runners)
 
+    @blocking
+    async def stats(
+        self,
+        engine: Engine,
+        since: Since = "1h",
+        until: Since | None = None,
+        *,
+        task: str | Iterable[str] = (),
+        queue: str | Iterable[str] = (),
+        step: Duration | None = None,
+    ) -> Stats:
+        """Return what ended over a time, how long it waited and ran, and what failed: ``app.stats("24h")``.
+
+        `since` and `until` are moments, or how long ago they were. `step` is that between points of the series. Workers
+        store what they count every 10 s; a worker that is killed takes its last 10 s with it.
+        """
+        return await read_stats(engine, question(engine.store.now(), since, until, step=step, task=task, queue=queue))
+
+    astats = awaited(stats)
+
     # --- running
 
     def runner(
@@ -420,7 +444,8 @@ class App:
     def _features(self, engine: Engine, core: CoreTaskRegistry) -> Sequence[Feature]:
         declared = declarations(list(self.tasks.values()), engine)
         has_runs = any(definition.is_workflow for definition in self.runtime.definitions)
-        made = features(engine, declared=declared, triggers=self.triggers.declared, has_runs=has_runs)
+        release = self.settings.release or release_of(self.runtime.definitions)
+        made = features(engine, declared=declared, triggers=self.triggers.declared, has_runs=has_runs, release=release)
         return CoreSchedules(core), *made
 
     def close(self) -> None:
@@ -458,6 +483,7 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
     opened = store or open_store(url, clock=clock, observe=store_observer(shared["telemetry"]), options=options)
     engine = Engine(store=opened, settings=settings, clock=clock, **shared)
     engine.outbox = engine.part(TriggerOutbox)
+    engine.part(Counters).attach()
     engine.outbox.receivers |= {
         PARENT: functools.partial(notify_parents, engine),
         CHILDREN: functools.partial(end_children, engine),
@@ -485,8 +511,9 @@ def features(
     declared: Sequence[Declaration] = (),
     triggers: Sequence[TriggerRecord] = (),
     has_runs: bool = False,
+    release: str = "",
 ) -> tuple[Feature, ...]:
-    """Return what a runner does for the app beside running its tasks."""
+    """Return what a runner does for the app beside running its tasks. `release` names the code that it runs."""
     schedules = Declarations(engine, declared, engine.part(Events).emit_tick)
     return (
         schedules,
@@ -496,7 +523,23 @@ def features(
         GroupWatch(engine),
         Retention(engine),
         StreamUpkeep(engine),
+        StatsUpkeep(engine, release),
     )
+
+
+def release_of(definitions: Sequence[TaskDefinition]) -> str:
+    """Return a digest of the tasks and of the code of their functions."""
+    facts = sorted(f"{each.name}\0{each.fingerprint}\0{_code_of(each.function)}" for each in definitions)
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def _code_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return body_fingerprint(function)
+    except Exception:  # an object that can be called, say; what has no source must not keep a runner from its start
+        return type(function).__qualname__
 
 
 class _WorkflowDecorator(Protocol):

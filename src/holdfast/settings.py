@@ -135,6 +135,12 @@ class Settings:
     )
     trigger_task_modules: str = _setting("", "modules that a runner imports at its start, with commas between them")
     event_retention_seconds: float = _setting(7 * DAY, "for events, with what they caused", low=3_600, high=CENTURY)
+    stats_retention_seconds: float = _setting(
+        30 * DAY, "for counters of ended calls; 0: nothing is counted", low=0, high=CENTURY
+    )
+    release: str = _setting(
+        "", "the name of your code's version, which marks its deploys; empty: a digest of the tasks"
+    )
     trigger_max_depth: int = _setting(100, "triggers in a chain; a longer one is a loop", low=1, high=10_000)
     api_token: str = _setting("", "of the HTTP API, for 'Authorization: Bearer …'", form="token", low=16)
     webhook_token_rate: float = _setting(10.0, "webhooks per second for one URL", low=0.01, high=100_000)

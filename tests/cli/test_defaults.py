@@ -36,6 +36,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "hooks": {"--limit": 50},
     "hooks list": {"--limit": 50},
     "hooks resume": {"payload": "null"},
+    "stats": {"--since": "1h"},
     "services": {"--limit": 10},
     "queues pause": {"--reason": ""},
     "schedules next": {"-n": 5},

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "purge": (["--status", "success", "--yes"], 0),
     "triggers": ([], 0),
     "services": ([], 0),
+    "stats": ([], 0),
     "config": ([], 0),
     "runners": ([], 0),
     "runners drain": (["nobody"], 4),

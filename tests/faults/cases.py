@@ -22,6 +22,8 @@ from tests.faults.session import PATIENCE_SECONDS, Process, Session
 from tests.faults.stores import STORES
 from tests.faults.streams import Followers
 from tests.faults.worlds import serving as serving_worlds
+from tests.stats.files import TASK as COUNTED
+from tests.stats.files import Files
 from tests.support.witness import What
 
 from holdfast.crashpoints import POINTS
@@ -211,6 +213,22 @@ def serving(session: Session, point: str) -> None:
     _dies(session, session.start_runner("--workers", "0", **_armed(SERVICE, point)))
     session.struck(point)
     _heal(session)
+
+
+def folding(session: Session, point: str) -> None:
+    """It has folded the counters of two workers, and dies before it removes theirs: they count once."""
+    files = Files(session.app)
+    files.put(3600.0, "one", ended=2)
+    files.put(3600.0, "two", ended=3)
+    _dies(session, session.start_runner("--workers", "0", **_armed(SERVICE, point)))
+    session.struck(point)
+    assert files.counts()[:2] == [2, 1]
+    assert files.stats(2).tasks[COUNTED].succeeded == 5
+    session.start_healthy()
+    session.until(lambda: files.counts()[:2] == [0, 1], "the next one removes them")
+    session.submit("after")
+    session.verdict()
+    assert files.stats(2).tasks[COUNTED].succeeded == 5
 
 
 def running_core_tasks(session: Session, point: str) -> None:
@@ -553,6 +571,7 @@ STORIES: dict[str, dict[str, Story]] = {
     "child.inserted": {WORKER: travelling},
     "child.created": {WORKER: travelling},
     "child.told": {WORKER: travelling},
+    "stats.folded": {SERVICE: folding},
     **{point: {WORKER: keeping_vigil} for point in POINTS if point.startswith("hook.")},
     **{point: {SERVER: serving_worlds} for point in POINTS if point.startswith("world.")},
 }

@@ -20,6 +20,7 @@ RUNS = "workflows"
 WEB = "web app"
 WORLD = "World"
 PARENTS = "waiting parents"
+STATS = "statistics"
 
 
 class Bug(NamedTuple):
@@ -46,6 +47,8 @@ ACCESS = ("web/test_access.py",)
 WORLDS = ("world/test_interleavings.py", "world/test_storage.py", "world/test_guards.py", "world/test_crashes.py")
 WORLD_LISTS = ("world/test_listing.py",)
 WAITS = ("runtime/test_waits.py",)
+FOLDING = ("stats/test_folding.py",)
+COUNTING = ("stats/test_counters.py",)
 
 BUGS = (
     # --- something changed while we awaited
@@ -1353,5 +1356,71 @@ BUGS = (
         "waiting is not None and self.status in OWNED",
         ("model/test_waits.py",),
         "why names what it does not wait for, and a circle may be seen where there is none",
+    ),
+    # --- statistics
+    Bug(
+        "read files that are folded already",
+        STATS,
+        "stats/api.py",
+        "found += [read for name, read in finer.items() if name not in folded]",
+        "found += list(finer.values())",
+        FOLDING,
+        "calls count twice from a crash in a fold to the next one",
+    ),
+    Bug(
+        "fold what a crash has left once more",
+        STATS,
+        "stats/service.py",
+        "fresh = {entry.name: (entry, file) for entry, file in sources if entry.name not in there.sources}",
+        "fresh = {entry.name: (entry, file) for entry, file in sources}",
+        FOLDING,
+        "calls count twice after a crash in a fold",
+    ),
+    Bug(
+        "read files before what they are folded into",
+        STATS,
+        "stats/service.py",
+        "        before, there = await self._target(target, name)\n"
+        "        sources = await self._files(level, sorted({*names, *there.sources}))\n",
+        "        sources = await self._files(level, names)\n        before, there = await self._target(target, name)\n",
+        FOLDING,
+        "of two runners that fold, the slower one folds again what the other has removed",
+    ),
+    Bug(
+        "fold over another runner's fold",
+        STATS,
+        "stats/service.py",
+        "        if not await self._store.put_entry(wanted, before):\n"
+        "            return  # another runner folds, too\n",
+        "        await self._store.put_entry(wanted, before)\n",
+        FOLDING,
+        "files are removed that were not folded",
+    ),
+    Bug(
+        "store new counts in the place of those without an answer",
+        STATS,
+        "stats/counters.py",
+        "            if minute.pending is None:\n",
+        "            if minute.pending is None or minute.has_news:\n",
+        COUNTING,
+        "a lost answer loses the counts of its minute",
+    ),
+    Bug(
+        "count changes that lost",
+        STATS,
+        "stats/rules.py",
+        "            if not isinstance(verdict, Applied):\n                continue\n",
+        "",
+        ("stats/test_rules.py",),
+        "calls that another owner has ended count twice",
+    ),
+    Bug(
+        "fold counts again at once",
+        STATS,
+        "stats/service.py",
+        "rests_until=self._store.now() + self.rests_seconds,",
+        "rests_until=0.0,",
+        FOLDING,
+        "a reader that began before counts the same twice",
     ),
 )

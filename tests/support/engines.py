@@ -36,6 +36,7 @@ def make_engine(
     limits: SizeLimits | None = None,
     **settings: Any,
 ) -> Engine:
+    settings.setdefault("stats_retention_seconds", 0)  # counters draw ids, which would change every seed
     shared = {"app": app, "ids": Ids(clock, rng), "rng": rng, "telemetry": logging_telemetry(clock.monotonic)}
     engine = compose(url="", store=store, settings=Settings(**settings), clock=clock, **shared)
     engine.limits = limits or engine.limits

@@ -53,6 +53,21 @@ def test_one_invocation_is_shown_whole(shop: WebShop, get: Get) -> None:
     assert get(f"/invocations/{shop.run.id}")["run"]["steps"] == {"completed": 2}
 
 
+def test_statistics_are_told_and_wrong_questions_are_refused(shop: WebShop, get: Get, client: TestClient) -> None:
+    whole = get("/stats", since="2h", step="10m")
+    assert whole["total"]["failed"] >= 1
+    assert whole["step"] == 600
+    assert sum(point["ended"] for point in whole["points"]) == whole["total"]["ended"]
+    (group,) = [each for each in whole["failures"] if each["task"] == "boom"]
+    assert shop.failure.id in group["ids"]
+    assert get("/stats", task=["boom", "add"])["tasks"].keys() == {"boom", "add"}
+    assert get("/stats", queue="nowhere")["total"]["ended"] == 0
+    for query in ("since=soon", "step=1s", "until=9h", "since=99999999999999w", "since=nan", "since=1e400", "wrong=1"):
+        answer = client.get(f"/api/v1/stats?{query}")
+        assert answer.status_code in (400, 422), query
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
 def test_history_and_why(shop: WebShop, get: Get) -> None:
     assert get(f"/invocations/{shop.sum.id}/history")["history"] == history_of(shop.sum.record())["history"]
     assert "not due for another 59m" in get(f"/invocations/{shop.later.id}/why")["explanation"]

@@ -30,6 +30,7 @@ from holdfast.cli import (
     runners,
     schedules,
     services,
+    stats,
     status,
     store,
     streams,
@@ -98,6 +99,7 @@ _COMMANDS: _Commands = {
     "apps": apps.apps,
     "triggers": triggers.triggers,
     "services": services.services,
+    "stats": stats.stats,
     "monitor": monitor.monitor,
     "config": config.config,
 }

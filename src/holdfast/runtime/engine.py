@@ -35,12 +35,18 @@ Receive = Callable[[Sequence[InvocationRecord]], Awaitable[Collection[str]]]
 """Takes ended invocations; returns the ids of those whose receiver takes no more now."""
 
 
+Written = tuple[Sequence[tuple[InvocationRecord, Change]], Sequence[Verdict]]
+COUNTED_AT_ONCE = 32  # writes of an outbox; the first after that is announced, too
+
+
 class Outbox:
     """Writes changes. `receivers` are told of ends whose outbox has their name, which begins with ``@``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.receivers: dict[str, Receive] = {}
+        self.written: list[Written] | None = None  # for statistics: what was written and is not counted yet
+        self.on_written: Callable[[int], None] = lambda so_many: None  # called now and then: see `COUNTED_AT_ONCE`
 
     async def apply(self, wanted: Sequence[tuple[InvocationRecord, Change]]) -> Sequence[Verdict]:
         """Apply these changes, each to its record; return the verdicts of `Store.apply`."""

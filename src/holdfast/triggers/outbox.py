@@ -21,7 +21,7 @@ from holdfast.ids import InvocationId
 from holdfast.model.changes import Applied, Change, Verdict, delivered
 from holdfast.model.records import Entry, InvocationRecord, StoredPayload
 from holdfast.model.status import FINAL, Status
-from holdfast.runtime.engine import Engine, Outbox
+from holdfast.runtime.engine import COUNTED_AT_ONCE, Engine, Outbox
 from holdfast.runtime.outage import cancel_tasks
 from holdfast.runtime.submit import until_over
 from holdfast.runtime.wait import entry_set_aside, get_readable
@@ -36,6 +36,7 @@ from holdfast.triggers.rules import to_entry as trigger_entry
 from holdfast.triggers.subscriptions import Subscriptions
 
 _LAST_SECONDS = 2.0
+_ANNOUNCED = (1, COUNTED_AT_ONCE)
 _FULL_SECONDS = 2.0  # after which an end is sent again to a run whose inbox was full
 
 
@@ -56,6 +57,10 @@ class TriggerOutbox(Outbox):
             if self._subscriptions:
                 changes = [self._addressed(record, change) for record, change in wanted]
         verdicts = await self._store.apply(changes)
+        if self.written is not None:
+            self.written.append((wanted, verdicts))
+            if (so_many := len(self.written)) in _ANNOUNCED:
+                self.on_written(so_many)
         written = [
             change.id
             for change, verdict in zip(changes, verdicts, strict=True)

@@ -153,6 +153,15 @@ async def follow_stream(asked: Asked) -> Response:
     return stream_events(reader, asked.streams, asked.runtime.telemetry)
 
 
+# --- statistics
+
+
+async def show_stats(asked: Asked) -> Render:
+    with about("query"):
+        answer = await asked.runtime.arun(asked.reading.stats(**asked.query))
+    return answer.document
+
+
 # --- hooks
 
 
@@ -257,6 +266,19 @@ ROUTES: tuple[ApiRoute, ...] = (
         list_chunks,
         "list the chunks of a stream that are there now",
         {"start": _START, "attempts": _ATTEMPTS, "limit": limit_parameter(100, 500)},
+    ),
+    ApiRoute(
+        "GET",
+        "/stats",
+        show_stats,
+        "show how much ended, how long it waited and ran, and what failed",
+        {
+            "since": Parameter("from then: a time, or how long ago, such as 24h", default="1h"),
+            "until": Parameter("until then: likewise; now, if it is not given"),
+            "step": Parameter("between points of the series, such as 10m"),
+            "task": Parameter("only of this task, by its whole name", is_list=True),
+            "queue": Parameter("only of this queue", is_list=True),
+        },
     ),
     ApiRoute(
         "GET",

@@ -18,6 +18,7 @@ from holdfast.model.records import HistoryEntry, InvocationRecord, Origin
 from holdfast.runtime.runs import HOOK, LogEvent, StepRecord, Stored, started_at, took
 from holdfast.runtime.streams import Chunk
 from holdfast.showing import fields, moment
+from holdfast.stats import Distribution, Figures, Stats
 from holdfast.triggers.rules import DATA
 from holdfast.workflows.hooks_resuming import HookRecord
 
@@ -145,6 +146,41 @@ def chunk_value(codec: Codec, data: bytes, payloads: Payloads) -> Any:
         return readable(codec, lambda codec: codec.decode(data, payloads, describe=True))
     except NotDecodable as error:
         return f"a chunk of {len(data)} bytes that cannot be read here: {error}"
+
+
+# --- statistics
+
+_PERCENTILES = (50, 90, 95, 99)
+
+
+def stats_document(stats: Stats) -> Document:
+    """Return statistics. The series has no histograms: it would be large."""
+    return {
+        "since": moment(stats.since),
+        "until": moment(stats.until),
+        "step": stats.step,
+        "total": figures_document(stats.total),
+        "tasks": {name: figures_document(each) for name, each in stats.tasks.items()},
+        "queues": {name: figures_document(each) for name, each in stats.queues.items()},
+        "points": [{"at": moment(each.at)} | figures_document(each, in_series=True) for each in stats.points],
+        "failures": [fields(each) for each in stats.failures],
+        "slow": [fields(each) for each in stats.slow],
+        "delayed": [fields(each) for each in stats.delayed],
+        "retried": [fields(each) for each in stats.retried],
+        "deploys": [fields(each) for each in stats.deploys],
+    }
+
+
+def figures_document(figures: Figures, *, in_series: bool = False) -> Document:
+    counts = fields(figures, "seconds", "ended", "per_second", "succeeded", "failed", "cancelled", "retried", "lost")
+    return counts | {"wait": times_document(figures.wait, in_series), "run": times_document(figures.run, in_series)}
+
+
+def times_document(times: Distribution, in_series: bool) -> Document:
+    """Return durations in seconds; `histogram` has from, to and count of each bin."""
+    percentiles = {f"p{percent}": times.percentile(percent) for percent in _PERCENTILES}
+    facts = {"count": times.count, "mean": times.mean, **percentiles, "most": times.most}
+    return facts if in_series else facts | {"histogram": [list(each) for each in times.histogram]}
 
 
 # --- values

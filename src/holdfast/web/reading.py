@@ -7,9 +7,10 @@ caller's thread, since values may run user code when they are decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from holdfast.clock import Duration
 from holdfast.codec import Codec, Payloads
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
@@ -21,6 +22,8 @@ from holdfast.runtime.runs import LogEvent, StepRecord, Stored
 from holdfast.runtime.streams import Chunk, StreamInfo
 from holdfast.runtime.wait import get_all, get_readable
 from holdfast.showing import describe, fields
+from holdfast.stats import Stats
+from holdfast.stats.api import Since, question, read_stats
 from holdfast.store.contract import Filter
 from holdfast.streams.reader import LogReader, StreamReading
 from holdfast.streams.rules import ALL, first_index
@@ -36,6 +39,7 @@ from holdfast.web.documents import (
     invocation_document,
     origin_document,
     run_document,
+    stats_document,
     step_document,
     stored_document,
 )
@@ -162,6 +166,15 @@ class ChunkPage(NamedTuple):
         return fields(self.record, "id", "task", "status") | more
 
 
+class StatsAnswer(NamedTuple):
+    """Statistics of a time."""
+
+    stats: Stats
+
+    def document(self) -> Document:
+        return stats_document(self.stats)
+
+
 class ReadModel:
     """Ask the store of one app. Each method runs on the engine's loop (`AppRuntime.run`, `AppRuntime.arun`)."""
 
@@ -227,6 +240,20 @@ class ReadModel:
             engine, record, correlation=correlation, generation=None, after=after, limit=limit, fetch=False
         )
         return LogPage(record, events, events[-1].cursor if events and len(events) == limit else None)
+
+    async def stats(
+        self,
+        since: Since = "1h",
+        until: Since | None = None,
+        *,
+        step: Duration | None = None,
+        task: str | Iterable[str] = (),
+        queue: str | Iterable[str] = (),
+    ) -> StatsAnswer:
+        """Return what ended over a time, how long it took, and what failed. Raises `UsageError`."""
+        engine = await self._runtime.engine()
+        wanted = question(engine.store.now(), since, until, step=step, task=task, queue=queue)
+        return StatsAnswer(await read_stats(engine, wanted))
 
     async def hooks(self, *, run: str | None = None, before: str | None = None, limit: int = 100) -> HookPage:
         """Return stored hooks, or those of a run; `before` is the name of the last one of the page before."""
