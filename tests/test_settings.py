@@ -44,6 +44,7 @@ def test_defaults(tmp_path: Path) -> None:
         "poll_interval_seconds": 1.0,
         "drain_timeout_seconds": 30.0,
         "cancel_grace_seconds": 10.0,
+        "note_interval_seconds": 1.0,
         "waiting_threads": 100,
         "waiting_processes": 10,
         "waiting_coroutines": 1000,

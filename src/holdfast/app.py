@@ -188,6 +188,8 @@ class App:
         ``validate="submit"`` checks the arguments of each call against the annotations when it is submitted, and raises
         `ArgumentsDoNotFit` with the path of what does not fit; the setting `validate` says so for all tasks.
 
+        ``log_lines=50`` keeps the last lines that a call has logged with its invocation.
+
         `triggers` call the task by themselves, while runners run: ``triggers=[cron("0 9 * * mon-fri",
         timezone="Europe/Rome"), every("90s")]``, or with arguments and rules of their own, `scheduled(…)`; and on
         events: ``on_event("order.created")``, ``on_status(other, "failed")``, `on_result`, `on_exception`.

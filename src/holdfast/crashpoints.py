@@ -73,6 +73,8 @@ POINTS: Mapping[str, str] = {
     "transaction.ran": "the code of a transactional step has ended, and its page is not in its transaction",
     "transaction.appended": "the page of a transactional step is in its transaction, which is not committed",
     "transaction.committed": "a transactional step is committed, and its run has not gone on",
+    "note.before": "a group of notes of running calls is about to be written",
+    "note.after": "the notes of running calls are written, and their code has gone on",
     "pause.before": "the code of a task waits for another, and the store does not know",
     "pause.after": "a task is paused in the store, and its slot is not given back",
     "resume.before": "the wait of a paused task is over, and the store does not know",

@@ -21,6 +21,7 @@ from holdfast.errors import InvalidSchedule, UsageError
 from holdfast.groups import words
 from holdfast.model.limits import Limit
 from holdfast.model.names import valid_key, valid_name
+from holdfast.model.notes import MAX_LINES, check_attributes
 from holdfast.model.pacing import Debounce, Pacing, Throttle
 from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY
 from holdfast.model.retries import Policy
@@ -80,6 +81,7 @@ class TaskOptions(SharedOptions, total=False):
     expires: Duration | None
     cancel_children: bool
     validate: Literal["submit", "off"] | None
+    log_lines: int | None
     triggers: Iterable[Cron | Every | Once | TaskSchedule | Trigger | TriggerBuilder]
 
     # older names, which `present_names` translates
@@ -121,6 +123,7 @@ class CallOptions(SharedOptions, total=False):
     cancel_children: bool | None
     retries: Policy | int | None
     retention: Retention
+    attributes: Mapping[str, str] | None
     on_parent_end: Literal["cancel", "continue"] | None
 
 
@@ -140,6 +143,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     retries: Policy | None = None
     retention: Mapping[str, float | None] | None = None
     on_parent_end: str | None = None  # for calls in the body of a workflow
+    attributes: Mapping[str, str] | None = None
 
 
 OLDER_NAMES: dict[str, tuple[str, ...]] = {
@@ -183,6 +187,7 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         pacing=pacing,
         time=TimeLimits().changed(options),
         validate=_validation(options.get("validate")),
+        log_lines=_log_lines(options.get("log_lines")),
     )
     refuse_with_pacing(pacing, None, definition)
     return definition
@@ -366,6 +371,8 @@ def changed_options(task: TaskDefinition, before: SubmitOptions, options: CallOp
         fields["retries"] = retries_of(given["retries"], task.at_most_once)
     if "retention" in given:
         fields["retention"] = {**(before.retention or {}), **retention_of(given["retention"])}
+    if "attributes" in given:
+        fields["attributes"] = _attributes(given["attributes"], before.attributes)
     fields["pacing"] = pacing_of(given) or before.pacing
     fields["time"] = (before.time or task.time).changed(given)
     changed = msgspec.structs.replace(before, **fields)
@@ -513,6 +520,22 @@ _CALL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "on_parent_end": lambda given: _on_parent_end(given),
 }
 HEAVIEST = 1000
+
+
+def _log_lines(given: int | None) -> int:
+    if given is None:
+        return 0
+    if type(given) is not int or not 0 <= given <= MAX_LINES:
+        raise UsageError(f"log_lines={given!r:.80}: expected a whole number up to {MAX_LINES}")
+    return given
+
+
+def _attributes(given: object, before: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the attributes of a call: those given before, and these. Raises `UsageError`, `NotEncodable`."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"attributes={given!r:.80}: expected names and texts, such as {{'customer': 'c-17'}}")
+    check_attributes(before or {}, given)
+    return {**(before or {}), **given}
 
 
 def _on_parent_end(given: object) -> object:

@@ -20,6 +20,7 @@ from holdfast.codec import Codec, Payloads, damage_of, references
 from holdfast.executors.context import context
 from holdfast.ids import InvocationId
 from holdfast.model import changes
+from holdfast.model.notes import NO_NOTES, CallProgress, LogLine, Notes
 from holdfast.model.records import READY, Hint, HistoryEntry, InvocationRecord, kept_text
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop, running_body
@@ -32,11 +33,14 @@ from holdfast.runtime.waiting import await_, wait
 from holdfast.telemetry.tasks import here
 
 __all__ = [
+    "CallProgress",
     "Chunk",
     "HistoryEntry",
     "Invocation",
     "InvocationRecord",
     "LogEvent",
+    "LogLine",
+    "Notes",
     "StepRecord",
     "StreamInfo",
     "StreamReader",
@@ -105,6 +109,22 @@ class Invocation(Generic[R]):
         return (await self._runtime.explain(await self._record(engine))).text
 
     aexplain = awaited(explain)
+
+    # --- what its code says
+
+    @blocking
+    async def progress(self, engine: Engine) -> CallProgress | None:
+        """Return how far it has come, as its code has last said by ``context().progress(…)``; None if it has not."""
+        return ((await self._record(engine)).notes or NO_NOTES).progress
+
+    aprogress = awaited(progress)
+
+    @blocking
+    async def log(self, engine: Engine) -> Sequence[LogLine]:
+        """Return the last lines that its code has logged, if its task is declared with ``log_lines=``."""
+        return ((await self._record(engine)).notes or NO_NOTES).log
+
+    alog = awaited(log)
 
     # --- what a workflow has done
 

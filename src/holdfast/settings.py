@@ -91,6 +91,9 @@ class Settings:
     poll_interval_seconds: float = _setting(1.0, "between looks of idle runners and waiters", low=0.01, high=60)
     drain_timeout_seconds: float = _setting(30.0, "for running work, when a runner stops", low=0, high=86_400)
     cancel_grace_seconds: float = _setting(10.0, "for cancelled code to clean up; then it is ended", low=0, high=86_400)
+    note_interval_seconds: float = _setting(
+        1.0, "between writes of the progress and other notes of one call", low=0.05, high=3_600
+    )
     waiting_threads: int = _setting(
         100, "of tasks that wait for others, per worker; 0: they keep their slots", low=0, high=10_000
     )

@@ -104,6 +104,9 @@ class Submittable(Generic[P, R]):
         also be a moment (an aware datetime). `retries` and `retention` replace those of the task; a retention by
         outcome (``{"failed": "30d"}``) changes these outcomes only, and "forever" keeps the call.
 
+        `attributes` are texts by which the call can be found: ``attributes={"customer": "c-17"}``. Its code may set
+        more, by ``context().set(…)``.
+
         `session` is your own transaction: a session of pymongo's (async) client inside `start_transaction`, or a
         `sqlite3.Connection` to the store's file. The invocation is there when you commit, and never was if you do
         not.
@@ -427,6 +430,9 @@ class Submittable(Generic[P, R]):
             record = paced(record, self._pacing)
         if options.expires_at is not None or self._time.expires is not None:
             record = self._expiring(record)
+        if options.attributes:
+            terms = msgspec.structs.replace(record.terms, attributes=options.attributes)
+            record = msgspec.structs.replace(record, attributes=options.attributes, terms=terms)
         return record
 
     def _with_hint(self, error: ArgumentsDoNotBind, kwargs: Mapping[str, Any]) -> ArgumentsDoNotBind:

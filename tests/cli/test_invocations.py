@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ from msgspec.structs import replace
 from tests.support.patience import patient
 
 from holdfast import App
+from holdfast.cli import live
 from holdfast.cli.output import Output
 from holdfast.cli.reach import with_store
 from holdfast.errors import InvocationStatusRaceConditionError
 from holdfast.ids import LENGTH
 from holdfast.model import changes
 from holdfast.model.claims import Claim
+from holdfast.model.notes import CallProgress, LogLine, Notes
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 
@@ -354,7 +357,7 @@ def test_ps_lists_by_attributes(app: App, holdfast: Command) -> None:
     ids = [submit(holdfast, "add", "1", "2") for _ in range(2)]
     record = claimed(app, ids[0])
     facts = {"app": app.name, "id": record.id, "epoch": record.epoch, "actor": record.owner}
-    update = changes.AttributeUpdate(attributes={"stage": "packed", "to": "a=b"}, **facts)  # type: ignore[arg-type]
+    update = changes.NoteUpdate(attributes={"stage": "packed", "to": "a=b"}, **facts)  # type: ignore[arg-type]
     assert with_store(app, lambda store: store.apply([update])) == [changes.APPLIED]
     for wanted in (["stage=packed"], ["stage=packed", "to=a=b"]):
         options = [text for each in wanted for text in ("--attribute", each)]
@@ -366,3 +369,84 @@ def test_ps_lists_by_attributes(app: App, holdfast: Command) -> None:
         answer = holdfast("ps", *[text for each in wrong for text in ("--attribute", each)])
         assert answer.code != 0
         assert "--attribute" in answer.err
+
+
+# --- what code says of itself
+
+
+def _noted(app: App, id: str, **said: object) -> InvocationRecord:
+    record = claimed(app, id)
+    facts = {"app": app.name, "id": record.id, "epoch": record.epoch, "actor": record.owner}
+    at = app.runtime.clock.now()
+    log = (LogLine(at=at, level="WARNING", text="row 40 is\x1b[31m odd", logger="shop.rows"),)
+    progress = CallProgress(current=40, total=100, message="rows", at=at)
+    notes = Notes(progress=progress, checkpoint=app.runtime.codec.encode({"row": 40}), checkpoint_at=at, log=log)
+    update = changes.NoteUpdate(notes=notes, **facts)  # type: ignore[arg-type]
+    assert with_store(app, lambda store: store.apply([update])) == [changes.APPLIED]
+    return record
+
+
+def test_notes_are_shown(app: App, holdfast: Command) -> None:
+    id = submit(holdfast, "add", "1", "2")
+    _noted(app, id)
+    shown = holdfast("show", id).out
+    facts = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
+    assert facts["progress"].strip().startswith("40 of 100 rows (40%), ")
+    assert "'row': 40" in facts["checkpoint"]
+    assert "row 40 is\\x1b[31m odd" in shown
+    assert "40 of 100 rows (40%)" in holdfast("ps").out
+    assert "40 of 100 rows (40%)" in holdfast("why", id).out
+    found = holdfast("show", id, "--json").json
+    assert {name: found["progress"][name] for name in ("current", "total", "fraction")} == {
+        "current": 40,
+        "total": 100,
+        "fraction": 0.4,
+    }
+    assert (found["checkpoint"], found["log"][0]["level"]) == ({"value": {"row": 40}}, "WARNING")
+    (listed,) = holdfast("ps", "--json").json["invocations"]
+    assert listed["progress"]["message"] == "rows"
+
+
+def test_show_follows_until_the_end(app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = submit(holdfast, "add", "1", "2")
+    record = _noted(app, id)
+
+    def meanwhile(seconds: float) -> None:
+        end = changes.completed(record, result=app.runtime.codec.encode(3), operation="e", at=app.runtime.clock.now())
+        assert with_store(app, lambda store: store.apply([end])) == [changes.APPLIED]
+
+    monkeypatch.setattr(live, "pause", meanwhile)
+    lines = holdfast("show", id, "--follow").out.splitlines()
+    assert "row 40 is\\x1b[31m odd" in lines[0]
+    assert "running, 40 of 100 rows (40%)" in lines[1]
+    assert "success, 40 of 100 rows (40%)" in lines[2]
+    assert any(line.startswith("result") for line in lines)
+    documents = [json.loads(line) for line in holdfast("show", id, "--follow", "--json").out.splitlines()]
+    assert [document.get("status") for document in documents] == [None, "success"]
+
+
+def test_ps_is_drawn_again_until_it_is_interrupted(
+    app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = submit(holdfast, "add", "1", "2")
+    pauses: list[float] = []
+
+    def meanwhile(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+        _noted(app, id)
+
+    monkeypatch.setattr(live, "pause", meanwhile)
+    answer = holdfast("ps", "--watch")
+    assert answer.code == 130
+    assert answer.out.count(id) == 2
+    assert answer.out.count("40 of 100 rows (40%)") == 1
+
+
+def test_attributes_are_given_at_submit(app: App, holdfast: Command) -> None:
+    id = submit(holdfast, "add", "1", "2", "--attribute", "customer=c-17", "--attribute", "to=a=b")
+    (found,) = holdfast("ps", "--attribute", "customer=c-17", "--json").json["invocations"]
+    assert (found["id"], found["attributes"]) == (id, {"customer": "c-17", "to": "a=b"})
+    for wrong in ("customer", "=x", "a="):
+        assert holdfast("submit", "add", "1", "2", "--attribute", wrong).code == 2

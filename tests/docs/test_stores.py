@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sqlite3
@@ -20,7 +21,7 @@ from pymongo.database import Database
 from tests.docs.pages import DOCS, listed, names, rows
 from tests.store.mongo.tools import play
 
-from holdfast import App
+from holdfast import App, context
 from holdfast.model import changes
 from holdfast.model.records import Entry, HistoryEntry, Origin, RunState, Source
 from holdfast.retries import Fixed
@@ -116,8 +117,11 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
 
         limits: dict[str, Any] = {"timeout": 60, "soft_timeout": 30, "cancel_grace": 1, "cancel_children": False}
 
-        @app.task(name="parent", **limits)
+        @app.task(name="parent", log_lines=5, **limits)
         def parent() -> None:
+            context().progress(1, 2)
+            context().checkpoint(1)
+            logging.getLogger("shop").warning("a line")
             doomed = again.options(delay="1h", expires="2h").submit()
             doomed.cancel("no longer wanted", children=False)
 
@@ -132,7 +136,7 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         seen, deadline = Seen(database), time.monotonic() + 30
         again.options(key="once").submit()
         again.submit()
-        parent.options(expires="2h").submit()
+        parent.options(expires="2h", attributes={"customer": "c-17"}).submit()
         app.queues.pause("later")
         app.schedules.create("nightly", again, cron="0 3 * * *")
         seen.look()  # while they are ready

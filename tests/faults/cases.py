@@ -125,6 +125,39 @@ def _families_agree(session: Session) -> None:
     assert {"one child", "two child 0", "two child 1"} <= set(ran)
 
 
+def noting(session: Session, point: str) -> None:
+    """It dies beside a write of notes: the next attempt has what was written, and no other invocation has."""
+    session.submit("one", "two", task="tell")
+    session.start_runner("--workers", "1", "--concurrency", "1", **_armed(WORKER, point))
+    session.struck(point)
+    session.verdict()
+    _notes_agree(session, point)
+
+
+def noting_alone(session: Session, point: str) -> None:
+    """As above, with its runner, and another one goes on."""
+    session.submit("one", "two", task="tell")
+    _dies(session, session.start_runner("--workers", "0", "--concurrency", "1", **_armed(RUNNER, point)))
+    session.struck(point)
+    session.start_healthy()
+    session.verdict()
+    _notes_agree(session, point)
+
+
+def _notes_agree(session: Session, point: str) -> None:
+    told = (session.ledgers_folder / "steps.txt").read_text().splitlines()
+    records = session.app.invocations(task="tell")
+    for record in records:
+        token = str(record.attributes["token"])
+        assert record.attributes["attempt"] == str(record.attempt)
+        assert record.notes is not None
+        assert str(record.notes.progress).startswith(f"{record.attempt} of 3")
+        assert f"{token} 1 found None" in told
+    (crashed,) = [record for record in records if record.attempt == 2]
+    left = "1" if point == "note.after" else "None"
+    assert f"{crashed.attributes['token']} 2 found {left}" in told
+
+
 def handing_back(session: Session, point: str) -> None:
     """It dies while its runner ends: that takes back what there is, and somebody else does the work."""
     session.submit("thread", task="hold")
@@ -574,6 +607,8 @@ STORIES: dict[str, dict[str, Story]] = {
     "stats.folded": {SERVICE: folding},
     **{point: {WORKER: keeping_vigil} for point in POINTS if point.startswith("hook.")},
     **{point: {SERVER: serving_worlds} for point in POINTS if point.startswith("world.")},
+    "note.before": {WORKER: noting, RUNNER: noting_alone},
+    "note.after": {RUNNER: noting_alone, WORKER: noting},
 }
 assert STORIES.keys() == POINTS.keys()
 

@@ -131,6 +131,21 @@ def fail(token: str) -> None:
         raise ValueError(token)
 
 
+# --- what code says of itself
+
+
+def tell(token: str) -> str:
+    """Say something in each attempt, and write down what the attempt before has left."""
+    here = context()
+    with witness().execution(token) as execution:
+        note_step(f"{token} {here.attempt} found {here.last_checkpoint}")
+        here.checkpoint(here.attempt)
+        here.progress(here.attempt, total=3)
+        here.set(token=token, attempt=str(here.attempt))
+        time.sleep(0.5)  # the runner writes that meanwhile
+        return execution.returns(f"{token} {execution.stamp}")
+
+
 # --- what triggers call
 
 
@@ -383,7 +398,7 @@ def _last_words(token: str) -> None:
         pass
 
 
-ALL = (work, after, fail, hold, await_release, limited, chant, exits, segfaults, devours)
+ALL = (work, after, fail, hold, await_release, limited, chant, tell, exits, segfaults, devours)
 OPTIONS: dict[str, dict[str, Any]] = {"limited": {"limit": 1}}
 PACKED = "packed"
 CALLED: dict[str, Trigger] = {

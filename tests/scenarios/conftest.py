@@ -55,3 +55,16 @@ def there(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return wait
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], None]:
+    """Wait until something is so."""
+
+    def wait(is_so: Callable[[], object], seconds: float = patient(30.0)) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < deadline, f"not so within {seconds} s"
+            time.sleep(0.01)
+
+    return wait

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -164,4 +167,77 @@ EVERYTHING = [
     *(partial, partial_later, facts, facts_later, failing_facts),
 ]
 for function in EVERYTHING:
+    home.task(executor="process")(function)
+
+
+# --- what code says of itself
+
+log = logging.getLogger("shop.rows")
+
+
+def telling(folder: str) -> str:
+    """Says how far it is, and waits until it may go on."""
+    here = context()
+    here.set(customer="c-17", stage="loading")
+    here.progress(40, total=100, message="rows")
+    here.checkpoint({"row": 40})
+    log.warning("at row %s", 40)
+    note(folder, "told")
+    while not _is_open(folder):
+        time.sleep(0.01)
+    here.progress(100, total=100, message="rows")
+    here.set(stage="loaded")
+    log.warning("at row %s", 100)
+    return str(here.attributes)
+
+
+async def telling_later(folder: str) -> str:
+    here = context()
+    here.set(customer="c-17", stage="loading")
+    here.progress(40, total=100, message="rows")
+    here.checkpoint({"row": 40})
+    log.warning("at row %s", 40)
+    note(folder, "told")
+    while not _is_open(folder):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    here.progress(100, total=100, message="rows")
+    here.set(stage="loaded")
+    log.warning("at row %s", 100)
+    return str(here.attributes)
+
+
+def counting(rows: int, fails_at: int) -> list[Any]:
+    """Goes on where the attempt before has stopped, and fails once."""
+    here = context()
+    before = here.last_checkpoint
+    for row in range((before or 0) + 1, rows + 1):
+        if row == fails_at and here.attempt == 1:
+            raise RuntimeError(f"row {row}")
+        here.checkpoint(row)
+    return [before, here.last_checkpoint]
+
+
+def crashing_beside(folder: str) -> Any:
+    """Makes a checkpoint and, once that has left its process, ends without a word."""
+    here = context()
+    if here.attempt > 1:
+        return here.last_checkpoint
+    here.checkpoint("half")
+    note(folder, "told")
+    while not _is_open(folder):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+def chatty(rows: int) -> float:
+    """Says something of each row. Returns how long that took."""
+    here, began = context(), time.perf_counter()
+    for row in range(rows):
+        here.progress(row, total=rows)
+        here.checkpoint(row)
+    return time.perf_counter() - began
+
+
+for function in (telling, telling_later, counting, crashing_beside, chatty):
     home.task(executor="process")(function)

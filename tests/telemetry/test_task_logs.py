@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cli.processes import eventually
 from tests.support.patience import patient
@@ -19,6 +20,7 @@ from holdfast import App
 from holdfast.cli.logs import JsonLines, TextLines
 from holdfast.errors import WorkerLost
 from holdfast.telemetry import TaskFields
+from holdfast.telemetry.keeping import line_of
 
 PATIENCE_SECONDS = patient(30.0)
 
@@ -135,3 +137,15 @@ def test_lines_outside_of_tasks_and_of_holdfast_itself_carry_no_call(lines: Line
     logging.getLogger("chatty").warning("outside")
     assert not hasattr(lines.of("outside"), "invocation")
     assert lines.texts[0].endswith("chatty  outside")
+
+
+def test_a_kept_line_can_be_stored() -> None:
+    record = logging.LogRecord("shop\ud800", 7, "shop.py", 1, "at %s of http://a:secret@b/ \ud800\n", ("row",), None)
+    assert line_of(record).text == "at row of http://a:***@b/ \\ud800\n"
+    record = logging.LogRecord("shop", logging.INFO, "shop.py", 1, "%d rows", ("x",), None)
+    record.exc_text = "Traceback …\n  …\nKeyError: 7"  # of a child process
+    line = line_of(record)
+    assert line.text.startswith("%d rows (its arguments cannot be put in: TypeError")
+    assert line.text.endswith("(KeyError: 7)")
+    assert len(line_of(logging.LogRecord("shop", 20, "shop.py", 1, "x" * 1000, (), None)).text) == 501
+    msgspec.json.encode(line)

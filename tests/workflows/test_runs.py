@@ -24,7 +24,7 @@ from tests.workflows.test_replaying import replay
 from holdfast import App, InvocationCancelled, Status, TimedOut, context, on_event, on_result
 from holdfast.errors import CorruptRecord, NotEncodable, StoreError
 from holdfast.model import parking
-from holdfast.model.changes import AttributeUpdate
+from holdfast.model.changes import NoteUpdate
 from holdfast.model.records import InvocationRecord
 from holdfast.retries import Fixed
 from holdfast.runtime.worker import Worker
@@ -918,7 +918,7 @@ def test_attributes_that_could_not_be_written_are_written_when_the_run_is_suspen
     failures: list[int] = []
 
     async def fails(self: SqliteStore, changes: Any) -> Any:
-        if any(isinstance(change, AttributeUpdate) for change in changes):
+        if any(isinstance(change, NoteUpdate) for change in changes):
             failures.append(len(changes))
             raise RuntimeError("a defect")
         return await apply(self, changes)
@@ -943,21 +943,28 @@ def test_attributes_that_could_not_be_written_are_written_when_the_run_is_suspen
 
 
 def test_refused_attributes_of_one_run_do_not_keep_the_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attributes of several runs are one write, and no run ends before its own are written."""
+    """Attributes of several runs are one write."""
     app = make_app(url)
-    apply, refused = SqliteStore.apply, list[int]()
+    apply, refused, is_refused = SqliteStore.apply, list[int](), threading.Event()
 
     async def refuses(self: SqliteStore, changes: Any) -> Any:
-        if any(isinstance(change, AttributeUpdate) and change.attributes["stage"] == "bad" for change in changes):
+        if any(isinstance(change, NoteUpdate) and change.attributes["stage"] == "bad" for change in changes):
             refused.append(len(changes))
+            if len(changes) == 1:
+                is_refused.set()
             raise StoreError("too large")
         return await apply(self, changes)
 
     monkeypatch.setattr(SqliteStore, "apply", refuses)
 
+    @app.step
+    def wait() -> None:
+        is_refused.wait(patient(20))
+
     @app.workflow
     async def order(stage: str) -> str:
         context().set(stage=stage)
+        await wait()
         return stage
 
     with app:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from holdfast.app import App
-from holdfast.cli import reach, timeline
+from holdfast.cli import live, reach, timeline
 from holdfast.cli.archive import past_time
 from holdfast.cli.command import Before, InvocationId, command, page_given
 from holdfast.cli.events import origin_of
@@ -23,6 +23,7 @@ from holdfast.groups.looking import Family, drawn, family_of
 from holdfast.ids import InvocationId as WholeId
 from holdfast.ids import is_id
 from holdfast.model.names import core_app, counted
+from holdfast.model.notes import NO_NOTES
 from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.listing import Keep, filter_of, is_allowed, with_key
@@ -106,16 +107,23 @@ def ps(
     limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
     before: Before = None,
     core: Annotated[bool, Option("--core", help="Holdfast's own tasks, such as recovery, instead of yours.")] = False,
+    watch: Annotated[bool, Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
 ) -> None:
-    """List invocations, newest first."""
+    """List invocations, newest first. What runs shows its progress."""
     names = (filter.task or ()) if core else stored_names(app, filter.task or ())
     where = filter_of(task=names, **filter.where(app), before=page_given(before))
     keep = filter.keep(app)
-    if core:
-        page = app.runtime.run(ReadModel(app.runtime).invocations(where, limit, keep, core=True))
-    else:
-        page = app.runtime.run(_page(app, where, names, filter.key, keep, limit))
-    out.document(page.document())
+
+    def look() -> InvocationPage:
+        if core:
+            return app.runtime.run(ReadModel(app.runtime).invocations(where, limit, keep, core=True))
+        return app.runtime.run(_page(app, where, names, filter.key, keep, limit))
+
+    live.repeated(out, lambda: _list(out, app, look(), is_line=watch), watch=watch)
+
+
+def _list(out: Output, app: App, page: InvocationPage, *, is_line: bool) -> None:
+    (out.document_line if is_line else out.document)(page.document())
     now = reach.time_of(app)
     rows = [
         (r.id, r.task, r.status.value, length(now - r.created_at), r.attempt, brief(_detail(r, now)))
@@ -139,9 +147,23 @@ async def _page(
 
 
 @command()
-def show(out: Output, app: App, id: InvocationId) -> None:
-    """Show everything about one invocation."""
+def show(
+    out: Output,
+    app: App,
+    id: InvocationId,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until it has ended.")] = False,
+) -> None:
+    """Show everything about one invocation.
+
+    With --follow, print each change first: its status, its progress, its log lines. With --json and --follow each is a
+    document on a line of its own.
+    """
     record = found(app, id)
+    if follow:
+        live.follow(out, app, record.id)
+        if out.json:
+            return
+        record = found(app, record.id)
     whole = app.runtime.run(ReadModel(app.runtime).whole(record))
     error, calls, now = record.error, whole.calls, reach.time_of(app)
     family = app.runtime.run(_family(app, record))
@@ -158,6 +180,8 @@ def show(out: Output, app: App, id: InvocationId) -> None:
             ("queue", f"{record.queue}, priority {record.priority}"),
             ("tags", ", ".join(record.tags)),
             ("attributes", ", ".join(f"{name}={value}" for name, value in sorted(record.attributes.items()))),
+            ("progress", live.progress_text(record, now)),
+            ("checkpoint", _checkpoint(app, record, now)),
             ("parent", record.parent_id),
             ("root", record.root_id if record.root_id != record.parent_id else None),
             ("triggered by", origin_of(record)),
@@ -181,6 +205,11 @@ def show(out: Output, app: App, id: InvocationId) -> None:
     )
     if error and error.traceback:
         out.block(error.traceback)
+    if record.notes and record.notes.log and not follow:
+        out.line()
+        out.line(f"the last {counted(len(record.notes.log), 'line')} that it has logged:")
+        for line in record.notes.log:
+            out.line(live.text_of(line))
     out.line()
     if not family.is_alone:
         for branch, each in drawn(family.lines):
@@ -224,6 +253,14 @@ def wake(out: Output, app: App, id: InvocationId) -> None:
     app.invocation(id).wake()
     out.document({"id": id, "woken": True})
     out.line(f"{id} is back in the queue")
+
+
+def _checkpoint(app: App, record: InvocationRecord, now: float) -> str:
+    notes = record.notes or NO_NOTES
+    if notes.checkpoint is None:
+        return ""
+    value = value_text(app, Stored(notes.checkpoint, app.runtime.codec))
+    return f"{value}, made {length(max(0.0, now - (notes.checkpoint_at or now)))} ago"
 
 
 def _kept(record: InvocationRecord, now: float) -> str:
@@ -281,7 +318,7 @@ def _detail(record: InvocationRecord, now: float) -> str:
     if record.status in AVAILABLE and record.due_at > now:
         return f"due in {length(record.due_at - now)}"
     if record.status in OWNED and record.owner:
-        return f"on {record.owner}"
+        return f"{live.said(record)}, on {record.owner}".removeprefix(", ")
     if record.error is not None and not record.reason:
         return str(record.error)
     return record.reason

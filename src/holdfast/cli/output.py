@@ -56,6 +56,10 @@ class Output:
         self.known: dict[str, object] = {}
         """What an error document contains too, such as the id of what was submitted."""
 
+    @property
+    def is_terminal(self) -> bool:
+        return self._terminal
+
     def __enter__(self) -> Self:
         return self
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from holdfast.app import App
 from holdfast.cli.arguments import CallWords
 from holdfast.cli.command import Needs, command, time_given
-from holdfast.cli.naming import find_task
+from holdfast.cli.naming import attributes_of, find_task
 from holdfast.cli.output import Output
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError, UsageError
@@ -38,9 +38,13 @@ class CallFlags:
     retention: Annotated[
         str | None, Option(metavar="DURATION", help="How long it is kept after its end: 30d; or forever.")
     ] = None
+    attribute: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="To find it by: see ps --attribute; may be repeated.")
+    ] = None
 
     def given(self) -> dict[str, Any]:
-        return vars(self) | {"at": None if self.at is None else time_given(self.at, "--at")}
+        given = vars(self) | {"at": None if self.at is None else time_given(self.at, "--at")}
+        return given | {"attributes": attributes_of(given.pop("attribute") or ()) or None}
 
 
 @command(Needs.TASKS)

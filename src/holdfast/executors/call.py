@@ -18,6 +18,7 @@ from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError
 from holdfast.executors.chunks import ChunkBuffer
 from holdfast.executors.context import Context
 from holdfast.executors.interrupts import SoftTimeoutInjector
+from holdfast.executors.notes import CallNotes
 from holdfast.executors.waiting import WaitPort
 from holdfast.model.parking import DAMAGED
 from holdfast.model.records import InvocationRecord
@@ -52,6 +53,7 @@ class Call(NamedTuple):
     ticket: int = 0
     chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
     waits: WaitPort | None = None  # is told when the call waits for other invocations
+    notes: Callable[[Call], CallNotes] | None = None  # returns its notes, which it makes when the call first asks
 
 
 class Returned(NamedTuple):

@@ -44,9 +44,11 @@ from holdfast.executors.context import Context, cancelled, context_of
 from holdfast.executors.declared import Address, Found, Program, Unreachable, find, this_program
 from holdfast.executors.interrupts import BEGIN_SECONDS, SoftTimeoutInjector
 from holdfast.executors.lifespan import ExitCallbacks, Hooks
+from holdfast.executors.notes import CallNotes, Noted, NoteSender, NotesSeen, seen_of
 from holdfast.executors.sharing import SharedValues, StepPort
 from holdfast.executors.terminal import outlive_the_terminal
 from holdfast.executors.waiting import Wait
+from holdfast.model.records import InvocationRecord
 from holdfast.telemetry.logs import logging_telemetry
 from holdfast.telemetry.tasks import ATTRIBUTE, call_fields, message_of
 
@@ -84,6 +86,7 @@ class Question(msgspec.Struct, array_like=True, tag=True):
     with_hooks: bool = False
     about: Context | None = None
     shared: SharedValues | None = None  # of a step's run
+    notes: NotesSeen | None = None
 
 
 class Control(msgspec.Struct, array_like=True, tag=True):
@@ -155,7 +158,7 @@ class StreamNews(msgspec.Struct, array_like=True, tag=True):
 
 
 FromParent = Hello | Question | Control | StreamNews | WaitNews
-FromChild = Answer | Logged | Written | FlushAsked | WaitBegan | WaitOver
+FromChild = Answer | Logged | Written | FlushAsked | WaitBegan | WaitOver | Noted
 
 
 def hello(levels: dict[str, int]) -> Hello:
@@ -169,7 +172,8 @@ def question_of(call: Call, address: Address, *, with_hooks: bool = False) -> tu
     shared: SharedValues | None = None
     if about is not None and about.run is not None:
         shared, about = about.run.shared(call.codec), msgspec.structs.replace(about, run=None)
-    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about, shared)
+    seen = seen_of(call.about) if call.notes is not None and isinstance(call.about, InvocationRecord) else None
+    question = Question(call.key, address, call.limits, list(call.payloads), with_hooks, about, shared, seen)
     return question, [call.arguments, *call.payloads.values()]
 
 
@@ -224,7 +228,7 @@ def main(descriptor: int) -> None:
         controls = CallControls(channel, logs, chunks, waits)
         _handle_signals(connection, controls)
         sys.argv[:] = [os.fsdecode(each) for each in hello.argv]
-        with contextlib.closing(_Worker(hello.program, controls, logs, chunks)) as worker:
+        with contextlib.closing(_Worker(hello.program, controls, logs, chunks, NoteSender(channel.send))) as worker:
             while True:
                 question, parts = channel.receive()
                 if isinstance(question, Question):  # else a control that came too late for its call
@@ -382,9 +386,15 @@ class _Worker:
     """Run calls, and keep between them the functions that were found and the event loop."""
 
     def __init__(
-        self, program: Program | None, controls: CallControls, logs: ParentHandler, chunks: ChunkSender
+        self,
+        program: Program | None,
+        controls: CallControls,
+        logs: ParentHandler,
+        chunks: ChunkSender,
+        notes: NoteSender,
     ) -> None:
         self._program = program
+        self._notes = notes
         self._chunks = chunks
         self._logs = logs
         self._controls = controls
@@ -407,6 +417,7 @@ class _Worker:
         answer, sent = answer_of(self._outcome(question, parts[0], payloads))
         answer.shared = self._shared
         answer.reported = self._chunks.end()
+        self._notes.end()
         return answer, sent
 
     def _outcome(self, question: Question, arguments: bytes, payloads: dict[str, bytes]) -> Outcome:
@@ -420,6 +431,10 @@ class _Worker:
         port = None if question.shared is None else StepPort.of(question.shared, codec)
         if port is not None and about is not None:
             about = msgspec.structs.replace(about, run=port)
+        if question.notes is not None and about is not None:
+            notes = CallNotes.of(question.notes, codec, question.limits, self._notes.notify)
+            self._notes.begin(notes)
+            about = msgspec.structs.replace(about, noting=lambda: notes)
         facts = (question.key, task, function, signature, arguments, codec, question.limits, payloads, about)
         call = Call(*facts, chunks=self._chunks.buffer_of, waits=self._controls.waits)
         self._chunks.begin(call)

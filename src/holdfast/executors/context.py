@@ -8,11 +8,12 @@ facts with the call, and a message when the call is cancelled.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import random
 import time
 import uuid
-from collections.abc import MutableMapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -23,7 +24,12 @@ from holdfast.model.retries import Forever, load_policy, max_retries
 from holdfast.model.status import Status
 from holdfast.telemetry.tasks import here
 
+if TYPE_CHECKING:
+    from holdfast.executors.notes import CallNotes
+
 STEP = "step:"  # what the name of a step begins with that is an invocation of its own
+_SHOWN = "its steps show how far it is; for more, set attributes or write to a stream"
+_LOGGED = "its log is its checkpoint, and a step that is recorded does not run again"
 cancelled: set[str] = set()
 """The invocations that run in this process and are to end."""
 
@@ -49,6 +55,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin | None = None
     started_at: float | None = None  # of a step: when its first attempt began
     run: Any = None  # of a workflow: `holdfast.workflows.context`
+    noting: Any = None  # of a task: returns its `holdfast.executors.notes.CallNotes`
 
     @property
     def cancelled(self) -> bool:
@@ -60,6 +67,53 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `InvocationCancelled` if a user has cancelled it: the invocation then ends as cancelled."""
         if self.cancelled:
             raise InvocationCancelled(f"{self.task} {self.invocation_id} is to end", invocation_id=self.invocation_id)
+
+    # --- what the code says of itself
+
+    def progress(self, current: float, total: float | None = None, message: str = "") -> None:
+        """Say how far this call has come: ``context().progress(40, total=100, message="rows")``.
+
+        It costs no round trip: the latest is written about once per second, and in the end.
+        """
+        if (notes := self._notes("progress()", _SHOWN)) is not None:
+            notes.report(current, total, message)
+
+    def checkpoint(self, value: Any) -> None:
+        """Keep a value for the next attempt, which finds it as `last_checkpoint`.
+
+        It costs no round trip: the latest is written about once per second, and with the end of this attempt. What a
+        crash finds unwritten is lost. Raises `NotEncodable`, and `UsageError` for more than `inline_limit` bytes.
+        """
+        if (notes := self._notes("checkpoint()", _LOGGED)) is not None:
+            notes.keep(value)
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """Return the last checkpoint of this attempt or an earlier one; None if there is none."""
+        notes = self._notes("last_checkpoint", _LOGGED)
+        return None if notes is None else notes.kept
+
+    def set(self, **attributes: str) -> None:
+        """Set attributes, by which the invocation can be found: ``context().set(stage="packed")``. In a workflow, they
+        are those of the run.
+        """
+        if self.run is not None or self.task.startswith(STEP):
+            self._in_run("set()").set(attributes)
+        elif (notes := self._notes("set()", "")) is not None:
+            notes.set(attributes)
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """Return the attributes of the invocation, as they are here: those given at submit, and those set since."""
+        of: Any = self.run if self.run is not None else self._notes("attributes", "")
+        return {} if of is None else dict(of.attributes)
+
+    def _notes(self, what: str, instead: str) -> CallNotes | None:
+        """Return where this call notes what it says; None where no worker runs it."""
+        if self.run is not None:
+            raise UsageError(f"context().{what} is for tasks, and {self.task} is a workflow: {instead}")
+        notes: CallNotes | None = None if self.noting is None else self.noting()
+        return notes
 
     # --- in workflows
 
@@ -77,10 +131,6 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         """Return a new UUID for the body of a workflow: the same in each replay."""
         made: uuid.UUID = self._in_run("uuid4()").uuid4()
         return made
-
-    def set(self, **attributes: str) -> None:
-        """Set attributes of the run, by which it can be found: ``context().set(stage="packed")``."""
-        self._in_run("set()").set(attributes)
 
     @property
     def data(self) -> MutableMapping[str, Any]:
@@ -122,7 +172,9 @@ def context() -> Context:
     Raises `UsageError` outside of a task.
     """
     call = here.get()
-    found = None if call is None else context_of(call.about, call.deadline)
+    notes = getattr(call, "notes", None)
+    noting = None if notes is None else functools.partial(notes, call)
+    found = None if call is None else context_of(call.about, call.deadline, noting)
     if found is None:
         raise UsageError("context() is about the call that runs, and none runs here; call it inside a task")
     return found
@@ -146,7 +198,9 @@ def origin_in(app: str) -> Origin | None:
     return Origin(depth=about.origin.depth, path=about.origin.path)
 
 
-def context_of(about: InvocationRecord | Context | None, deadline: float | None) -> Context | None:
+def context_of(
+    about: InvocationRecord | Context | None, deadline: float | None, noting: Callable[[], CallNotes] | None = None
+) -> Context | None:
     if not isinstance(about, InvocationRecord):
         return about
     return Context(
@@ -161,6 +215,7 @@ def context_of(about: InvocationRecord | Context | None, deadline: float | None)
         deadline=deadline,
         origin=about.origin,
         started_at=_first_start(about) if about.task.startswith(STEP) else None,
+        noting=noting,
     )
 
 

@@ -54,6 +54,7 @@ from holdfast.executors.chunks import Outgoing, is_over
 from holdfast.executors.context import Context
 from holdfast.executors.declared import Unreachable, address_of
 from holdfast.executors.local import Deliver, Executor, OutcomeBatch
+from holdfast.executors.notes import Noted
 from holdfast.executors.waiting import Wait, WorkerPort
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import TaskLogsLost
@@ -61,7 +62,7 @@ from holdfast.telemetry.tasks import ATTRIBUTE, CallFields
 
 _GRACE_SECONDS = 2.0  # for a child to end by itself
 _NO_WAY = "the call cannot write to a stream here: it runs without a worker"
-Said = Written | FlushAsked | WaitBegan | WaitOver
+Said = Written | FlushAsked | WaitBegan | WaitOver | Noted
 Heard = Callable[[Said, list[bytes]], None]
 
 # It sets where to look for modules before it imports anything: the parent's path may not be the usual one.
@@ -271,6 +272,8 @@ class _Slot:
         """Take what the call says of its waits, or in a stream. The child waits meanwhile, if it has more to say."""
         if isinstance(said, WaitBegan | WaitOver):
             return self._waits(call, child, said)
+        if isinstance(said, Noted):
+            return None if call.notes is None else call.notes(call).take(said)
         if call.chunks is None:
             news = StreamNews(child.calls, getattr(said, "flush", 0), getattr(said, "stream", ""), _NO_WAY)
             return self._tell(child, news)

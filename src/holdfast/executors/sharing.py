@@ -13,23 +13,9 @@ import msgspec
 
 from holdfast.codec import Codec
 from holdfast.errors import UsageError
+from holdfast.model.notes import check_attributes
 
-MAX_ATTRIBUTES = 64
-MAX_ATTRIBUTE_CHARACTERS = 256
 NO_DELETING = "the data of a run only grows: set the name to None instead of deleting it"
-
-
-def check_attributes(there: Mapping[str, str], changes: Mapping[str, object]) -> None:
-    """Raise `UsageError` unless these may be attributes of a run."""
-    for name, value in changes.items():
-        if not 0 < len(name) <= MAX_ATTRIBUTE_CHARACTERS or "=" in name:
-            raise UsageError(f"{name!r:.80}: the name of an attribute has 1 to 256 characters and no '='")
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_ATTRIBUTE_CHARACTERS:
-            raise UsageError(
-                f"{name}={value!r:.80}: an attribute is a text of 1 to {MAX_ATTRIBUTE_CHARACTERS} characters"
-            )
-    if (count := len({*there, *changes})) > MAX_ATTRIBUTES:
-        raise UsageError(f"a run has at most {MAX_ATTRIBUTES} attributes, and these would be {count}")
 
 
 class SharedValues(msgspec.Struct, array_like=True):
@@ -73,6 +59,10 @@ class StepPort:
         self._session = session
         self.data = StepData(copy.deepcopy(self._before))
         self._set = {}
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        return self._attributes | self._set
 
     def set(self, attributes: Mapping[str, str]) -> None:
         check_attributes(self._attributes | self._set, attributes)

@@ -26,6 +26,7 @@ from holdfast.errors import InvocationStatusOwnershipError, InvocationStatusTran
 from holdfast.ids import InvocationId
 from holdfast.model.crashes import PASSED_THROUGH, taken_from
 from holdfast.model.keeping import Kept
+from holdfast.model.notes import Notes
 from holdfast.model.records import (
     Cancellation,
     FailedAttempt,
@@ -86,6 +87,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wake_at: float | UnsetType | None = UNSET  # with SUSPENDED
     attributes: Mapping[str, str] | UnsetType = UNSET
     waiting: Waiting | UnsetType | None = UNSET  # with PAUSED and RESUMED
+    notes: Notes | UnsetType | None = UNSET
     has_log: bool = False  # with the end of an invocation that has logs: it is kept until these are removed
     inbox_seen: int | None = (
         None  # applies only if so many entries were added to the inbox until now (`RunState.pushed`)
@@ -278,16 +280,17 @@ class RunUpdate(msgspec.Struct, frozen=True, kw_only=True):
     inbox_seen: int
 
 
-class AttributeUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """A conditional write by the owner that replaces the attributes of an invocation. It walks no edge and leaves no
-    line in the history.
+class NoteUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """A conditional write by the owner that replaces the attributes of an invocation, its notes, or both. It walks no
+    edge and leaves no line in the history.
     """
 
     app: str
     id: InvocationId
     epoch: int
     actor: str
-    attributes: Mapping[str, str]
+    attributes: Mapping[str, str] | UnsetType = UNSET
+    notes: Notes | UnsetType | None = UNSET
 
 
 class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,7 +326,7 @@ class MoveUp(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float
 
 
-StateWrite = Push | RunUpdate | AttributeUpdate | StreamMark | WaitNote | MoveUp | Kept
+StateWrite = Push | RunUpdate | NoteUpdate | StreamMark | WaitNote | MoveUp | Kept
 """A write that is no step of the status table."""
 IN_LINE = AVAILABLE | {Status.CONCURRENCY_CONTROLLED}  # from which a claim or a free slot takes the first
 
@@ -353,8 +356,8 @@ def kept_longer(write: Kept, record: InvocationRecord) -> InvocationRecord | Ver
     return APPLIED_AGAIN if is_there else msgspec.structs.replace(record, retain_until=write.until)
 
 
-def noted(write: AttributeUpdate | StreamMark | WaitNote, record: InvocationRecord) -> InvocationRecord | Verdict:
-    """Return the record with other attributes, its mark or what it waits for, or why it stays as it is."""
+def noted(write: NoteUpdate | StreamMark | WaitNote, record: InvocationRecord) -> InvocationRecord | Verdict:
+    """Return the record with other attributes, notes, its mark or what it waits for, or why it stays as it is."""
     if (record.epoch, record.owner) != (write.epoch, write.actor):
         return Lost(record.status, record.owner, record.epoch)
     if isinstance(write, StreamMark):
@@ -362,9 +365,12 @@ def noted(write: AttributeUpdate | StreamMark | WaitNote, record: InvocationReco
     if isinstance(write, WaitNote):
         is_there = record.waiting == write.waiting
         return APPLIED_AGAIN if is_there else msgspec.structs.replace(record, waiting=write.waiting)
-    if record.attributes == write.attributes:
-        return APPLIED_AGAIN
-    return msgspec.structs.replace(record, attributes=write.attributes)
+    said = {name: value for name in NOTED if (value := getattr(write, name)) is not UNSET}
+    is_there = all(getattr(record, name) == value for name, value in said.items())
+    return APPLIED_AGAIN if is_there else msgspec.structs.replace(record, **said)
+
+
+NOTED = ("attributes", "notes")
 
 
 MAX_INBOX_ENTRIES = 1000
@@ -548,7 +554,7 @@ def apply_to(change: Change, record: InvocationRecord) -> InvocationRecord:
 
 OPTIONAL = (
     *("due_at", "result", "error", "errors", "fingerprint", "queue", "lane", "retain_until"),
-    *("cancellation", "start_by", "outbox", "run", "wake_at", "attributes", "waiting"),
+    *("cancellation", "start_by", "outbox", "run", "wake_at", "attributes", "waiting", "notes"),
 )
 
 
@@ -601,6 +607,7 @@ class ChangeFacts(TypedDict, total=False):
     wake_at: float | None
     attributes: Mapping[str, str] | UnsetType
     waiting: Waiting | None
+    notes: Notes | UnsetType | None
     inbox_seen: int
 
 

@@ -230,7 +230,7 @@ _SAYS: Mapping[Reason, Callable[[InvocationRecord, Surroundings], str]] = {
 
 def _by_status(record: InvocationRecord, around: Surroundings) -> str:
     if record.status in OWNED:
-        return _owned(record, around)
+        return f"{_owned(record, around)}{_said(record, around)}"
     if (says := _OUTSIDE.get(record.status)) is not None:
         return says(record, around)
     reason = f": {record.reason}" if record.reason else ""
@@ -266,6 +266,16 @@ def _owned(record: InvocationRecord, around: Surroundings) -> str:
     if ahead > around.dead_after_seconds:
         meaning += f"; the clock of that runner is {format_duration(ahead)} ahead of this one"
     return f"{meaning}.{_open_calls(around) or _awaited(record, around) or _children(around)}"
+
+
+def _said(record: InvocationRecord, around: Surroundings) -> str:
+    """Say how far its code has come, in its own words."""
+    progress = None if record.notes is None else record.notes.progress
+    if progress is None:
+        return ""
+    ago = f"{seconds_in_words(around.now - progress.at)} ago"
+    before = f", in attempt {progress.attempt}" if progress.attempt != record.attempt else ""
+    return f" It was at {progress} {ago}{before}."
 
 
 def _awaited(record: InvocationRecord, around: Surroundings) -> str:

@@ -23,6 +23,7 @@ from holdfast.codec import MARK, ErrorRecord, references
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, ahead, corrupt
+from holdfast.model.notes import Notes
 from holdfast.model.status import FINAL, OWNED, Status
 
 DRAIN, STOP = "drain", "stop"
@@ -73,6 +74,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     follow: Follow | None = None  # what is called when it has ended
     group: InvocationId | None = None  # the group that wants to know of its end
     effects_key: str | None = None  # of a rerun of a task: the key of the effects of the first run
+    attributes: Mapping[str, str] | None = None  # that it began with
 
 
 PLAIN = Terms()
@@ -274,6 +276,7 @@ class InvocationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attributes: Mapping[str, str] = msgspec.field(default_factory=dict)  # by which it can be found
     has_streams: bool = False  # its owners have written to streams; those of it are removed before it
     waiting: Waiting | None = None  # for other invocations: see `awaited`
+    notes: Notes | None = None  # what its code says of itself
     history: tuple[HistoryEntry, ...] = ()
 
     @property
@@ -604,6 +607,8 @@ def invocation_of(call: StoredCall, *, operation: str, why: str, **fields: Any) 
     """
     run = {"run": RunState()} if call.is_run else {}
     record = InvocationRecord(**{name: getattr(call, name) for name in _SHARED} | run | fields)
+    if call.terms.attributes and not record.attributes:
+        record = msgspec.structs.replace(record, attributes=call.terms.attributes)
     if call.expires_seconds is not None:
         start_by = ahead(max(record.created_at, record.due_at), call.expires_seconds)
         terms = msgspec.structs.replace(record.terms, start_by=start_by)

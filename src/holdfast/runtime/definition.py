@@ -123,6 +123,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     triggers: tuple[Any, ...] = ()  # `holdfast.triggers.conditions.Trigger`
     is_hidden: bool = False  # ours, not a user's: it decides for a trigger, or is a step that was sent elsewhere
     body: str = ""  # of a workflow: the fingerprint of its code
+    log_lines: int = 0  # how many of the last lines that a call logs are kept with it
 
     @property
     def fingerprint(self) -> str:

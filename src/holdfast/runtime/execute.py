@@ -45,6 +45,7 @@ from holdfast.model.retries import exception_names
 from holdfast.model.status import Status
 from holdfast.runtime.definition import ExecutorKind, TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.notes import NoteWriter
 from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.telemetry.events import DutyFailed, Started, Unstoppable
 
@@ -109,10 +110,24 @@ class RunningCalls:
         self._more = 0  # slots that they hold beyond one each; less than zero while many only wait
         self.runs = 0
         self.waits: WorkerWaits | None = None  # of the worker, which sets it
+        self.notes = NoteWriter(engine, worker.tasks, self.records.get)
         self._keys: dict[str, str] = {}  # of calls that are not called by their id, since an abandoned one is
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def open(self) -> None:
+        """Get ready, on the engine's loop."""
+        self.notes.open()
+        if self.waits is not None:
+            self.waits.loop = asyncio.get_running_loop()
+
+    def forget_all(self) -> None:
+        """Forget the calls that run: they end elsewhere."""
+        self.records.clear()
+        self.notes.forget_all()
+        if self.waits is not None:
+            self.waits.forget_all()
 
     @property
     def taken(self) -> int:
@@ -153,7 +168,8 @@ class RunningCalls:
         here: list[InvocationRecord] = []
         unfit: list[InvocationRecord] = []
         for record in records:
-            self._forget(record.id)  # an earlier life of a run, which is about to leave
+            if (earlier := self._forget(record.id)) is not None:  # a life of a run, which is about to leave
+                self.notes.forget(earlier)
             self.records[record.id] = record
             self.runs += record.run is not None
             if record.run is not None and self._worker.tasks[record.task].executor is not ExecutorKind.WORKFLOW:
@@ -223,6 +239,7 @@ class RunningCalls:
                 ticket=ticket,
                 chunks=None if self._chunks is None else self._buffer_of,
                 waits=self.waits if record.run is None else None,
+                notes=self.notes.of if record.run is None else None,
             )
             if self.abandoned or record.terms is not PLAIN:
                 call = self._limited(call, record)
@@ -307,6 +324,8 @@ class RunningCalls:
             record = self._forget(id)
             began = self._began.pop(id, now)
             if isinstance(outcome, LetGo):
+                if record is not None:
+                    self.notes.forget(record)
                 self._stopper.forget(id)
                 cancelled.discard(id)
                 self._worker.on_let_go()
@@ -385,6 +404,7 @@ class RunningCalls:
     async def close(self) -> None:
         self._stopper.close()
         await cancel_tasks(*self._fetching)
+        await self.notes.close()
         for executor in self._executors.values():
             executor.close()
 

@@ -109,6 +109,7 @@ class Rerunner:
             at_most_once=record.at_most_once,
             limit_key=record.limit_key,
             terms=msgspec.structs.replace(terms, effects_key=effects_key if record.run is None else None),
+            attributes=record.terms.attributes or {},
             rerun_of=record.id,
             run=None if record.run is None else RunState(effects_key=effects_key),
             created_at=now,

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.codec import Codec, ErrorRecord, Payload
@@ -156,7 +157,7 @@ class Settler:
                 change = self._releaser.ended(found, lost.why)
             else:
                 change = gave_way(found, operation=self._ids.operation(), at=self._store.now())
-            self.settle([(found, change)])
+            self.settle([(found, replace(change, attributes=lost.attributes, notes=lost.notes))])
 
     async def _cancel_children(self, record: InvocationRecord) -> None:
         """Cancel its children: it may have submitted some since it was cancelled."""
@@ -287,6 +288,9 @@ class Settler:
                 self._on_started(record, change, False)
             elif isinstance(error, StoreFull | StoreReadOnly):
                 self._keep_trying(record, change)
+            elif not isinstance(error, StoreUnavailable) and change.notes is not UNSET:
+                bare = replace(change, attributes=UNSET, notes=UNSET)
+                self._spawn(record.id, self._write([(record, bare)]))  # no result is lost for what was noted beside it
             elif not isinstance(error, StoreUnavailable):
                 self._keep_trying(record, self._substitute(record, change, error))
 

@@ -163,6 +163,7 @@ class Worker:
         )
         self._running = RunningCalls(self, engine, self._search, functools.partial(self._make, given, coroutines))
         self._is_inline = make_executor is not None
+        self.notes = self._running.notes
         self.waits = self._running.waits = WorkerWaits(engine, self, self._outage)
         self._reserve = Reserve(self._concurrency, is_small=Ability.BATCHED_CLAIMS in engine.store.abilities)
         abilities = engine.store.abilities
@@ -190,7 +191,7 @@ class Worker:
 
         `ready` is called once it looks for work, `over` when that has ended; then hooks may still take their time.
         """
-        self.waits.loop = asyncio.get_running_loop()
+        self._running.open()
         unsubscribe = self._hub.on(READY, self._hinted)
         self._permit.on_grant(self._wakeup.notify)
         if not self._for_core:
@@ -291,8 +292,7 @@ class Worker:
         self._search.give_up_in(0)
         self._outage.give_up_in(0)
         self._running.interrupt()
-        self._running.records.clear()
-        self.waits.forget_all()
+        self._running.forget_all()
         self._reserve.take(len(self._reserve))
         self._wakeup.notify()
 
@@ -654,6 +654,8 @@ class Worker:
             if isinstance(outcome, Unfit) and outcome.python and fingerprint is not None:
                 fingerprint = unfit_code(fingerprint, outcome.python)
             change = self._settler.change_for(record, outcome, fingerprint)
+            if self.notes.calls:
+                change = self.notes.added_to(change, record)
             # With hooks, its inbox stays as it is: a payload may have come that this owner has not seen.
             if record.run is not None and change.target in FINAL and not record.run.has_hooks:
                 change = msgspec.structs.replace(change, run=record.run)
@@ -692,14 +694,13 @@ class Worker:
             await self._drained(lambda: graced)
         if not self._leaves_unfinished:
             left = [
-                (record, self._settler.change_for(record, INTERRUPTED, None))
+                (record, self.notes.added_to(self._settler.change_for(record, INTERRUPTED, None), record))
                 for record in self._running.records.values()
             ]
             if left:
                 why = "a thread cannot be ended, only its process can: it may go on here while it is run elsewhere"
                 self._telemetry.emit(e.HandedBack(len(left), why, self.owner, has_begun=True))
-            self._running.records.clear()
-            self.waits.forget_all()
+            self._running.forget_all()
             self.account.interrupted += len(left)
             self._settler.settle(left)
         await self._settler.finish()

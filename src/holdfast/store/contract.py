@@ -233,10 +233,10 @@ class Store(Protocol):
 
     async def apply(self, changes: Sequence[Write]) -> Sequence[Verdict]:
         """Apply each change if it still applies. A clearing always does: an empty field stays empty. A push adds to the
-        inbox of a run that has not ended, unless the entry is there or the inbox is full (`Full`). Attributes are
-        replaced for the owner, and the mark that an invocation has streams, or what it waits for, is set for it. A
-        `MoveUp` gives an invocation that waits in the queue an earlier place there; elsewhere it changes nothing, and
-        is `APPLIED` all the same. A `Kept` says until when an ended invocation is kept.
+        inbox of a run that has not ended, unless the entry is there or the inbox is full (`Full`). Attributes and
+        notes are replaced for the owner, and the mark that an invocation has streams, or what it waits for, is set for
+        it. A `MoveUp` gives an invocation that waits in the queue an earlier place there; elsewhere it changes nothing,
+        and is `APPLIED` all the same. A `Kept` says until when an ended invocation is kept.
 
         Atomic: each change by itself, all its edges and fields together. Idempotent: yes, by the operation id
         (`Applied(again=True)`), a push by the id of its entry. Order: changes to one invocation are taken in the order

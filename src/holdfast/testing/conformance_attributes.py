@@ -1,4 +1,4 @@
-"""The part of the conformance suite about attributes of invocations.
+"""The part of the conformance suite about attributes and notes of invocations.
 
 Use `holdfast.testing.conformance.StoreConformance`, which includes it.
 """
@@ -11,11 +11,25 @@ from msgspec.structs import replace
 
 from holdfast.ids import InvocationId
 from holdfast.model import changes, run_changes
-from holdfast.model.changes import APPLIED, APPLIED_AGAIN, MISSING, AttributeUpdate, Lost
+from holdfast.model.changes import APPLIED, APPLIED_AGAIN, MISSING, Applied, Lost, NoteUpdate
+from holdfast.model.notes import Notes
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.store.contract import Ability, Filter, Order, Store
-from holdfast.testing.samples import ATTRIBUTES, RUN, START, Stage, ids, ids_of, invocation, owned, the, wish
+from holdfast.testing.samples import (
+    ATTRIBUTES,
+    NOTES,
+    RUN,
+    START,
+    Stage,
+    again,
+    ids,
+    ids_of,
+    invocation,
+    owned,
+    the,
+    wish,
+)
 
 PACKED, ODD = ("stage", "packed"), ("a.b", "$set")
 
@@ -24,10 +38,16 @@ async def _having(store: Store, *pairs: tuple[str, str], order: Order = Order.NE
     return ids_of(await store.find("shop", Filter(attributes=frozenset(pairs), **more), 10, order=order))
 
 
-def setting(record: InvocationRecord, attributes: dict[str, str], **other: Any) -> AttributeUpdate:
+def setting(record: InvocationRecord, attributes: dict[str, str], **other: Any) -> NoteUpdate:
     """Make an owner's write of attributes."""
     given: dict[str, Any] = {"epoch": record.epoch, "actor": record.owner} | other
-    return AttributeUpdate(app=record.app, id=record.id, attributes=attributes, **given)
+    return NoteUpdate(app=record.app, id=record.id, attributes=attributes, **given)
+
+
+def noting(record: InvocationRecord, notes: Notes | None, **other: Any) -> NoteUpdate:
+    """Make an owner's write of notes."""
+    given: dict[str, Any] = {"epoch": record.epoch, "actor": record.owner} | other
+    return NoteUpdate(app=record.app, id=record.id, notes=notes, **given)
 
 
 class AttributeConformance:
@@ -79,6 +99,58 @@ class AttributeConformance:
 
         stage.play(scenario)
 
+    def test_an_owner_replaces_notes(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            record = await owned(store, attributes={"stage": "new"})
+            update = noting(record, NOTES)
+            (first,) = await store.apply([update])
+            assert first == APPLIED
+            assert isinstance((await store.apply([update]))[0], Applied)
+            assert await the(store) == replace(record, notes=NOTES), "no edge is walked"
+            lost = Lost(Status.RUNNING, "runner/1", 1)
+            wrong = [noting(record, None, epoch=2), noting(record, None, actor="runner/2")]
+            assert list(await store.apply(wrong)) == [lost, lost]
+            assert list(await store.apply([replace(update, id=InvocationId("nobody"))])) == [MISSING]
+            assert (await the(store)).notes == NOTES
+            both = noting(record, Notes(checkpoint=b"x"), attributes=ATTRIBUTES)
+            assert list(await store.apply([both])) == [APPLIED]
+            assert await the(store) == replace(record, notes=Notes(checkpoint=b"x"), attributes=ATTRIBUTES)
+            assert await _having(store, PACKED) == ["a"]
+            assert list(await store.apply([noting(record, None)])) == [APPLIED]
+            assert (await the(store)).notes is None
+
+        stage.play(scenario)
+
+    def test_notes_of_many_are_one_write_and_each_stands_by_itself(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            await store.insert([invocation(id) for id in "abc"])
+            records = (await store.claim(wish(limit=3))).records
+            end = changes.completed(records[1], result=b"", operation="end", at=START)
+            await store.apply([end])
+            verdicts = await store.apply([noting(record, NOTES) for record in records])
+            assert [isinstance(verdict, Applied) for verdict in verdicts] == [True, False, True]
+            assert [(await the(store, record.id)).notes for record in records] == [NOTES, None, NOTES]
+
+        stage.play(scenario)
+
+    def test_an_end_carries_notes_and_none_comes_after_it(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            record = await owned(store)
+            late = noting(record, Notes(checkpoint=b"late"))
+            change = replace(again(record), notes=NOTES, attributes=ATTRIBUTES)
+            verdicts = await store.apply([change, late])
+            assert verdicts[0] == APPLIED
+            assert verdicts[1] == Lost(Status.RETRY, None, 1)
+            assert await the(store) == changes.apply_to(change, record)
+            (second,) = (await store.claim(wish("again", at=START + 40))).records
+            assert (second.notes, second.attributes) == (NOTES, ATTRIBUTES), "its next owner has them"
+            assert list(await store.apply([late])) == [Lost(Status.RUNNING, second.owner, 2)]
+            end = changes.completed(second, result=b"", operation="end", at=START + 1)
+            assert list(await store.apply([end])) == [APPLIED]
+            assert (await the(store)).notes == NOTES, "an end without notes leaves them"
+
+        stage.play(scenario)
+
     def test_a_run_is_let_go_with_its_attributes(self, stage: Stage) -> None:
         async def scenario(store: Store) -> None:
             record = await owned(store, run=RUN, attributes={"stage": "new"})
@@ -93,11 +165,12 @@ class AttributeConformance:
 
     def test_attributes_outlive_the_process(self, stage: Stage) -> None:
         async def write(store: Store) -> None:
-            await store.insert([invocation("a", attributes=ATTRIBUTES), invocation("b")])
+            await store.insert([invocation("a", attributes=ATTRIBUTES, notes=NOTES), invocation("b")])
 
         async def read(store: Store) -> None:
             assert await _having(store, ODD) == ["a"]
             assert (await the(store, "a")).attributes == ATTRIBUTES
+            assert (await the(store, "a")).notes == NOTES
             assert (await the(store, "b")).attributes == {}
 
         stage.play(write, read, needs=Ability.DURABLE)

@@ -18,6 +18,7 @@ from holdfast.model import changes, claims, run_changes
 from holdfast.model.changes import Change, FieldReset, Push
 from holdfast.model.claims import Claim
 from holdfast.model.log import Page
+from holdfast.model.notes import CallProgress, LogLine, Notes
 from holdfast.model.records import (
     Cancellation,
     InboxEntry,
@@ -64,6 +65,15 @@ REPLY_TO = ReplyTo(
     effects_key="parent/child#1",
 )
 
+NOTES = Notes(
+    progress=CallProgress(current=40, total=99.5, message="日本 $rows", at=1000.5, attempt=2),
+    checkpoint=b"\x00\xff checkpoint",
+    checkpoint_at=1001.0,
+    log=(
+        LogLine(at=1000.0, level="INFO", text='{"a": 1}\n$x', logger="shop.rows"),
+        LogLine(at=1000.5, level="ERROR", text="日本", attempt=2),
+    ),
+)
 WAITING = Waiting(ids=(InvocationId("b"), InvocationId("日本")), epoch=1, more=2)
 
 OpenStore = Callable[[Clock, Observe], Store]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
@@ -26,9 +26,9 @@ from holdfast.model.changes import (
     CANCEL_ENTRY,
     MAX_INBOX_BYTES,
     Applied,
-    AttributeUpdate,
     Change,
     MoveUp,
+    NoteUpdate,
     Push,
     RunUpdate,
     StreamMark,
@@ -38,6 +38,7 @@ from holdfast.model.changes import (
 from holdfast.model.claims import Claim
 from holdfast.model.limits import Limit, Release
 from holdfast.model.log import Page
+from holdfast.model.notes import Notes
 from holdfast.model.pacing import amended
 from holdfast.model.records import (
     PLAIN,
@@ -60,6 +61,7 @@ from holdfast.testing.samples import (
     BY_NAME,
     CANCELLATION,
     ERROR,
+    NOTES,
     REPLY_TO,
     START,
     WAITING,
@@ -86,6 +88,7 @@ AMENDABLE = (Status.REGISTERED, Status.CONCURRENCY_CONTROLLED, Status.REROUTED)
 ACTORS = st.sampled_from(["r1/w1", "r1/w2", "r1", "r2", "r", "a stranger/w1"])  # workers, supervisors and others
 SHIFTS = st.sampled_from([-5.0, -0.5, 0.0, 0.0, 0.5, 5.0])
 RUNS = st.builds(RunState, tail=st.integers(0, 2))
+NOTED = st.sampled_from([UNSET, UNSET, None, NOTES, Notes(checkpoint=b"x")])
 ATTRIBUTES = st.sampled_from([{}, {}, {"stage": "a"}, {"stage": "b", "$x.y": "b"}, {"stage": "a", "$x.y": "b"}])
 PAIRS = st.sampled_from([("stage", "a"), ("stage", "b"), ("$x.y", "b"), ("stage", "")])
 SUBJECTS = st.sampled_from([None, "i1", "i2"])
@@ -113,7 +116,7 @@ def new_invocations(draw: st.DrawFn) -> InvocationRecord:
     more |= {"start_by": draw(st.none() | SHIFTS.map(lambda shift: START + shift))}
     more |= {"origin": draw(st.none() | st.just(Origin(trigger="t", depth=1)))}
     more |= {"run": draw(st.none() | RUNS), "reply_to": draw(st.none() | st.just(REPLY_TO))}
-    more |= {"attributes": draw(ATTRIBUTES)}
+    more |= {"attributes": draw(ATTRIBUTES), "notes": draw(st.none() | st.just(NOTES))}
     more |= {"limit_key": draw(st.none() | KEYS), "terms": draw(st.sampled_from([PLAIN, Terms(retries={"kind": "?"})]))}
     return invocation(draw(IDS), app=draw(APPS), operation=draw(OPERATIONS), **more)
 
@@ -344,15 +347,20 @@ class StoreMachine(RuleBasedStateMachine):
         )
         self.both(lambda store: store.apply([update]))
 
-    @rule(data=st.data(), epochs=st.sampled_from([0, 0, 0, 1]), attributes=ATTRIBUTES)
-    def set_attributes(self, data: st.DataObject, epochs: int, attributes: dict[str, str]) -> None:
-        """Let the owner, or another, replace the attributes of an invocation."""
+    @rule(data=st.data(), epochs=st.sampled_from([0, 0, 0, 1]), attributes=ATTRIBUTES | st.just(UNSET), notes=NOTED)
+    def note(
+        self, data: st.DataObject, epochs: int, attributes: dict[str, str] | UnsetType, notes: Notes | UnsetType | None
+    ) -> None:
+        """Let the owner, or another, replace the attributes and notes of an invocation."""
+        if attributes is UNSET and notes is UNSET:
+            return
         everything = self.loop.run_until_complete(self.memory.find("shop", Filter(), 1000))
         if records := [record for record in everything if record.owner is not None]:
             record = data.draw(st.sampled_from(records))
             actor = data.draw(st.just(record.owner or "") | ACTORS)
             epoch = record.epoch + epochs
-            update = AttributeUpdate(app="shop", id=record.id, epoch=epoch, actor=actor, attributes=attributes)
+            said: dict[str, Any] = {"attributes": attributes, "notes": notes}
+            update = NoteUpdate(app="shop", id=record.id, epoch=epoch, actor=actor, **said)
             self.both(lambda store: store.apply([update]))
 
     @rule(data=st.data(), epochs=st.sampled_from([0, 0, 0, 1]))

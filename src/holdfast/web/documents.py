@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.codec import Codec, ErrorRecord, Payloads
 from holdfast.codec.data import without_classes
 from holdfast.errors import NotDecodable
+from holdfast.model.notes import NO_NOTES, LogLine
 from holdfast.model.records import HistoryEntry, InvocationRecord, Origin
 from holdfast.runtime.runs import HOOK, LogEvent, StepRecord, Stored, started_at, took
 from holdfast.runtime.streams import Chunk
@@ -35,11 +36,35 @@ def invocation_document(record: InvocationRecord) -> Document:
     more = ("epoch", "attempt", "reason", "parent_id", "key", "retain_until", "rerun_of", "limit_key", "slot")
     return fields(record, *first, *more) | {
         "attributes": dict(record.attributes),
+        "progress": progress_document(record),
         "root_id": record.root_id,
         "timeout": terms.timeout,
         "soft_timeout": terms.soft_timeout,
         "expires_at": None if terms.start_by is None else moment(terms.start_by),
         "cancellation": asked and fields(asked, "by", "reason", "at", "until"),
+    }
+
+
+def progress_document(record: InvocationRecord) -> Document | None:
+    """Return how far the code of an invocation has come, as it says."""
+    progress = (record.notes or NO_NOTES).progress
+    if progress is None:
+        return None
+    return fields(progress, "current", "total", "message", "attempt", "at") | {"fraction": progress.fraction}
+
+
+def line_document(line: LogLine) -> Document:
+    return fields(line, "at", "level", "logger", "text", "attempt")
+
+
+def notes_document(codec: Codec, record: InvocationRecord) -> Document:
+    """Return what the code of an invocation has said besides: its last log lines, and its last checkpoint."""
+    notes = record.notes or NO_NOTES
+    stored = None if notes.checkpoint is None else Stored(notes.checkpoint, codec)
+    return {
+        "log": [line_document(line) for line in notes.log],
+        "checkpoint": stored_document(codec, stored),
+        "checkpoint_at": None if notes.checkpoint_at is None else moment(notes.checkpoint_at),
     }
 
 

@@ -37,6 +37,7 @@ from holdfast.web.documents import (
     history_document,
     hook_document,
     invocation_document,
+    notes_document,
     origin_document,
     run_document,
     stats_document,
@@ -80,6 +81,7 @@ class WholeInvocation(NamedTuple):
             "reruns": [again.id for again in self.reruns],
             "origin": origin_document(record.origin),
             "run": run_document(record, self.calls),
+            **notes_document(codec, record),
             "history": history_document(record.history),
         }
 

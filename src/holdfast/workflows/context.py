@@ -48,6 +48,10 @@ class BodyPort:
         self._life.set_attributes(attributes)
 
     @property
+    def attributes(self) -> Mapping[str, str]:
+        return self._life.attributes
+
+    @property
     def data(self) -> MutableMapping[str, Any]:
         return BodyData(self._life)
 

@@ -83,6 +83,7 @@ REFUSED = {
     "with rerun or fork",
     "at_most_once": "a workflow is replayed after a crash: give the steps at_most_once=True that may not run twice",
     "executor": "a body only coordinates: give the steps an executor=",
+    "log_lines": "its lines are logged again in each replay",
     "soft_timeout": "use asyncio.timeout(…) inside of the body",
 }
 

@@ -31,13 +31,13 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from holdfast.executors.call import INTERRUPTED, Call, Crashed, LetGo, Outcome, Raised, Returned, Unfit
+from holdfast.executors.call import INTERRUPTED, Call, Crashed, LetGo, Outcome, Unfit
 from holdfast.executors.local import Deliver, Executor, InlineExecutor, ThreadExecutor
 from holdfast.executors.loop import LoopThread
 from holdfast.ids import InvocationId
 from holdfast.model import changes, run_changes
 from holdfast.model.cancellation import asked_to_compensate
-from holdfast.model.changes import Applied, AttributeUpdate, Change, Lost, RunUpdate
+from holdfast.model.changes import Applied, Change, Lost, RunUpdate
 from holdfast.model.claims import back_in_queue
 from holdfast.model.crashes import crashes_in_a_row, died_since, kills_in_a_row
 from holdfast.model.log import Appended, Behind, Fenced, Page
@@ -114,10 +114,6 @@ class WorkflowExecutor(Executor):
         self.host = self.host_class(self, loop, is_here=coroutines is None)
         self._gathered: list[Writing] = []
         self._pump: asyncio.Task[None] | None = None
-        self._attributes: dict[str, AttributeUpdate] = {}  # to be written
-        self._attributes_sent: dict[str, AttributeUpdate] = {}
-        self._setting: asyncio.Task[None] | None = None
-        self._held: dict[str, tuple[Outcome, Mapping[str, Any] | None]] = {}  # of runs whose attributes are not written
         self._changes: list[tuple[str, InvocationRecord, Change]] = []
         self._changing: asyncio.Task[None] | None = None
         self._spawned: set[asyncio.Task[None]] = set()
@@ -228,9 +224,6 @@ class WorkflowExecutor(Executor):
 
     def run_ended(self, key: str, outcome: Outcome, left: Mapping[str, Any] | None = None) -> None:
         """Forget a life, and tell the worker, unless it has begun another life of that run."""
-        if isinstance(outcome, Returned | Raised) and (key in self._attributes or key in self._attributes_sent):
-            self._held[key] = outcome, left  # no owner could write them later
-            return
         call = self._call_of(key)
         self._records.pop(key, None)
         self._loading.discard(key)
@@ -425,41 +418,6 @@ class WorkflowExecutor(Executor):
 
         self.host.inbox.post(answer_all)
 
-    # --- attributes
-
-    def set_attributes(self, key: str, attributes: Mapping[str, str]) -> None:
-        """Write the attributes of a run into its record. Those of many runs share a write."""
-        record = self._records.get(key)
-        if record is None or record.owner is None:
-            return
-        self._attributes[key] = AttributeUpdate(
-            app=record.app, id=record.id, epoch=record.epoch, actor=record.owner, attributes=attributes
-        )
-        if self._setting is None or self._setting.done():
-            self._setting = asyncio.get_running_loop().create_task(self._set_attributes())
-
-    async def _set_attributes(self) -> None:
-        while self._attributes:
-            self._attributes_sent, self._attributes = self._attributes, {}
-            group = list(self._attributes_sent.items())
-            await self._write_apart(group, self._write_attributes, self._settle_attributes, "write attributes")
-
-    async def _write_attributes(self, group: list[tuple[str, AttributeUpdate]]) -> None:
-        async def attempt(again: bool) -> Sequence[Any]:
-            return await self._store.apply([update for _, update in group])
-
-        await self._outage.until_accepted(f"writing attributes of {len(group)} runs", attempt)
-        for key, update in group:
-            self.to_run(key, functools.partial(_attributes_stored, attributes=update.attributes))
-            self._settle_attributes((key, update))
-
-    def _settle_attributes(self, sent: tuple[str, AttributeUpdate], refused: Exception | None = None) -> None:
-        """Let a run end whose attributes are written, or refused: to try again would bring the same answer."""
-        key, _ = sent
-        del self._attributes_sent[key]
-        if key not in self._attributes and (held := self._held.pop(key, None)) is not None:
-            self.run_ended(key, *held)
-
     # --- letting go
 
     def suspend(
@@ -487,6 +445,11 @@ class WorkflowExecutor(Executor):
             attributes=left["attributes"],
         )
         self._change(key, record, change)
+
+    def set_attributes(self, key: str, attributes: Mapping[str, str]) -> None:
+        """Have the attributes of a run written with the notes of other calls; its end has them at the latest."""
+        if (record := self._records.get(key)) is not None:
+            self._worker.notes.set(record, attributes)
 
     def update(self, key: str, record: InvocationRecord, left: Mapping[str, Any]) -> None:
         self.spawn(self._update(key, record, _left(record, left)))
@@ -770,12 +733,8 @@ class WorkflowExecutor(Executor):
             self.engine.telemetry.emit(DutyFailed("workflows", "serve a run", error))
 
     async def finish(self) -> None:
-        tasks = (self._looking, self._watching, self._pump, self._changing, self._setting, *self._spawned)
+        tasks = (self._looking, self._watching, self._pump, self._changing, *self._spawned)
         await cancel_tasks(*[task for task in tasks if task is not None])
-
-
-def _attributes_stored(run: Run, *, attributes: Mapping[str, str]) -> None:
-    run.stored_attributes = dict(attributes)
 
 
 def _updated(run: Run, *, state: RunState | None) -> None:

@@ -222,6 +222,7 @@ def _forked(
         priority=record.priority,
         limit_key=record.limit_key,
         terms=msgspec.structs.replace(record.terms, key_seconds=KEY_SECONDS, key_until=None, start_by=None),
+        attributes=record.terms.attributes or {},
         rerun_of=record.id,
         run=RunState(
             tail=tail,

@@ -31,8 +31,8 @@ from holdfast.errors import NotDeterministic, UsageError, WorkflowError
 from holdfast.executors.call import Call
 from holdfast.executors.chunks import NothingToAwait, Outgoing
 from holdfast.executors.context import Context
-from holdfast.executors.sharing import check_attributes
 from holdfast.model.decoding import ahead
+from holdfast.model.notes import check_attributes
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import guard, running_body
 from holdfast.telemetry.tasks import here

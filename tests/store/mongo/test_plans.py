@@ -277,7 +277,7 @@ STEPS: dict[str, Step] = {
     ),
     "find ends by attribute": lambda store: store.find("shop", Filter(attributes=PACKED), 10, order=Order.LATEST_END),
     "set attributes": lambda store: store.apply(
-        [changes.AttributeUpdate(app="shop", id=invocation("with0").id, epoch=1, actor="r/w", attributes={"a": "b"})]
+        [changes.NoteUpdate(app="shop", id=invocation("with0").id, epoch=1, actor="r/w", attributes={"a": "b"})]
     ),
     "find by many tasks": lambda store: store.find("shop", Filter(tasks=frozenset(TASKS)), 10),
     "find by the end of an id": lambda store: store.find("shop", Filter(id_ends="040"), 10),

@@ -45,7 +45,7 @@ def test_what_an_older_version_has_ended_is_told_how_long_it_is_kept(tmp_path: P
                 for trigger in ("new", "gone", "set"):
                     connection.execute(f"DROP TRIGGER holdfast_attributes_{trigger}")
                 connection.execute("DROP TABLE holdfast_attributes")
-                for column in ("reply_to", "run", "wake_at", "attributes", "has_streams", "waiting"):
+                for column in ("reply_to", "run", "wake_at", "attributes", "has_streams", "waiting", "notes"):
                     connection.execute(f"ALTER TABLE holdfast_invocations DROP COLUMN {column}")
                 connection.commit()
 

@@ -25,10 +25,10 @@ from holdfast.model.changes import (
     MAX_INBOX_BYTES,
     MAX_INBOX_ENTRIES,
     OPTIONAL,
-    AttributeUpdate,
     Change,
     FieldReset,
     MoveUp,
+    NoteUpdate,
     RunUpdate,
     StreamMark,
     WaitNote,
@@ -185,7 +185,7 @@ _SELDOM = {"dedup_key": "twin"} | {
     name: name
     for name in (
         *("at_most_once", "limit_key", "slot", "key", "retain_until", "rerun_of", "start_by", "cancellation"),
-        *("errors", "origin", "outbox", "reply_to", "run", "wake_at", "has_streams", "waiting"),
+        *("errors", "origin", "outbox", "reply_to", "run", "wake_at", "has_streams", "waiting", "notes"),
     )
 }
 
@@ -308,6 +308,7 @@ class Plain(NamedTuple):
             large
             or change.run is not UNSET
             or change.attributes is not UNSET
+            or change.notes is not UNSET
             or change.slot
             or change.error is not UNSET
             or change.errors is not UNSET
@@ -447,8 +448,8 @@ _ENDS: Document = {
 }
 
 
-def update_of_note(write: AttributeUpdate | StreamMark | WaitNote) -> tuple[Document, Document]:
-    """Return filter and update of a write that replaces the attributes of a run, marks an invocation, or says what it
+def update_of_note(write: NoteUpdate | StreamMark | WaitNote) -> tuple[Document, Document]:
+    """Return filter and update of a write that replaces attributes and notes, marks an invocation, or says what it
     waits for.
     """
     owned = {"_id": key_of(write.app, write.id), "epoch": write.epoch, "owner": write.actor}
@@ -456,8 +457,14 @@ def update_of_note(write: AttributeUpdate | StreamMark | WaitNote) -> tuple[Docu
         return owned, {"$set": {"has_streams": True}}
     if isinstance(write, WaitNote):
         return owned, {"$set": {"waiting": _stored(write.waiting)}} if write.waiting else {"$unset": {"waiting": ""}}
-    some = {"$set": {"attributes": listed(write.attributes.items())}}
-    return owned, some if write.attributes else {"$unset": {"attributes": ""}}
+    said: Document = {}
+    if write.attributes is not UNSET:
+        said["attributes"] = listed(write.attributes.items())
+    if write.notes is not UNSET:
+        said["notes"] = write.notes and _stored(write.notes)
+    gone = {name: "" for name, value in said.items() if not value}
+    there = {name: value for name, value in said.items() if value}
+    return owned, ({"$set": there} if there else {}) | ({"$unset": gone} if gone else {})
 
 
 def update_of_place(write: MoveUp) -> UpdateOne:

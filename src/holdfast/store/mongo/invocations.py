@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from pymongo import ASCENDING, ReturnDocument
+from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import BulkWriteError, OperationFailure
 
@@ -23,11 +23,11 @@ from holdfast.model.changes import (
     APPLIED,
     APPLIED_AGAIN,
     MISSING,
-    AttributeUpdate,
     Change,
     FieldReset,
     Lost,
     MoveUp,
+    NoteUpdate,
     Push,
     RunUpdate,
     StateWrite,
@@ -133,7 +133,15 @@ class Invocations:
         }
         return [_kept(there.get(write.id)) for write in writes]
 
-    async def update_run(self, update: RunUpdate | AttributeUpdate | StreamMark | WaitNote) -> Verdict:
+    async def note(self, updates: Sequence[NoteUpdate]) -> list[Verdict]:
+        """Replace attributes and notes of invocations, in one bulk. If some stay as they are, a look tells why."""
+        bulk = [UpdateOne(*update_of_note(update)) for update in updates]
+        written = await self._collection(schema.INVOCATIONS).bulk_write(bulk, ordered=False)
+        if written.modified_count == len(updates):
+            return [APPLIED] * len(updates)
+        return [await self.update_run(update) for update in updates]
+
+    async def update_run(self, update: RunUpdate | NoteUpdate | StreamMark | WaitNote) -> Verdict:
         """Replace the state or the attributes of a run, mark an invocation, or say what it waits for."""
         invocations = self._collection(schema.INVOCATIONS, majority=True)
         for _ in range(_MAX_TRIES):

@@ -31,10 +31,10 @@ from holdfast.clock import Clock
 from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable, UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.changes import (
-    AttributeUpdate,
     Change,
     FieldReset,
     MoveUp,
+    NoteUpdate,
     Push,
     RunUpdate,
     StreamMark,
@@ -401,14 +401,18 @@ class MongoStore:
                 if times:
                     kept = await self._do("keep", self._invocations.keep_until, [write for _, write in times])
                     verdicts.update(zip([index for index, _ in times], kept, strict=True))
+                notes = [(index, write) for index, write in this_round if isinstance(write, NoteUpdate)]
+                if notes:
+                    noted = await self._do("note", self._invocations.note, [note for _, note in notes])
+                    verdicts.update(zip([index for index, _ in notes], noted, strict=True))
                 for index, write in this_round:
-                    if not isinstance(write, Change | FieldReset | MoveUp | Kept):
+                    if not isinstance(write, Change | FieldReset | MoveUp | Kept | NoteUpdate):
                         verdicts[index] = await self._write_run(write)
         finally:
             self._scanner.heed(change for change in changes if isinstance(change, Change | MoveUp))
         return [verdicts[index] for index in range(len(changes))]
 
-    async def _write_run(self, write: RunUpdate | AttributeUpdate | StreamMark | WaitNote | Push) -> Verdict:
+    async def _write_run(self, write: RunUpdate | StreamMark | WaitNote | Push) -> Verdict:
         if isinstance(write, Push):
             return (await self._push([write]))[0]
         return await self._do("update run", self._invocations.update_run, write)

@@ -29,6 +29,7 @@ from holdfast.model.decoding import (
     check_body,
     corrupt,
 )
+from holdfast.model.notes import Notes
 from holdfast.model.records import (
     PLAIN,
     Cancellation,
@@ -55,7 +56,7 @@ SHORT = [  # what every row has, and most rows have nothing else
 _NULLABLE = [
     *("owner", "claim_token", "fingerprint", "parent_id", "result", "error", "limit_key", "slot", "key", "twin"),
     *("terms", "errors", "retain_until", "rerun_of", "start_by", "cancellation", "origin", "outbox"),
-    *("reply_to", "run", "wake_at", "attributes", "has_streams", "waiting"),
+    *("reply_to", "run", "wake_at", "attributes", "has_streams", "waiting", "notes"),
 ]
 COLUMNS = [*SHORT, *_NULLABLE]
 _FIELDS = [{"rank": "priority", "twin": "dedup_key"}.get(name, name) for name in COLUMNS]  # of records
@@ -80,6 +81,7 @@ _DECODERS: dict[str, JsonDecoder[Any]] = {
     "run": JsonDecoder(RunState),
     "attributes": JsonDecoder(dict[str, str]),
     "waiting": JsonDecoder(Waiting),
+    "notes": JsonDecoder(Notes),
 }
 _runner_decoder = JsonDecoder[RunnerRecord](RunnerRecord)
 

@@ -256,6 +256,7 @@ MIGRATIONS: dict[int, list[Step]] = {
     ],
     7: _added("waiting TEXT"),
     8: [
+        *_added("notes TEXT"),
         "ALTER TABLE holdfast_entries ADD COLUMN payloads TEXT",
         # Large payloads of events, and arguments of schedules. Triggers keep the references as the rows say.
         f"""
