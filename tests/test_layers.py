@@ -21,7 +21,7 @@ LAYERS = [
     ["model"],
     ["store", "executors", "telemetry"],
     ["runtime", "fleet", "invocation"],
-    ["schedules", "triggers", "archive", "groups", "rates", "streams", "workflows", "stats", "web", "world"],
+    ["schedules", "triggers", "archive", "around", "groups", "rates", "streams", "workflows", "stats", "web", "world"],
     ["app", "task", "direct", "declaring", "retries", "hooks", "webhooks"],
     ["cli", "testing"],
 ]

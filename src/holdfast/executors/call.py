@@ -15,6 +15,7 @@ from holdfast.clock import parse_duration
 from holdfast.codec import Codec, ErrorRecord, Payload, SizeLimits, damage_of
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError, NotEncodable, RetryLater
+from holdfast.executors.around import CallAround, ResourceMissing
 from holdfast.executors.chunks import ChunkBuffer
 from holdfast.executors.context import Context
 from holdfast.executors.interrupts import SoftTimeoutInjector
@@ -52,6 +53,7 @@ class Call(NamedTuple):
     ticket: int = 0
     chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
     waits: WaitPort | None = None  # is told when the call waits for other invocations
+    around: CallAround | None = None  # middleware and resources
 
 
 class Returned(NamedTuple):
@@ -175,10 +177,15 @@ def run(call: Call) -> Outcome:
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
-        crashpoint("user.before")
-        value = call.function(*args, **kwargs)
+        if call.around is None:
+            crashpoint("user.before")
+            value = call.function(*args, **kwargs)
+        else:
+            value = call.around.run(call, args, kwargs)
         crashpoint("user.after")
         return returned(call, value)
+    except ResourceMissing as missing:
+        return Unfit(str(missing))
     except BaseException as error:
         return raised(call, error)
     finally:
@@ -195,13 +202,18 @@ async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None)
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
-        crashpoint("user.before")
-        coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
-        value = await (coroutine if injector is None else injector.awaited(coroutine))
+        if call.around is None:
+            crashpoint("user.before")
+            coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
+            value = await (coroutine if injector is None else injector.awaited(coroutine))
+        else:
+            value = await call.around.run_coroutine(call, args, kwargs, injector)
         crashpoint("user.after")
         return returned(call, value)
     except CallAgain as again:
         return again.deferred
+    except ResourceMissing as missing:
+        return Unfit(str(missing))
     except BaseException as error:
         return raised(call, error)
 
