@@ -19,9 +19,9 @@ import msgspec
 
 from holdfast import crashpoints
 from holdfast.archive.api import Archive
+from holdfast.archive.retention import Retention
 from holdfast.around.listeners import Listeners
 from holdfast.around.programs import KEEP_BYTES, CommandFailed, CommandResult, Programs
-from holdfast.archive.retention import Retention
 from holdfast.clock import Clock, Duration, parse_duration
 from holdfast.declaring import (
     DirectOptions,
@@ -339,14 +339,14 @@ class App:
             yield
             print(call.task, time.monotonic() - began)
 
-        It may be async. What it raises at the start fails the attempt; at the end it changes nothing. ``@task.middleware``
-        surrounds the calls of one task. Bodies of workflows have none.
+        It may be async. What it raises at the start fails the attempt; at the end it changes nothing. Bodies of
+        workflows have none. ``@task.middleware`` surrounds the calls of one task.
         """
         self.runtime.hooks.middleware.append(function)
         return function
 
     def listen(self, *stages: str) -> Callable[[F], F]:
-        """Call a function, async or not, when invocations reach these stages, or any without one: ``@app.listen("failed")``.
+        """Call a function, async or not, when invocations reach these stages, or any: ``@app.listen("failed")``.
 
         The stages are "submitted", "started", "retried", "succeeded", "failed" (an attempt), "last_failure" and
         "finalised". It takes a `LifecycleEvent` of `holdfast.around`, and is called by the process that made the write,
@@ -379,8 +379,8 @@ class App:
             maintain = app.shell_task({"backup": ["pg_dump", "--file={path}", "{database}"]}, name="maintain")
             maintain.submit("backup", path="/backup/shop", database="shop")
 
-        Its result is a `CommandResult`, its error `CommandFailed`. `env` replaces the environment, but for PATH. The last
-        `keep_bytes` of what a command prints are kept. It takes the options of a task.
+        Its result is a `CommandResult`, its error `CommandFailed`. `env` replaces the environment, but for PATH. The
+        last `keep_bytes` of what a command prints are kept. It takes the options of a task.
         """
         programs = Programs(allow, cwd, env, keep_bytes)
         options.setdefault("name", "shell")

@@ -157,7 +157,9 @@ class HereAttempt:
     def _failed(self, call: Call, error: Exception) -> None:
         """Decide what follows a failure. Raises the error if it is final."""
         if isinstance(error, ResourceMissing):
-            raise UsageError(f"{self._task.name} cannot be tried here: {error}. Use submit(): workers open it") from None
+            raise UsageError(
+                f"{self._task.name} cannot be tried here: {error}. Use submit(): workers open it"
+            ) from None
         outcome, engine = raised(call, error), self._engine
         change = change_after(
             self._running,

@@ -63,7 +63,9 @@ class Listeners:
             if stage not in STAGES:
                 near = difflib.get_close_matches(str(stage), STAGES, n=1)
                 hint = f" Did you mean '{near[0]}'?" if near else ""
-                raise UsageError(f"listen({stage!r:.40}): there is no such stage.{hint} There are: {', '.join(STAGES)}.")
+                raise UsageError(
+                    f"listen({stage!r:.40}): there is no such stage.{hint} There are: {', '.join(STAGES)}."
+                )
         if not callable(function):
             raise UsageError(f"a listener is a function that takes a LifecycleEvent, not {function!r:.80}")
         is_first = not self._listeners

@@ -19,11 +19,11 @@ import msgspec
 
 from holdfast.around.rules import CommandTemplate, templates_of
 from holdfast.errors import Fatal, UsageError
+from holdfast.executors.context import context
 
 KEEP_BYTES = 64 * 1024
-_TERM_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_TERM_SECONDS, _HASTE_SECONDS = 5.0, 0.5  # from SIGTERM to SIGKILL: if it was cancelled, or is past its time
 _REST_SECONDS = 1.0  # for what is in the pipes when the program has ended
-_CHUNK_BYTES = 64 * 1024
 _MAX_KEPT_BYTES = 16 * 2**20
 
 # It asks the kernel for SIGKILL at the death of its parent, and becomes the program.
@@ -89,24 +89,28 @@ class Programs:
 
     async def run(self, name: str, words: list[str]) -> CommandResult:
         """Run a program to its end. Raises `CommandFailed`."""
-        path = None if self._env is None else self._env.get("PATH")
-        found = shutil.which(words[0], path=path)
+        found = self._found(words[0])
         if found is None:
             raise CommandFailed(f"{name}: there is no program {words[0]}", 127)
-        process = await asyncio.create_subprocess_exec(
-            *_dying_with_us(os.path.abspath(found), words),
+        loop = asyncio.get_running_loop()
+        transport, program = await loop.subprocess_exec(
+            lambda: _Program(self._keep_bytes),
+            *_dying_with_us(found, words),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
             cwd=self._cwd,
             env=self._env,
             start_new_session=True,
         )
+        pid = transport.get_pid()
         try:
-            output, errors = await self._printed(process)
+            await program.exited.wait()
+            with contextlib.suppress(TimeoutError):  # what it has left behind may hold the pipes open
+                await asyncio.wait_for(program.closed.wait(), _REST_SECONDS)
         finally:
-            await _end(process)
-        status = process.returncode
+            await _end(pid, program)
+            transport.close()
+        output, errors = program.printed
+        status = transport.get_returncode()
         assert status is not None
         if status:
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
@@ -114,19 +118,36 @@ class Programs:
             raise CommandFailed(f"{name}: {how}" + (f": {last}" if last else ""), status, output, errors)
         return CommandResult(status, output, errors)
 
-    async def _printed(self, process: asyncio.subprocess.Process) -> tuple[str, str]:
-        """Return the end of what it has printed, once it has ended."""
-        tails = [_Tail(self._keep_bytes), _Tail(self._keep_bytes)]
-        assert process.stdout is not None and process.stderr is not None  # noqa: PT018
-        pipes = zip(tails, (process.stdout, process.stderr), strict=True)
-        readers = [asyncio.create_task(tail.read(pipe)) for tail, pipe in pipes]
-        try:
-            await process.wait()
-            await asyncio.wait(readers, timeout=_REST_SECONDS)  # what it has left behind may hold the pipes open
-        finally:
-            for reader in readers:
-                reader.cancel()
-        return tails[0].text, tails[1].text
+    def _found(self, program: str) -> str | None:
+        """Return the path of a program; a relative one counts from `cwd`."""
+        path = None if self._env is None else self._env.get("PATH")
+        named = os.path.join(self._cwd or "", program) if os.sep in program else program
+        found = shutil.which(named, path=path)
+        return None if found is None else os.path.abspath(found)
+
+
+class _Program(asyncio.SubprocessProtocol):
+    """A program that runs, and the end of what it prints. Its pipes may be open when it has ended."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        self.exited, self.closed = asyncio.Event(), asyncio.Event()
+        self._tails = {1: _Tail(keep_bytes), 2: _Tail(keep_bytes)}
+        self._open = set(self._tails)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._tails[fd].add(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if not self._open:
+            self.closed.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    @property
+    def printed(self) -> tuple[str, str]:
+        return self._tails[1].text, self._tails[2].text
 
 
 class _Tail:
@@ -137,12 +158,11 @@ class _Tail:
         self._kept = bytearray()
         self._size = 0
 
-    async def read(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(_CHUNK_BYTES):
-            self._size += len(chunk)
-            self._kept += chunk
-            if len(self._kept) > 2 * self._most:
-                self._cut()
+    def add(self, data: bytes) -> None:
+        self._size += len(data)
+        self._kept += data
+        if len(self._kept) > 2 * self._most:
+            self._cut()
 
     def _cut(self) -> None:
         del self._kept[: max(0, len(self._kept) - self._most)]
@@ -155,21 +175,28 @@ class _Tail:
         return f"[{gone:,} bytes before this were dropped]\n{text}" if gone else text
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(pid: int, program: _Program) -> None:
     """End a program and what it has left in its group. A second cancellation ends the patience."""
     try:
-        if process.returncode is None:
-            _signal(process, signal.SIGTERM)
+        if not program.exited.is_set():
+            _signal(pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _TERM_SECONDS)
+                await asyncio.wait_for(program.exited.wait(), _TERM_SECONDS if _is_cancelled() else _HASTE_SECONDS)
     finally:
-        _signal(process, signal.SIGKILL)
-    await process.wait()
+        _signal(pid, signal.SIGKILL)
+    await program.exited.wait()
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _is_cancelled() -> bool:
+    try:
+        return context().cancelled
+    except UsageError:  # in no task
+        return False
+
+
+def _signal(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        os.killpg(group, number)
 
 
 def _dying_with_us(path: str, words: list[str]) -> list[str]:

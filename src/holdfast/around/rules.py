@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -92,7 +93,7 @@ def _of_record(stage: str, record: InvocationRecord, *, is_stored: bool = True) 
         why=record.reason,
         attributes=record.attributes,
         is_stored=is_stored,
-        **({} if is_start else _error(record.error)),
+        **_error(None if is_start else record.error),
     )
 
 
@@ -117,7 +118,7 @@ def _of_change(stage: str, record: InvocationRecord, change: Change, *, is_store
     )
 
 
-def _error(error: ErrorRecord | None) -> dict[str, str]:
+def _error(error: ErrorRecord | None) -> dict[str, Any]:
     return {} if error is None else {"error_type": error.type_name, "error": error.message}
 
 

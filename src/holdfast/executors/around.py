@@ -64,7 +64,9 @@ class Resources:
             return found[0]
         if wanted.lifespan is not None:
             name = getattr(wanted.lifespan, "__qualname__", wanted.lifespan)
-            raise ResourceMissing(f"{MISSING}: {wanted} comes from {name}, which is no lifespan here, or yields nothing")
+            raise ResourceMissing(
+                f"{MISSING}: {wanted} comes from {name}, which is no lifespan here, or yields nothing"
+            )
         how_many = f"{len(found)} lifespans yield" if found else "no lifespan of the app yields"
         raise ResourceMissing(f"{MISSING}: {how_many} what the parameter '{wanted}' gets")
 
@@ -130,9 +132,7 @@ class CallAround:
 class _Entered:
     """One middleware of one call, as both kinds of context manager."""
 
-    def __init__(
-        self, make: Middleware, about: Any, resources: Callable[[], Resources], telemetry: Telemetry
-    ) -> None:
+    def __init__(self, make: Middleware, about: Any, resources: Callable[[], Resources], telemetry: Telemetry) -> None:
         self._make = make
         self._about = about
         self._resources = resources
@@ -147,7 +147,9 @@ class _Entered:
             self._inner.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._reported(error):
             if hasattr(self._inner, "__aexit__"):
                 self._wait(self._inner.__aexit__(kind, error, trace))

@@ -51,7 +51,7 @@ class Hooks:
         return [*self.middleware, *self.of_tasks.get(task, ())]
 
     def without_lives(self, provided: Iterable[Any]) -> Hooks:
-        """Return the same middleware and resources, and these, without anything that a worker has to open: for tests."""
+        """Return the same middleware and resources, and these, without what a worker has to open: for tests."""
         other = Hooks()
         other.middleware, other.of_tasks, other.provided = self.middleware, self.of_tasks, [*self.provided, *provided]
         return other

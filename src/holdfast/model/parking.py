@@ -51,8 +51,8 @@ def what_helps(record: InvocationRecord) -> str:
         )
     if record.reason.startswith(MISSING):
         return (
-            "Let a lifespan of the app yield it, see docs/guides/around-a-call.md. Each worker that starts tries again, "
-            f"or you do: holdfast wake {record.id}"
+            "Let a lifespan of the app yield it, see docs/guides/around-a-call.md. Each worker that starts tries "
+            f"again, or you do: holdfast wake {record.id}"
         )
     if record.fingerprint is not None and record.fingerprint.startswith(_PYTHON):
         python = record.fingerprint.removeprefix(_PYTHON).partition(" ")[0]

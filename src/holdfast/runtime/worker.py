@@ -1,7 +1,7 @@
 """A worker: it fills its slots with claimed invocations and settles their outcomes.
 
-The loop is short: look for work if there is reason to (a hint, a full batch last time, something due, a polling interval
-over) and a slot is free; hand what was claimed to executors; sleep until something happens. Outcomes go to the settler,
+The loop is short: look for work if there is reason to (a hint, a full batch last time, something due, an interval gone)
+and a slot is free; hand what was claimed to executors; sleep until something happens. Outcomes go to the settler,
 and the slot is free at once: the next claim and the previous settle are written together. It needs its runner's permit.
 
 A worker that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is lost,
