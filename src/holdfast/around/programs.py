@@ -107,8 +107,10 @@ class Programs:
             with contextlib.suppress(TimeoutError):  # what it has left behind may hold the pipes open
                 await asyncio.wait_for(program.closed.wait(), _REST_SECONDS)
         finally:
-            await _end(pid, program)
-            transport.close()
+            try:
+                await _end(pid, program)
+            finally:
+                transport.close()
         output, errors = program.printed
         status = transport.get_returncode()
         assert status is not None
