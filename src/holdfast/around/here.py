@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from holdfast.codec import Payload
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import UsageError
+from holdfast.errors import StoreError, UsageError
 from holdfast.executors.around import CallsAround, ResourceMissing
 from holdfast.executors.call import Call, raised
 from holdfast.invocation import Invocation
@@ -79,6 +79,7 @@ class HereAttempt:
         self._record, self._payloads = prepared
         self._arguments = arguments
         self._change: changes.Change | None = None
+        self._error: Exception | None = None
         owner = f"{socket.gethostname()}.{os.getpid()}/here"
         claim = Claim(
             app=self._record.app,
@@ -173,6 +174,7 @@ class HereAttempt:
             if engine.telemetry.wants(e.RanHere):
                 engine.telemetry.emit(e.RanHere(self._running, change))
             raise error
+        self._error = error
         self._payloads += outcome.payloads
         self._change = change
 
@@ -181,7 +183,10 @@ class HereAttempt:
         assert self._change is not None
         crashpoint("here.failed")
         stored = apply_to(self._change, self._running)
-        await self._engine.submitter.submit([stored], self._payloads)
+        try:
+            await self._engine.submitter.submit([stored], self._payloads)
+        except StoreError as away:
+            raise away from self._error
         self._engine.telemetry.emit(e.Retried(self._running, self._change))
         return Invocation(self._runtime, stored.id)
 

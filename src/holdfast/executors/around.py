@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
@@ -51,6 +52,12 @@ class Resources:
         if value is not None:
             self._opened.append((lifespan, value))
 
+    def with_more(self, provided: Iterable[Any]) -> Resources:
+        """Return the same, with values that go ahead of all others."""
+        other = Resources((*self._provided, *provided), self._loop)
+        other._opened = self._opened
+        return other
+
     def of(self, wanted: Wanted) -> Any:
         """Return the value for a parameter. Raises `ResourceMissing`."""
         for value in reversed(self._provided):
@@ -90,6 +97,7 @@ class CallAround:
         self._wanted = wanted
         self._resources = resources
         self._telemetry = telemetry
+        self._whole: inspect.Signature | None = None
 
     @property
     def injects(self) -> bool:
@@ -122,7 +130,8 @@ class CallAround:
             return args, kwargs
         resources = self._resources()
         values = {wanted.name: resources.of(wanted) for wanted in self._wanted}
-        return filled(call.function, call.signature.bind(*args, **kwargs).arguments, values)
+        self._whole = self._whole or inspect.signature(call.function)
+        return filled(self._whole, call.signature.bind(*args, **kwargs).arguments, values)
 
     def _made(self, call: Call) -> list[_Entered]:
         about = context_of(call.about, call.deadline)

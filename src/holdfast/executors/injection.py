@@ -102,10 +102,9 @@ def without(signature: inspect.Signature, wanted: Iterable[Wanted]) -> inspect.S
 
 
 def filled(
-    function: Callable[..., Any], bound: Mapping[str, Any], values: Mapping[str, Any]
+    whole: inspect.Signature, bound: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of the function, from bound ones and from what is injected."""
-    whole = inspect.signature(function)
+    """Return the arguments of a call of a function with this signature, from bound ones and from what is injected."""
     given = {**bound, **values}
     arguments = {name: given[name] for name in whole.parameters if name in given}
     # Keywords from the first gap on: a parameter with a default may have been left out before one that is injected.

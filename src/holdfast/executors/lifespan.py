@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -50,10 +50,10 @@ class Hooks:
         """Return what surrounds the calls of a task, from the outermost."""
         return [*self.middleware, *self.of_tasks.get(task, ())]
 
-    def without_lives(self, provided: Iterable[Any]) -> Hooks:
-        """Return the same middleware and resources, and these, without what a worker has to open: for tests."""
+    def without_lives(self) -> Hooks:
+        """Return the same middleware and provided resources, without what a worker has to open: for tests."""
         other = Hooks()
-        other.middleware, other.of_tasks, other.provided = self.middleware, self.of_tasks, [*self.provided, *provided]
+        other.middleware, other.of_tasks, other.provided = self.middleware, self.of_tasks, self.provided
         return other
 
     @contextlib.asynccontextmanager
