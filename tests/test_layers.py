@@ -79,7 +79,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 820, 70, 8
 
 # Lines of code of src/holdfast without testing. A ratchet: lower it when code is removed, and raise it only in a commit
 # that says which feature the lines buy. Decision 0010 names the aim, and why it is missed.
-COUNTED_CODE_LINES = 46_500  # with hooks, streams, the web app, the World, waiting parents, and groups
+COUNTED_CODE_LINES = 47_500  # with hooks, streams, web app, World, waiting parents, groups, and what surrounds a call
 MAX_CODE_LINES = COUNTED_CODE_LINES * 102 // 100
 
 # Private by name and public by documentation: of named tuples, of the standard library.

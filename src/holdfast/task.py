@@ -424,18 +424,13 @@ class Submittable(Generic[P, R]):
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
-<<<<<<< HEAD
         try:
             bind(task.signature, args, kwargs, task.name)
         except ArgumentsDoNotBind as error:
             raise self._with_hint(error, kwargs) from None
-        packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
-=======
-        bind(task.signature, args, kwargs, task.name)
         if task.check is not None:
             task.check(*args, **kwargs)
-        packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen)
->>>>>>> c512fe3 (Surround calls: listeners, middleware, resources, first attempts here)
+        packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(
             id=ids.new(),

@@ -36,7 +36,10 @@ def memory() -> Iterator[App]:
         yield app
 
 
-def flaky(app: App, times: int, retries: Any = Fixed(3, 0.01), is_async: bool = False, **options: Any) -> Any:
+SOON = Fixed(3, 0.01)
+
+
+def flaky(app: App, times: int, retries: Any = SOON, is_async: bool = False, **options: Any) -> Any:
     left, keys = [ConnectionError("no line")] * times, list[str]()
 
     def work(n: int, to: list[int]) -> dict[str, Any]:

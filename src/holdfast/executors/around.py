@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import SoftTimeout
 from holdfast.executors.context import context_of
-from holdfast.executors.injection import Wanted, filled, fits
+from holdfast.executors.injection import InjectedParameter, filled, fits
 from holdfast.executors.loop import LoopThread
 from holdfast.model.parking import MISSING
 from holdfast.telemetry import Telemetry
@@ -58,7 +58,7 @@ class Resources:
         other._opened = self._opened
         return other
 
-    def of(self, wanted: Wanted) -> Any:
+    def of(self, wanted: InjectedParameter) -> Any:
         """Return the value for a parameter. Raises `ResourceMissing`."""
         for value in reversed(self._provided):
             if fits(value, wanted.kind):
@@ -89,7 +89,7 @@ class CallAround:
     def __init__(
         self,
         middleware: Iterable[Middleware],
-        wanted: tuple[Wanted, ...],
+        wanted: tuple[InjectedParameter, ...],
         resources: Callable[[], Resources],
         telemetry: Telemetry,
     ) -> None:
@@ -219,7 +219,7 @@ class CallsAround:
         """Take what the lifespans of a worker have yielded, if it has any."""
         self._resources = resources or self._resources
 
-    def of(self, task: str, wanted: tuple[Wanted, ...]) -> CallAround | None:
+    def of(self, task: str, wanted: tuple[InjectedParameter, ...]) -> CallAround | None:
         if task not in self._made:
             middleware = () if self._hooks is None else self._hooks.middleware_of(task)
             needed = wanted or middleware

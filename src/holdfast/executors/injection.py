@@ -46,7 +46,7 @@ INJECTED: Any = NotInjected()
 """A default for type checkers, which else ask for the argument at `submit`."""
 
 
-class Wanted(NamedTuple):
+class InjectedParameter(NamedTuple):
     """A parameter that a worker fills in."""
 
     name: str
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
         return f"{self.name}: {getattr(self.kind, '__qualname__', self.kind)}"
 
 
-def wanted_by(function: Callable[..., Any]) -> tuple[Wanted, ...]:
+def wanted_by(function: Callable[..., Any]) -> tuple[InjectedParameter, ...]:
     """Return the parameters that a worker fills in. Raises `UsageError` for one that it could not."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -71,7 +71,7 @@ def wanted_by(function: Callable[..., Any]) -> tuple[Wanted, ...]:
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UsageError(f"the parameter {parameter.name} cannot be injected: it has no keyword of its own")
-        found.append(Wanted(parameter.name, typing.get_args(hint)[0], mark.lifespan))
+        found.append(InjectedParameter(parameter.name, typing.get_args(hint)[0], mark.lifespan))
     return tuple(found)
 
 
@@ -90,7 +90,7 @@ def _resolved(function: Callable[..., Any], parameter: inspect.Parameter) -> Any
         ) from None
 
 
-def without(signature: inspect.Signature, wanted: Iterable[Wanted]) -> inspect.Signature:
+def without(signature: inspect.Signature, wanted: Iterable[InjectedParameter]) -> inspect.Signature:
     """Return a signature without the parameters that a worker fills in."""
     names = {each.name for each in wanted}
     if not names:

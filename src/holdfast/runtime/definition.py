@@ -15,7 +15,7 @@ import msgspec
 from holdfast.clock import Duration, format_duration, length_of
 from holdfast.errors import UsageError
 from holdfast.executors.declared import MAINS, why_unreachable
-from holdfast.executors.injection import Wanted, wanted_by, without
+from holdfast.executors.injection import InjectedParameter, wanted_by, without
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Pacing
 from holdfast.model.records import PLAIN, RETENTION_SECONDS, Terms, agreed_retention, lane_of
@@ -111,7 +111,7 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     time: TimeLimits = TimeLimits()
     schedules: tuple[Any, ...] = ()  # `holdfast.schedules.options.TaskSchedule`
     triggers: tuple[Any, ...] = ()  # `holdfast.triggers.conditions.Trigger`
-    wanted: tuple[Wanted, ...] = ()  # parameters that a worker fills in
+    wanted: tuple[InjectedParameter, ...] = ()  # parameters that a worker fills in
     check: Callable[..., object] | None = None  # raises `UsageError` for arguments that are not to be stored
     is_hidden: bool = False  # ours, not a user's: it decides for a trigger, or is a step that was sent elsewhere
     body: str = ""  # of a workflow: the fingerprint of its code
