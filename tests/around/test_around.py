@@ -112,6 +112,35 @@ def test_middleware_may_refuse_a_start_and_that_attempt_has_failed(app: App, is_
     assert "PermissionError: not yet" in handle.history()[3].why
 
 
+def test_a_middleware_that_lacks_its_decorator_is_named(app: App) -> None:
+    @app.middleware
+    def forgotten(call: Context) -> Iterator[None]:
+        yield
+
+    @app.task(name="work")
+    def work() -> None: ...
+
+    with app.runner(), pytest.raises(UsageError, match=r"forgotten returned .*decorate it with @contextmanager"):
+        work.submit().result(patient(20))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_parent_inside_of_middleware_gives_its_slot_back(app: App, is_async: bool) -> None:
+    @app.middleware
+    @asynccontextmanager
+    async def around(call: Context) -> AsyncIterator[None]:
+        yield
+
+    child = app.task(name="child")(lambda: 1)
+
+    async def parent_async() -> int:
+        return await (await child.asubmit()) + 1
+
+    parent: Any = app.task(name="parent")(parent_async if is_async else lambda: child.submit().result() + 1)
+    with app.runner(concurrency=1):
+        assert parent.submit().result(patient(20)) == 2
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_middleware_cannot_change_an_outcome(app: App, caplog: pytest.LogCaptureFixture, is_async: bool) -> None:
     """Else a broken tracer would repeat effects that have happened, or hide failures."""

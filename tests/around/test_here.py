@@ -212,6 +212,28 @@ def test_middleware_surrounds_it_and_listeners_know_what_is_stored(memory: App) 
     assert told.count(1) == 2
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_wait_in_it_gives_back_the_slot_of_the_task_that_tries_it(memory: App, is_async: bool) -> None:
+    child = memory.task(name="child")(lambda: 1)
+
+    def ask() -> int:
+        return child.submit().result(patient(20)) + 1
+
+    async def ask_async() -> int:
+        return await (await child.asubmit()) + 1
+
+    asked: Any = memory.task(name="asked")(ask_async if is_async else ask)
+
+    async def parent_async() -> int:
+        return int((await asked.atry_here()).result()) + 1
+
+    parent: Any = memory.task(name="parent")(parent_async if is_async else lambda: asked.try_here().result() + 1)
+    with memory.runner(concurrency=1):
+        handle = parent.submit()
+        assert handle.result(patient(20)) == 3
+    assert "paused" in [each.status.value for each in handle.history()]
+
+
 def test_an_interrupt_of_the_caller_is_no_failed_attempt(memory: App) -> None:
     @memory.task(name="work", retries=3)
     def work() -> None:

@@ -146,6 +146,7 @@ class HereAttempt:
             {},
             self._running,
             around=around.of(task.name, task.wanted),
+            outer=_outer(),
         )
 
     def _succeeded(self, value: Any) -> Any:
@@ -189,6 +190,12 @@ class HereAttempt:
             raise away from self._error
         self._engine.telemetry.emit(e.Retried(self._running, self._change))
         return Invocation(self._runtime, stored.id)
+
+
+def _outer() -> Call | None:
+    """Return the call of a worker whose code tries another one: the slot that a wait gives back is its own."""
+    call = here.get()
+    return (call.outer or call) if isinstance(call, Call) else None
 
 
 def refuse_here(task: TaskDefinition, given: dict[str, object]) -> None:

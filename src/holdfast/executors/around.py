@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import SoftTimeout
+from holdfast.errors import SoftTimeout, UsageError
 from holdfast.executors.context import context_of
 from holdfast.executors.injection import InjectedParameter, filled, fits
 from holdfast.executors.loop import LoopThread
@@ -70,7 +70,7 @@ class Resources:
         if len(found) == 1:
             return found[0]
         if wanted.lifespan is not None:
-            name = getattr(wanted.lifespan, "__qualname__", wanted.lifespan)
+            name = _name(wanted.lifespan)
             raise ResourceMissing(
                 f"{MISSING}: {wanted} comes from {name}, which is no lifespan here, or yields nothing"
             )
@@ -148,8 +148,16 @@ class _Entered:
         self._telemetry = telemetry
         self._inner: Any = None
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> None:
         self._inner = self._make(self._about)
+        if not hasattr(self._inner, "__enter__") and not hasattr(self._inner, "__aenter__"):
+            raise UsageError(
+                f"the middleware {_name(self._make)} returned {self._inner!r:.80}, which is no context manager: "
+                "decorate it with @contextmanager or @asynccontextmanager"
+            )
+
+    def __enter__(self) -> Self:
+        self._begin()
         if hasattr(self._inner, "__aenter__"):
             self._wait(self._inner.__aenter__())
         else:
@@ -166,7 +174,7 @@ class _Entered:
                 self._inner.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Self:
-        self._inner = self._make(self._about)
+        self._begin()
         if hasattr(self._inner, "__aenter__"):
             await self._inner.__aenter__()
         else:
@@ -191,9 +199,8 @@ class _Entered:
             raise
         except Exception as wrong:
             if wrong is not error:
-                name = getattr(self._make, "__qualname__", repr(self._make))
                 why = f"it failed after {self._about.task if self._about else 'a call'}, whose outcome stands: {wrong}"
-                self._telemetry.emit(HookFailed(f"the middleware {name}", why, wrong))
+                self._telemetry.emit(HookFailed(f"the middleware {_name(self._make)}", why, wrong))
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         future = asyncio.run_coroutine_threadsafe(work, self._resources().loop)
@@ -226,6 +233,10 @@ class CallsAround:
             made = CallAround(middleware, wanted, lambda: self._resources, self._telemetry) if needed else None
             self._made[task] = made
         return self._made[task]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", function))
 
 
 _spare: list[LoopThread] = []

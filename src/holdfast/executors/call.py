@@ -54,6 +54,7 @@ class Call(NamedTuple):
     chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
     waits: WaitPort | None = None  # is told when the call waits for other invocations
     around: CallAround | None = None  # middleware and resources
+    outer: Call | None = None  # whose code tries this one, on its own thread or loop: see `holdfast.around.here`
 
 
 class Returned(NamedTuple):
