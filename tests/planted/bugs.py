@@ -20,6 +20,7 @@ RUNS = "workflows"
 WEB = "web app"
 WORLD = "World"
 PARENTS = "waiting parents"
+AROUND = "around a call"
 
 
 class Bug(NamedTuple):
@@ -46,6 +47,9 @@ ACCESS = ("web/test_access.py",)
 WORLDS = ("world/test_interleavings.py", "world/test_storage.py", "world/test_guards.py", "world/test_crashes.py")
 WORLD_LISTS = ("world/test_listing.py",)
 WAITS = ("runtime/test_waits.py",)
+HERE = ("around/test_here.py",)
+SURROUNDED = ("around/test_around.py",)
+PROGRAMS = ("around/test_programs.py",)
 
 BUGS = (
     # --- something changed while we awaited
@@ -1353,5 +1357,69 @@ BUGS = (
         "waiting is not None and self.status in OWNED",
         ("model/test_waits.py",),
         "why names what it does not wait for, and a circle may be seen where there is none",
+    ),
+    # --- around a call
+    Bug(
+        "a first attempt is not counted",
+        AROUND,
+        "around/here.py",
+        "stored = apply_to(self._change, self._running)",
+        "stored = self._record",
+        HERE,
+        "a call that was tried in its caller's process has one attempt more than its task allows",
+    ),
+    Bug(
+        "a final failure is stored",
+        AROUND,
+        "around/here.py",
+        "if change.target is not Status.RETRY:",
+        "if change.target is Status.PARKED:",
+        HERE,
+        "the caller gets no error, and the invocation is stored as failed",
+    ),
+    Bug(
+        "a wait in a first attempt is that of the attempt",
+        AROUND,
+        "runtime/waiting.py",
+        'call = getattr(call, "outer", None) or call',
+        'call = getattr(call, "outer", None) and call',
+        HERE,
+        "a task that waits there keeps its slot, and a child that needs it never runs",
+    ),
+    Bug(
+        "what lacks a resource waits for other code",
+        AROUND,
+        "model/parking.py",
+        "return None if why.startswith(MISSING) else fingerprint",
+        "return fingerprint",
+        SURROUNDED,
+        "a deploy that adds the lifespan does not wake the invocation",
+    ),
+    Bug(
+        "an end of what waits is not told",
+        AROUND,
+        "runtime/cancel.py",
+        "if change.target in FINAL and self._engine.telemetry.wants(Settled):",
+        "if change.target in FINAL and self._engine.is_core:",
+        SURROUNDED,
+        "listeners do not hear of a call that was cancelled in the queue",
+    ),
+    Bug(
+        "what a program leaves behind goes on",
+        AROUND,
+        "around/programs.py",
+        "        _signal(pid, signal.SIGKILL)\n",
+        "        _signal(pid, signal.SIGCONT)\n",
+        PROGRAMS,
+        "a program in the background outlives its task, as does one that ignores SIGTERM",
+    ),
+    Bug(
+        "a value that begins with a dash is an option",
+        AROUND,
+        "around/rules.py",
+        'if text.startswith("-"):',
+        'if text.startswith("--x"):',
+        PROGRAMS,
+        "a caller gives options that the allow-list does not have",
     ),
 )
