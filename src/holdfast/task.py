@@ -175,6 +175,8 @@ class Submittable(Generic[P, R]):
 
     def middleware(self, function: F) -> F:
         """Surround each call of this task by a context manager, inside of those of the app: see `App.middleware`."""
+        if self.definition.is_workflow:
+            raise UsageError(f"{self.name} is a workflow: its body is replayed, so no middleware surrounds it")
         self._runtime.hooks.of_tasks.setdefault(self.name, []).append(function)
         return function
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -361,8 +362,11 @@ def test_the_harness_gives_fakes_and_surrounds_calls() -> None:
     def work(pool: Injected[Pool]) -> str:
         return pool.name
 
+    ends: list[LifecycleEvent] = []
+    app.listen("finalised")(ends.append)
     with Harness(app) as t:
         assert work.submit().result() == "real"
+        assert len(ends) == 1  # a test need not wait for listeners
         t.provide(Pool("fake"))
         handle = work.submit()
         (ran,) = t.drain().ran
@@ -511,6 +515,35 @@ def test_a_wrong_stage_is_refused_with_the_right_one(app: App) -> None:
         app.listen("finalized")(print)
     with pytest.raises(UsageError, match="a listener is a function"):
         app.listen("failed")(3)  # type: ignore[type-var]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_tells_its_own_listeners_even_if_a_lock_was_held(app: App, tmp_path: Path) -> None:
+    listeners = Listeners("app", Telemetry(), {})
+    listeners.add(lambda event: (tmp_path / "told").touch(), ["submitted"])
+    record = invocation("a", app="app")
+    with listeners._lock:
+        held = threading.Thread(target=listeners.take, args=(e.Submitted((record,)),), daemon=True)
+        held.start()
+        if not (child := os.fork()):
+            holder = threading.Thread(target=listeners.take, args=(e.Submitted((record,)),))
+            holder.start()
+            holder.join(patient(20))
+            listeners.settle(patient(20))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert (tmp_path / "told").exists()
+
+
+def test_what_cannot_surround_a_body_is_refused(app: App) -> None:
+    @app.workflow(name="body")
+    async def body() -> None: ...
+
+    with pytest.raises(UsageError, match="no middleware surrounds it"):
+        body.middleware(contextmanager(yard.around))
+    with pytest.raises(UsageError, match="is a workflow"):
+        body.try_here()
 
 
 def test_nothing_is_made_for_listeners_where_there_are_none(app: App) -> None:

@@ -200,6 +200,8 @@ def _outer() -> Call | None:
 
 def refuse_here(task: TaskDefinition, given: dict[str, object]) -> None:
     """Raise `UsageError` if a call needs the store before its code runs. `given` are options of the call."""
+    if task.is_workflow:
+        raise UsageError(f"{task.name} is a workflow, which is replayed from its log, so it cannot be tried here")
     needs = {
         "limit": task.limit,
         "unique": task.unique or None,

@@ -46,13 +46,17 @@ class Listeners:
         self._tasks = tasks
         self._listeners: list[_Listener] = []
         self._wanted: frozenset[str] = frozenset()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin without a thread and without events: also in a fork, which has neither the threads nor the locks."""
+        self._pid = os.getpid()
         self._waiting: deque[LifecycleEvent] = deque()
         self._lock = threading.RLock()  # a signal handler may submit in the middle of it
+        self._idle = threading.Condition(self._lock)
         self._thread: LoopThread | None = None
-        self._pid = 0
         self._is_calling = False
         self._dropped = 0
-        self._idle = threading.Condition(self._lock)
 
     def add(
         self, function: Callable[[LifecycleEvent], Any], stages: Iterable[str], tasks: Iterable[str] | None = None
@@ -86,16 +90,15 @@ class Listeners:
         told = [each for each in told_by(event) if each.stage in self._wanted and self._is_ours(each)]
         if not told:
             return
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
-            if self._pid != os.getpid():  # a fork has none of the threads of its parent
-                self._thread, self._pid, self._is_calling = None, os.getpid(), False
-                self._waiting.clear()
             room = MAX_WAITING - len(self._waiting)
             self._waiting.extend(told[:room])
             self._drop(len(told) - room)
             if not self._is_calling:
+                self._loop().call_soon_threadsafe(self._go_on)
                 self._is_calling = True
-                asyncio.run_coroutine_threadsafe(self._call_all(), self._loop())
 
     def _is_ours(self, told: LifecycleEvent) -> bool:
         if told.app != self._app or told.task.startswith(STEP):
@@ -116,6 +119,9 @@ class Listeners:
             self._dropped += count
 
     # --- on the thread of the listeners
+
+    def _go_on(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._call_all())
 
     async def _call_all(self) -> None:
         while True:
@@ -145,15 +151,27 @@ class Listeners:
 
     # --- the end
 
-    def finish(self, seconds: float = END_SECONDS) -> None:
-        """Wait for the listeners, but no longer than that. Not on their own thread."""
+    def settle(self, seconds: float = END_SECONDS) -> bool:
+        """Wait until all is told, but no longer than that. Return whether it is. Not on their own thread."""
         thread = self._thread
-        if thread is None or self._pid != os.getpid() or threading.current_thread() is thread.thread:
-            return
+        if thread is None or self._pid != os.getpid():
+            return True
+        if threading.current_thread() is thread.thread:
+            return False
         with self._idle:
-            self._idle.wait_for(lambda: not self._is_calling, seconds)
-            if self._is_calling:
-                self._telemetry.emit(e.ListenersBehind(f"the process ends, and {len(self._waiting) + 1:,} are lost"))
+            return self._idle.wait_for(lambda: not self._is_calling, seconds)
+
+    def finish(self, seconds: float = END_SECONDS) -> None:
+        """Give the listeners a moment, and end their thread."""
+        if not self.settle(seconds):
+            self._telemetry.emit(e.ListenersBehind(f"the app ends, and {len(self._waiting) + 1:,} events may be lost"))
+            return
+        with self._lock:
+            if self._is_calling or self._pid != os.getpid():  # something has happened since
+                return
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.end(wait=False)
 
 
 class _Subscription:

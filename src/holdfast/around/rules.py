@@ -176,7 +176,11 @@ class CommandTemplate(msgspec.Struct, frozen=True):
         text = str(value)
         if "\0" in text:
             raise UsageError(f"{name}= contains a NUL character, which no argument of a program can")
-        if len(text.encode("utf-8", "surrogateescape")) > MAX_ARGUMENT_BYTES:
+        try:
+            size = len(text.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:
+            raise UsageError(f"{name}= contains half a character, which no argument of a program can") from None
+        if size > MAX_ARGUMENT_BYTES:
             raise UsageError(f"{name}= is longer than the {MAX_ARGUMENT_BYTES:,} bytes that an argument may have")
         return text
 

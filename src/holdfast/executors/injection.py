@@ -66,7 +66,8 @@ def wanted_by(function: Callable[..., Any]) -> tuple[InjectedParameter, ...]:
     found = []
     for parameter in parameters:
         hint = _resolved(function, parameter)
-        mark = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Inject)), None)
+        marks = [Inject() if each is Inject else each for each in getattr(hint, "__metadata__", ())]
+        mark = next((each for each in marks if isinstance(each, Inject)), None)
         if mark is None:
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

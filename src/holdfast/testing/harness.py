@@ -271,6 +271,8 @@ class Harness:
             self._depth -= 1
             if self._depth == 0 and self.app.runtime.hooks:
                 await self._here("stop hooks", ends.leave)
+            if self._depth == 0:
+                await self._here("listeners", self.app.runtime.listeners.settle, is_coroutine=False)
         if self._depth == 0 and not BOX.get().is_interrupted:
             await self._replay_finished(engine)
 
