@@ -21,7 +21,7 @@ LAYERS = [
     ["model"],
     ["store", "executors", "telemetry"],
     ["runtime", "fleet", "invocation"],
-    ["schedules", "triggers", "archive", "groups", "rates", "streams", "workflows", "stats", "web", "world"],
+    ["schedules", "triggers", "archive", "around", "groups", "rates", "streams", "workflows", "stats", "web", "world"],
     ["app", "task", "direct", "declaring", "retries", "hooks", "webhooks"],
     ["cli", "testing"],
 ]
@@ -79,8 +79,9 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 820, 70, 8
 
 # Lines of code of src/holdfast without testing. A ratchet: lower it when code is removed, and raise it only in a commit
 # that says which feature the lines buy. Decision 0010 names the aim, and why it is missed.
-# With hooks, streams, the web app, the World, waiting parents, groups, options per call, notes, and statistics.
-COUNTED_CODE_LINES = 49_300
+# With hooks, streams, the web app, the World, waiting parents, groups, options per call, notes, statistics, and what
+# stands around a call.
+COUNTED_CODE_LINES = 50_300
 MAX_CODE_LINES = COUNTED_CODE_LINES * 102 // 100
 
 # Private by name and public by documentation: of named tuples, of the standard library.

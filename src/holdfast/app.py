@@ -16,9 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
+import msgspec
+
 from holdfast import crashpoints
 from holdfast.archive.api import Archive
 from holdfast.archive.retention import Retention
+from holdfast.around.listeners import Listeners
+from holdfast.around.programs import KEEP_BYTES, CommandFailed, CommandResult, Programs
 from holdfast.clock import Clock, Duration, parse_duration
 from holdfast.declaring import (
     DirectOptions,
@@ -109,6 +113,7 @@ class App:
         where = absolute_url(settings_.url or default_url(Path.cwd()), Path.cwd())
         self.runtime = AppRuntime(valid_name("app", settings_.name or DEFAULT_NAME), where, settings_, compose)
         self._runtime = self.runtime
+        self.runtime.listeners = Listeners(self.runtime.name, self.runtime.telemetry, self.runtime.tasks)
         self.runtime.looks, self.runtime.forks = WorldLooking(Looking()), Forking()
         self.runtime.streams = StreamReading()
         self.runtime.basic_features = lambda engine, core: (CoreSchedules(core), Retention(engine))
@@ -332,6 +337,67 @@ class App:
         """
         self.runtime.hooks.spans.append(function)
         return function
+
+    def middleware(self, function: F) -> F:
+        """Surround each call of each task, and each step, by a context manager that this function makes::
+
+        @app.middleware
+        @contextmanager
+        def timed(call: Context):
+            began = time.monotonic()
+            yield
+            print(call.task, time.monotonic() - began)
+
+        It may be async. What it raises at the start fails the attempt; at the end it changes nothing. Bodies of
+        workflows have none. ``@task.middleware`` surrounds the calls of one task.
+        """
+        self.runtime.hooks.middleware.append(function)
+        return function
+
+    def listen(self, *stages: str) -> Callable[[F], F]:
+        """Call a function, async or not, when invocations reach these stages, or any: ``@app.listen("failed")``.
+
+        The stages are "submitted", "started", "retried", "succeeded", "failed" (an attempt), "last_failure" and
+        "finalised". It takes a `LifecycleEvent` of `holdfast.around`, and is called by the process that made the write,
+        after it, at most once. What has to happen belongs into a trigger. ``@task.listen(…)`` is for one task.
+        """
+
+        def declare(function: F) -> F:
+            self.runtime.listeners.add(function, stages)
+            return function
+
+        return declare
+
+    def provide(self, *values: object) -> None:
+        """Let parameters with ``Injected[T]`` get these values, ahead of what lifespans yield: settings, or fakes in
+        tests.
+        """
+        self.runtime.hooks.provided += values
+
+    def shell_task(
+        self,
+        allow: Mapping[str, Iterable[str]],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        keep_bytes: int = KEEP_BYTES,
+        **options: Unpack[TaskOptions],
+    ) -> AsyncTask[..., CommandResult]:
+        """Declare a task that runs the commands of an allow-list, without a shell::
+
+            maintain = app.shell_task({"backup": ["pg_dump", "--file={path}", "{database}"]}, name="maintain")
+            maintain.submit("backup", path="/backup/shop", database="shop")
+
+        Its result is a `CommandResult`, its error `CommandFailed`. `env` replaces the environment, but for PATH. The
+        last `keep_bytes` of what a command prints are kept. It takes the options of a task.
+        """
+        programs = Programs(allow, cwd, env, keep_bytes)
+        options.setdefault("name", "shell")
+        definition = definition_of(programs.function(), options)
+        self.runtime.codec.register(CommandResult)
+        self.runtime.codec.register(CommandFailed)
+        checked = msgspec.structs.replace(definition, check=programs.words_of)
+        return cast("AsyncTask[..., CommandResult]", self._declare(checked))
 
     @property
     def tasks(self) -> dict[str, Submittable[..., Any]]:

@@ -23,6 +23,7 @@ POINTS: Mapping[str, str] = {
     "submit.before": "a submitter has encoded a call and written nothing",
     "submit.kept": "the large arguments are stored, the record is not",
     "submit.after": "the record is stored; neither the caller nor the runners know of it",
+    "here.failed": "a first attempt in its caller's process has failed, and its invocation is not stored",
     "claim.before": "a worker is about to claim",
     "claim.after": "the work is claimed and RUNNING, and no user code has begun",
     "user.before": "the arguments are decoded, and user code is about to begin",

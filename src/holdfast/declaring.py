@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.clock import Duration, format_duration, length_of, parse_moment
 from holdfast.errors import InvalidSchedule, UsageError
+from holdfast.executors.injection import wanted_by
 from holdfast.groups import words
 from holdfast.model.limits import Limit
 from holdfast.model.names import valid_key, valid_name
@@ -173,6 +174,7 @@ def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDef
         name=valid_name("task", options.get("name") or import_name(function)),
         function=function,
         signature=signature,
+        wanted=wanted_by(function),
         executor=executor_for(function, options.get("executor")),
         queue=valid_name("queue", options.get("queue", "default")),
         tags=tuple(sorted(valid_name("tag", tag) for tag in names(options.get("tags", ())))),
@@ -199,6 +201,8 @@ def workflow_definition(function: Callable[..., Any], options: WorkflowOptions) 
     given: dict[str, Any] = dict(options)
     version, check = given.pop("version", None), flag("check", given.pop("check", True))
     definition = definition_of(function, cast(TaskOptions, given))
+    if definition.wanted:
+        raise UsageError(f"the body of a workflow gets nothing injected ({definition.wanted[0]}): give it to its steps")
     if version is not None:
         name = f"{definition.name}@{valid_name('version', version)}"
         definition = msgspec.structs.replace(definition, name=name)

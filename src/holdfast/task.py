@@ -7,12 +7,14 @@ that they can be stored.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 
 import msgspec
 
+from holdfast.around.here import FirstAttempt, HereAttempt, refuse_here
 from holdfast.clock import reached
 from holdfast.codec import Payload, Placeholder, Seen
 from holdfast.declaring import CallOptions, SubmitOptions, changed_options
@@ -35,7 +37,7 @@ from holdfast.model.records import (
     call_like,
     first_history,
 )
-from holdfast.runtime.app_runtime import AppRuntime, completed, running_body
+from holdfast.runtime.app_runtime import AppRuntime, completed, refuse_on_loop, running_body
 from holdfast.runtime.definition import ALL_ARGUMENTS, TaskDefinition
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.fitting import Fitting
@@ -47,6 +49,7 @@ from holdfast.workflows.loop import where
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Submittable(Generic[P, R]):
@@ -148,6 +151,47 @@ class Submittable(Generic[P, R]):
             return self.map(calls, common_args=common_args)
         stored = await self._store((_spread(call) for call in calls), common=common_given(common_args))
         return InvocationGroup(self._runtime, stored)
+
+    def try_here(self, *args: P.args, **kwargs: P.kwargs) -> FirstAttempt[R]:
+        """Run the first attempt here and now, and store the call only if it must be retried.
+
+        Success stores nothing, and a final failure is raised. Until a retry is stored, nothing survives the end of this
+        process: that is the price, and `submit` is for work that must not be lost. Time limits do not hold here.
+        """
+        definition = self.definition
+        if definition.is_coroutine:
+            refuse_on_loop(f"{self.name}.try_here()", f"'await {self.name}.atry_here(…)'")
+        attempt = self._attempt(self._runtime.ready(), args, kwargs)
+        value = asyncio.run(attempt.run_coroutine()) if definition.is_coroutine else attempt.run()
+        return FirstAttempt(value, self._runtime.run(attempt.keep()) if attempt.has_failed else None)
+
+    async def atry_here(self, *args: P.args, **kwargs: P.kwargs) -> FirstAttempt[R]:
+        attempt = self._attempt(await self._runtime.aready(), args, kwargs)
+        value = await attempt.run_either()
+        return FirstAttempt(value, await self._runtime.arun(attempt.keep()) if attempt.has_failed else None)
+
+    def _attempt(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HereAttempt:
+        refuse_in_body(self.name)
+        given, task = self._options, self.definition
+        needs = {"key": given.key, "delay": given.delay_seconds, "at": given.at, "session": given.session}
+        refuse_here(task, needs | {"expires": given.expires_at, "debounce or throttle": self._pacing})
+        return HereAttempt(self._runtime, engine, task, self.prepared(engine, args, kwargs), (args, kwargs))
+
+    def listen(self, *stages: str) -> Callable[[F], F]:
+        """Call a function when invocations of this task reach these stages: see `App.listen`."""
+
+        def declare(function: F) -> F:
+            self._runtime.listeners.add(function, stages, self.definition.names)
+            return function
+
+        return declare
+
+    def middleware(self, function: F) -> F:
+        """Surround each call of this task by a context manager, inside of those of the app: see `App.middleware`."""
+        if self.definition.is_workflow:
+            raise UsageError(f"{self.name} is a workflow: its body is replayed, so no middleware surrounds it")
+        self._runtime.hooks.of_tasks.setdefault(self.name, []).append(function)
+        return function
 
     def _submitted_in(self, life: Life, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation[R]:
         if self._options.session is not None:
@@ -402,6 +446,8 @@ class Submittable(Generic[P, R]):
             raise self._with_hint(error, kwargs) from None
         if self._fitting is not None:
             self._fitting.check(args, kwargs)
+        if task.check is not None:
+            task.check(*args, **kwargs)
         packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(

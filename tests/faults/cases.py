@@ -86,6 +86,19 @@ def submitting(session: Session, point: str) -> None:
     assert found == {"after", "first"} if point == "submit.after" else {"after"}
 
 
+def trying_here(session: Session, point: str) -> None:
+    """It dies after a first attempt of its own: nothing is stored. The next one stores it, and a worker goes on."""
+    victim = session.start("tests.faults.shop", tasks.FALTERING, "first", **_armed(SUBMITTER, point))
+    session.struck(point)
+    _dies(session, victim)
+    assert session.app.invocations(task=tasks.FALTERING) == []
+    again = session.start("tests.faults.shop", tasks.FALTERING, "first")
+    session.until(lambda: again.code is not None, "the second one ends")
+    _heal(session)
+    (record,) = session.app.invocations(task=tasks.FALTERING)
+    assert (record.status, record.attempt) == (Status.SUCCESS, 2)
+
+
 # --- workers: their runner lives, and heals
 
 
@@ -534,6 +547,7 @@ STORIES: dict[str, dict[str, Story]] = {
     "submit.before": {SUBMITTER: submitting, SERVICE: running_core_tasks},
     "submit.kept": {SUBMITTER: submitting, SERVICE: running_core_tasks},
     "submit.after": {SUBMITTER: submitting, SERVICE: running_core_tasks},
+    "here.failed": {SUBMITTER: trying_here},
     "claim.before": {WORKER: working, SERVICE: running_core_tasks},
     "claim.after": {SERVICE: running_core_tasks, WORKER: working},
     "user.before": {WORKER: working, SERVICE: running_core_tasks},

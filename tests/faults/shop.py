@@ -175,6 +175,7 @@ threading.Thread(target=_pulse, name="pulse", daemon=True).start()
 def main(tokens: Sequence[str]) -> None:
     """The submitter: ``python -m tests.faults.shop token…``. Each of its calls has an argument that lies apart.
 
+    Or whoever tries a call itself: ``python -m tests.faults.shop faltering token``.
     Or whoever emits: ``python -m tests.faults.shop packed order``. Or makes a schedule: ``… schedule TOKEN``.
     Or whoever resumes a hook: ``… resume TOKEN VALUE``. Or whoever submits a group: ``… group``.
     """
@@ -193,6 +194,9 @@ def main(tokens: Sequence[str]) -> None:
         return
     if tokens[0] == tasks.PACKED:
         witness.write(What.EMIT_OK, id=app.emit(tasks.PACKED, tasks.packed(tokens[1])).id)
+        return
+    if tokens[0] == tasks.FALTERING:
+        app.get_task(tasks.FALTERING).try_here(tokens[1])
         return
     work = app.get_task("work").options(delay=os.environ.get("HOLDFAST_TEST_DELAY", "0s"))
     for token in tokens:

@@ -72,6 +72,16 @@ async def await_release(token: str) -> str:
         return execution.returns(f"{token} {execution.stamp}")
 
 
+FALTERING = "faltering"
+
+
+def falter(token: str) -> str:
+    """Fails at first."""
+    if context().attempt == 1:
+        raise OSError(f"{token} fails at first")
+    return token
+
+
 def limited(token: str, seconds: float = 0.0) -> str:
     """One at a time, on all runners together."""
     with witness().execution(token) as execution, witness().lease("limited", 1, token=token):
@@ -418,6 +428,7 @@ def declare(app: App, *, with_triggers: bool) -> None:
         app.task(name=function.__name__, **OPTIONS.get(function.__name__, {}))(function)
     declare_workflows(app)
     declare_family(app)
+    app.task(name=FALTERING, retries=Fixed(2, 0.01))(falter)
     if with_triggers:
         app.task(name="order")(order)
         for name, trigger in CALLED.items():

@@ -21,6 +21,7 @@ WEB = "web app"
 WORLD = "World"
 PARENTS = "waiting parents"
 STATS = "statistics"
+AROUND = "around a call"
 
 
 class Bug(NamedTuple):
@@ -49,6 +50,9 @@ WORLD_LISTS = ("world/test_listing.py",)
 WAITS = ("runtime/test_waits.py",)
 FOLDING = ("stats/test_folding.py",)
 COUNTING = ("stats/test_counters.py",)
+HERE = ("around/test_here.py",)
+SURROUNDED = ("around/test_around.py",)
+PROGRAMS = ("around/test_programs.py",)
 
 BUGS = (
     # --- something changed while we awaited
@@ -1422,5 +1426,69 @@ BUGS = (
         "rests_until=0.0,",
         FOLDING,
         "a reader that began before counts the same twice",
+    ),
+    # --- around a call
+    Bug(
+        "a first attempt is not counted",
+        AROUND,
+        "around/here.py",
+        "stored = apply_to(self._change, self._running)",
+        "stored = self._record",
+        HERE,
+        "a call that was tried in its caller's process has one attempt more than its task allows",
+    ),
+    Bug(
+        "a final failure is stored",
+        AROUND,
+        "around/here.py",
+        "if change.target is not Status.RETRY:",
+        "if change.target is Status.PARKED:",
+        HERE,
+        "the caller gets no error, and the invocation is stored as failed",
+    ),
+    Bug(
+        "a wait in a first attempt is that of the attempt",
+        AROUND,
+        "runtime/waiting.py",
+        'call = getattr(call, "outer", None) or call',
+        'call = getattr(call, "outer", None) and call',
+        HERE,
+        "a task that waits there keeps its slot, and a child that needs it never runs",
+    ),
+    Bug(
+        "what lacks a resource waits for other code",
+        AROUND,
+        "model/parking.py",
+        "return None if why.startswith(MISSING) else fingerprint",
+        "return fingerprint",
+        SURROUNDED,
+        "a deploy that adds the lifespan does not wake the invocation",
+    ),
+    Bug(
+        "an end of what waits is not told",
+        AROUND,
+        "runtime/cancel.py",
+        "if change.target in FINAL and self._engine.telemetry.wants(Settled):",
+        "if change.target in FINAL and self._engine.is_core:",
+        SURROUNDED,
+        "listeners do not hear of a call that was cancelled in the queue",
+    ),
+    Bug(
+        "what a program leaves behind goes on",
+        AROUND,
+        "around/programs.py",
+        "        _signal(pid, signal.SIGKILL)\n",
+        "        _signal(pid, signal.SIGCONT)\n",
+        PROGRAMS,
+        "a program in the background outlives its task, as does one that ignores SIGTERM",
+    ),
+    Bug(
+        "a value that begins with a dash is an option",
+        AROUND,
+        "around/rules.py",
+        'if text.startswith("-"):',
+        'if text.startswith("--x"):',
+        PROGRAMS,
+        "a caller gives options that the allow-list does not have",
     ),
 )

@@ -15,6 +15,7 @@ from holdfast.clock import parse_duration
 from holdfast.codec import Codec, ErrorRecord, Payload, SizeLimits, damage_of
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError, NotEncodable, RetryLater
+from holdfast.executors.around import CallAround, ResourceMissing
 from holdfast.executors.chunks import ChunkBuffer
 from holdfast.executors.context import Context
 from holdfast.executors.interrupts import SoftTimeoutInjector
@@ -54,6 +55,8 @@ class Call(NamedTuple):
     chunks: Callable[[Call], ChunkBuffer] | None = None  # makes its way to streams, when it first writes to one
     waits: WaitPort | None = None  # is told when the call waits for other invocations
     notes: Callable[[Call], CallNotes] | None = None  # returns its notes, which it makes when the call first asks
+    around: CallAround | None = None  # middleware and resources
+    outer: Call | None = None  # whose code tries this one, on its own thread or loop: see `holdfast.around.here`
 
 
 class Returned(NamedTuple):
@@ -177,10 +180,15 @@ def run(call: Call) -> Outcome:
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
-        crashpoint("user.before")
-        value = call.function(*args, **kwargs)
+        if call.around is None:
+            crashpoint("user.before")
+            value = call.function(*args, **kwargs)
+        else:
+            value = call.around.run(call, args, kwargs)
         crashpoint("user.after")
         return returned(call, value)
+    except ResourceMissing as missing:
+        return Unfit(str(missing))
     except BaseException as error:
         return raised(call, error)
     finally:
@@ -197,13 +205,18 @@ async def run_coroutine(call: Call, injector: SoftTimeoutInjector | None = None)
         if isinstance(arguments, Unfit):
             return arguments
         args, kwargs = arguments
-        crashpoint("user.before")
-        coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
-        value = await (coroutine if injector is None else injector.awaited(coroutine))
+        if call.around is None:
+            crashpoint("user.before")
+            coroutine: Coroutine[Any, Any, Any] = call.function(*args, **kwargs)
+            value = await (coroutine if injector is None else injector.awaited(coroutine))
+        else:
+            value = await call.around.run_coroutine(call, args, kwargs, injector)
         crashpoint("user.after")
         return returned(call, value)
     except CallAgain as again:
         return again.deferred
+    except ResourceMissing as missing:
+        return Unfit(str(missing))
     except BaseException as error:
         return raised(call, error)
 

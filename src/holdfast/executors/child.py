@@ -37,11 +37,13 @@ import msgspec
 
 from holdfast.codec import ErrorRecord, Payload, SizeLimits
 from holdfast.errors import CircularWait, SoftTimeout, StreamClosed
+from holdfast.executors.around import CallAround, CallsAround, Resources
 from holdfast.executors.call import Call, Outcome, Raised, Returned, Unfit, raised, run, run_coroutine
 from holdfast.executors.child_process import LOST_DESCRIPTORS, WAKE, Channel, end_with_parent
 from holdfast.executors.chunks import ENDED, ChunkBuffer
 from holdfast.executors.context import Context, cancelled, context_of
 from holdfast.executors.declared import Address, Found, Program, Unreachable, find, this_program
+from holdfast.executors.injection import wanted_by, without
 from holdfast.executors.interrupts import BEGIN_SECONDS, SoftTimeoutInjector
 from holdfast.executors.lifespan import ExitCallbacks, Hooks
 from holdfast.executors.notes import CallNotes, Noted, NoteSender, NotesSeen, seen_of
@@ -401,6 +403,8 @@ class _Worker:
         self._found: dict[Address, tuple[Found, inspect.Signature]] = {}
         self._runner: asyncio.Runner | None = None
         self._hooked: dict[Hooks, ExitCallbacks] = {}
+        self._opened: dict[Hooks, Resources] = {}
+        self._made_around: dict[Hooks, CallsAround] = {}
         self._shared: SharedValues | None = None
 
     def close(self) -> None:
@@ -436,7 +440,8 @@ class _Worker:
             self._notes.begin(notes)
             about = msgspec.structs.replace(about, noting=lambda: notes)
         facts = (question.key, task, function, signature, arguments, codec, question.limits, payloads, about)
-        call = Call(*facts, chunks=self._chunks.buffer_of, waits=self._controls.waits)
+        around = self._around(hooks, task, function)
+        call = Call(*facts, chunks=self._chunks.buffer_of, waits=self._controls.waits, around=around)
         self._chunks.begin(call)
         outcome: Outcome | None = None
         try:
@@ -451,8 +456,14 @@ class _Worker:
         if address not in self._found:
             found = find(address, self._program)
             self._logs.take_over()
-            self._found[address] = found, inspect.signature(found.function)
+            self._found[address] = found, without(inspect.signature(found.function), wanted_by(found.function))
         return self._found[address]
+
+    def _around(self, hooks: Hooks, task: str, function: Callable[..., Any]) -> CallAround | None:
+        if hooks not in self._made_around:
+            self._made_around[hooks] = CallsAround(hooks, logging_telemetry())
+            self._made_around[hooks].open(self._opened.get(hooks))
+        return self._made_around[hooks].of(task, wanted_by(function))
 
     def _enter(self, hooks: Hooks) -> None:
         """Enter the app's hooks for the rest of this life, on the loop on which its coroutines run."""
@@ -460,7 +471,8 @@ class _Worker:
             return
         exits = ExitCallbacks(logging_telemetry())
         try:
-            self._loop().run(hooks.enter(exits))
+            self._opened[hooks] = self._loop().run(hooks.enter(exits))
+            self._made_around.pop(hooks, None)
             self._logs.take_over()
         except BaseException as error:
             with contextlib.suppress(BaseException):

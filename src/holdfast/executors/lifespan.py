@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from holdfast.executors.around import Middleware, Resources
 from holdfast.executors.loop import LoopThread
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import HookFailed
@@ -28,48 +29,67 @@ TURN_SECONDS = 2.0  # a loop that does not turn for so long at the end is blocke
 
 
 class Hooks:
-    """Functions to call when a worker starts and stops, and contexts that span its life. May be empty."""
+    """Functions to call when a worker starts and stops, and contexts that span its life. True if there are any.
+
+    `middleware` surrounds each call of a task, `of_tasks` has that of single ones by their names. `provided` are
+    resources that no worker has to open.
+    """
 
     def __init__(self) -> None:
         self.starts: list[Callable[[], Any]] = []
         self.stops: list[Callable[[], Any]] = []
         self.spans: list[Callable[[], Any]] = []
+        self.middleware: list[Middleware] = []
+        self.of_tasks: dict[str, list[Middleware]] = {}
+        self.provided: list[Any] = []
 
     def __bool__(self) -> bool:
         return bool(self.starts or self.stops or self.spans)
 
+    def middleware_of(self, task: str) -> list[Middleware]:
+        """Return what surrounds the calls of a task, from the outermost."""
+        return [*self.middleware, *self.of_tasks.get(task, ())]
+
+    def without_lives(self) -> Hooks:
+        """Return the same middleware and provided resources, without what a worker has to open: for tests."""
+        other = Hooks()
+        other.middleware, other.of_tasks, other.provided = self.middleware, self.of_tasks, self.provided
+        return other
+
     @contextlib.asynccontextmanager
-    async def around(self, thread: LoopThread) -> AsyncIterator[None]:
-        """Enter in the order of declaration, leave in the reverse order.
+    async def around(self, thread: LoopThread) -> AsyncIterator[Resources]:
+        """Enter in the order of declaration, leave in the reverse order. Yield what the lifespans yield.
 
         What a start raises, this raises; `TimeoutError` if it takes too long.
         """
         life = _Life(self, thread.loop, thread.telemetry)
         try:
-            await life.enter()
-            yield
+            yield await life.enter()
         finally:
             try:
                 await life.leave()
             finally:
                 thread.end(wait=False)
 
-    async def enter(self, exits: ExitCallbacks) -> None:
-        """Start the hooks on the present loop."""
+    async def enter(self, exits: ExitCallbacks, loop: asyncio.AbstractEventLoop | None = None) -> Resources:
+        """Start the hooks on the present loop. Return what the lifespans yield."""
+        resources = Resources(self.provided, loop)
         for span in self.spans:
             exits.at = name = f"the lifespan {_name(span)}"
             context = span()
             if hasattr(context, "__aenter__"):
-                await context.__aenter__()
+                value = await context.__aenter__()
                 exits.add(name, partial(context.__aexit__, None, None, None))
             else:
-                context.__enter__()
+                value = context.__enter__()
                 exits.add(name, partial(_left, context))
+            resources.add(span, value)
         for stop in self.stops:
             exits.add(f"the stop hook {_name(stop)}", partial(_call, stop))
         for start in self.starts:
             exits.at = f"the start hook {_name(start)}"
             await _call(start)
+        return resources
 
 
 class ExitCallbacks:
@@ -103,18 +123,18 @@ class _Life:
     def __init__(self, hooks: Hooks, loop: asyncio.AbstractEventLoop, telemetry: Telemetry) -> None:
         self._hooks = hooks
         self._loop = loop
-        self._entered, self._leaving, self._ended = Future[None](), Future[None](), Future[None]()
+        self._entered, self._leaving, self._ended = Future[Resources](), Future[None](), Future[None]()
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._exits = ExitCallbacks(telemetry)
 
     # --- on the engine's loop
 
-    async def enter(self) -> None:
+    async def enter(self) -> Resources:
         self._loop.call_soon_threadsafe(self._begin)
         if not await _done(self._entered, ENTER_SECONDS):
             raise TimeoutError(f"{self._exits.at} was not done after {ENTER_SECONDS:g} s")
-        self._entered.result()
+        return self._entered.result()
 
     async def leave(self) -> None:
         self._loop.call_soon_threadsafe(self._let_go)
@@ -138,8 +158,7 @@ class _Life:
 
     async def _live(self) -> None:
         try:
-            await self._hooks.enter(self._exits)
-            self._entered.set_result(None)
+            self._entered.set_result(await self._hooks.enter(self._exits, self._loop))
             self._exits.at = "a task"
             await self._over.wait()
         except BaseException as error:
@@ -167,6 +186,6 @@ def _name(function: Callable[[], Any]) -> str:
     return str(getattr(function, "__qualname__", function))
 
 
-async def _done(future: Future[None], seconds: float) -> bool:
+async def _done(future: Future[Any], seconds: float) -> bool:
     done, _ = await asyncio.wait({asyncio.wrap_future(future)}, timeout=seconds)
     return any(each.exception() or True for each in done)  # retrieved, or asyncio logs that it was not

@@ -240,7 +240,8 @@ class _Slot:
         """Run a call in the child. Whatever happens is an outcome."""
         try:
             address = address_of(call.task, call.function, call.codec)
-            question, parts = question_of(call, address, with_hooks=self._with_hooks)
+            with_hooks = self._with_hooks or (call.around is not None and call.around.injects)
+            question, parts = question_of(call, address, with_hooks=with_hooks)
             call.payloads.clear()  # they are in `parts`, and go when they are sent
             child = self._asked(question, parts)
             parts.clear()

@@ -16,12 +16,16 @@ _PYTHON = "python "
 DAMAGED = "its stored arguments are damaged"
 GONE = "its arguments cannot be had"
 MISMATCH = "the code does not fit the recorded log"
+MISSING = "a resource is missing"
 
 
-def unfit_code(fingerprint: str, recorded_python: str) -> str:
-    """Return what a run says that is parked by its log, which this Python version wrote: the version, and the code if
-    it ran on that version too.
+def unfit_code(fingerprint: str, recorded_python: str, why: str = "") -> str | None:
+    """Return what an invocation says that is parked: the code that did not fit. None if it lacks a resource, which the
+    fingerprint of a task does not tell: each worker that starts tries again. A run that is parked by its log, which
+    this Python version wrote, says the version, and the code if it ran on that version too.
     """
+    if not recorded_python:
+        return None if why.startswith(MISSING) else fingerprint
     return f"{_PYTHON}{recorded_python} {fingerprint if recorded_python == PYTHON else ''}"
 
 
@@ -44,6 +48,11 @@ def what_helps(record: InvocationRecord) -> str:
         return (
             "Submit a call with the same value, or restore the payload from a backup, see docs/guides/payloads.md, "
             f"and then: holdfast wake {record.id}"
+        )
+    if record.reason.startswith(MISSING):
+        return (
+            "Let a lifespan of the app yield it, see docs/guides/around-a-call.md. Each worker that starts tries "
+            f"again, or you do: holdfast wake {record.id}"
         )
     if record.fingerprint is not None and record.fingerprint.startswith(_PYTHON):
         python = record.fingerprint.removeprefix(_PYTHON).partition(" ")[0]

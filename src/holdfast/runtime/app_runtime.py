@@ -448,6 +448,7 @@ class AppRuntime:
         self.rng = random.Random()
         self.ids = Ids(self.clock, self.rng)
         self.telemetry = logging_telemetry(self.clock.monotonic)
+        self.listeners: Any = None  # `holdfast.around.listeners.Listeners`; the app sets it
         self.runners: set[EndableRunner] = set()  # that run
         self.make_handle: Callable[[], EngineHandle] | None = None  # what a test has put in the place of the usual
         self.looks: RunLooks | None = None  # into runs of workflows; the app sets it
@@ -565,6 +566,8 @@ class AppRuntime:
             finally:
                 self._handle = None
                 handle.close()
+        if self.listeners is not None:
+            self.listeners.finish()
 
 
 class HasRuntime(Protocol):

@@ -22,7 +22,7 @@ from holdfast.model.status import FINAL, Status
 from holdfast.runtime.hints import Wakeup, look_after
 from holdfast.runtime.wait import get_readable, missing, pages
 from holdfast.store.contract import Filter
-from holdfast.telemetry.events import DutyFailed
+from holdfast.telemetry.events import DutyFailed, Settled
 
 if TYPE_CHECKING:
     from holdfast.runtime.engine import Engine
@@ -106,6 +106,8 @@ class Canceller:
                     lost.append(record.id)
                 elif isinstance(change, Change):
                     after[record.id] = apply_to(change, record)
+                    if change.target in FINAL and self._engine.telemetry.wants(Settled):
+                        self._engine.telemetry.emit(Settled(record, change))
                 elif isinstance(then := pushed(change, record), InvocationRecord):
                     after[record.id] = then
             self._send_hints([after[record.id] for record, _ in asked if record.id not in lost])

@@ -30,7 +30,7 @@ judged by how long calls have taken, and gives back what lay too long.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.executors.begun import BegunCalls
+from holdfast.ids import InvocationId
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.eligibility import Offer, open_lanes
 from holdfast.model.limits import Limit
@@ -47,6 +48,7 @@ from holdfast.model.records import ENDED, READY, Hint, InvocationRecord, Serves
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.hints import Pace
 from holdfast.runtime.outage import Outage
+from holdfast.runtime.wait import get_readable
 from holdfast.telemetry import events
 
 MANY = 1 << 30
@@ -197,7 +199,19 @@ class Claimer:
         telemetry = self._engine.telemetry
         if claimed.records and telemetry.wants(events.Claimed):
             telemetry.emit(events.Claimed(self._owner, claimed.records))
+        if claimed.refused and telemetry.wants(events.Refused):
+            await self._tell_refused(claimed.refused)
         return claimed
+
+    async def _tell_refused(self, ids: Sequence[InvocationId]) -> None:
+        """Read what a claim has refused, for listeners. The claim stands, whatever comes of that."""
+        try:
+            found = await get_readable(self._store, self._engine.app, ids)
+        except StoreError as error:
+            self._engine.telemetry.emit(events.DutyFailed("worker", "read what was refused", error))
+        else:
+            refused = tuple(record for record in found if record is not None)
+            self._engine.telemetry.emit(events.Refused(refused))
 
 
 class Demand:

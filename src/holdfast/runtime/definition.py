@@ -15,6 +15,7 @@ import msgspec
 from holdfast.clock import Duration, format_duration, length_of
 from holdfast.errors import UsageError
 from holdfast.executors.declared import MAINS, why_unreachable
+from holdfast.executors.injection import InjectedParameter, wanted_by, without
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Pacing
 from holdfast.model.records import (
@@ -121,6 +122,8 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     validate: str | None = None  # "submit", "off"; None: as the app says
     schedules: tuple[Any, ...] = ()  # `holdfast.schedules.options.TaskSchedule`
     triggers: tuple[Any, ...] = ()  # `holdfast.triggers.conditions.Trigger`
+    wanted: tuple[InjectedParameter, ...] = ()  # parameters that a worker fills in
+    check: Callable[..., object] | None = None  # raises `UsageError` for arguments that are not to be stored
     is_hidden: bool = False  # ours, not a user's: it decides for a trigger, or is a step that was sent elsewhere
     body: str = ""  # of a workflow: the fingerprint of its code
     log_lines: int = 0  # how many of the last lines that a call logs are kept with it
@@ -248,8 +251,9 @@ def executor_for(function: Callable[..., Any], executor: str | None) -> Executor
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the parameters that a call gives; a worker fills in the others."""
     try:
-        return inspect.signature(function)
+        return without(inspect.signature(function), wanted_by(function))
     except ValueError:
         raise UsageError(f"{function!r} shows no parameters; wrap it in a function that does") from None
 

@@ -33,10 +33,12 @@ from holdfast.clock import format_duration
 from holdfast.codec import MARK, Codec, references
 from holdfast.errors import PayloadLost, StoreError, StoreReadOnly, StoreUnavailable, StreamClosed, TimedOut
 from holdfast.executors import context
+from holdfast.executors.around import CallAround, CallsAround
 from holdfast.executors.call import INTERRUPTED, NOT_BEGUN, STOPPED, Call, Interrupted, LetGo, Outcome, Raised, Unfit
 from holdfast.executors.chunks import ENDED, ChunkBuffer
 from holdfast.executors.context import cancelled, deadline_in
 from holdfast.executors.declared import Unreachable, address_of
+from holdfast.executors.lifespan import Hooks
 from holdfast.executors.local import Deliver, Executor
 from holdfast.model.crashes import crashes_in_a_row, has_begun_before, kills_in_a_row
 from holdfast.model.parking import GONE
@@ -88,8 +90,13 @@ class Ended(NamedTuple):
 class RunningCalls:
     """The calls of one worker, from the start to the outcome, which the worker gets."""
 
-    def __init__(self, worker: Worker, engine: Engine, search: Outage, make_executor: MakeExecutor) -> None:
+    def __init__(
+        self, worker: Worker, engine: Engine, search: Outage, make_executor: MakeExecutor, hooks: Hooks | None
+    ) -> None:
         self._worker = worker
+        self.around = CallsAround(hooks, engine.telemetry)
+        has_middleware = hooks is not None and bool(hooks.middleware or hooks.of_tasks)
+        self._is_surrounded = has_middleware or any(task.wanted for task in worker.tasks.values())
         self._codec = engine.codec
         self._chunks = engine.chunks
         if self._chunks is not None:
@@ -240,6 +247,7 @@ class RunningCalls:
                 chunks=None if self._chunks is None else self._buffer_of,
                 waits=self.waits if record.run is None else None,
                 notes=self.notes.of if record.run is None else None,
+                around=self.around_of(task) if self._is_surrounded and record.run is None else None,
             )
             if self.abandoned or record.terms is not PLAIN:
                 call = self._limited(call, record)
@@ -268,6 +276,12 @@ class RunningCalls:
         self._stopper.watch(record)
         deadline = None if terms.timeout is None else deadline_in(terms.timeout)
         return call._replace(deadline=deadline, has_soft_timeout=terms.soft_timeout is not None)
+
+    def around_of(self, task: TaskDefinition) -> CallAround | None:
+        """Return what the calls of a task or step run inside of. Tasks of Holdfast itself have no middleware."""
+        if task.is_hidden and not task.name.startswith(context.STEP):
+            return None
+        return self.around.of(task.name, task.wanted)
 
     def kind_of(self, record: InvocationRecord) -> ExecutorKind:
         """Return where a call runs."""

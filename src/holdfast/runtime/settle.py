@@ -433,6 +433,10 @@ class Expiry:
         ended = [
             record.id for (record, _), verdict in zip(changes, verdicts, strict=True) if isinstance(verdict, Applied)
         ]
+        if ended and self._engine.telemetry.wants(e.Settled):
+            for (record, change), verdict in zip(changes, verdicts, strict=True):
+                if isinstance(verdict, Applied):
+                    self._engine.telemetry.emit(e.Settled(record, change))
         if ended:
             self._engine.telemetry.emit(InvocationsExpired(len(ended), ", ".join(ended[:5])))
             self._engine.hub.send(Hint(ENDED, tuple(ended), len(ended)))

@@ -100,8 +100,7 @@ class Submitter:
             await self._payloads.keep(payloads)
         crashpoint("submit.after")
         self._hub.send(_hint(records), abroad=not is_core(records[0].app))  # a runner performs its own core tasks
-        if self.telemetry.wants(Submitted):
-            self.telemetry.emit(Submitted(tuple(record for record, new in zip(records, stored, strict=True) if new)))
+        self._tell(records, stored)
         return [None] * len(records) if all(stored) else await self._yield(records, stored, debounce)
 
     async def _yield(
@@ -125,12 +124,17 @@ class Submitter:
             again = [records[number] for number in free]
             stored = await self._store.insert(again)
             self._hub.send(_hint(again))
+            self._tell(again, stored)
             for number, ours in zip(free, stored, strict=True):
                 answers[number] = None if ours else answers[number]
             left = [number for number, ours in zip(free, stored, strict=True) if not ours]
             if not left:
                 return answers
         raise StoreError(f"{records[left[0]].id} could not be stored: its name is taken and freed again and again")
+
+    def _tell(self, records: Sequence[InvocationRecord], stored: Sequence[bool]) -> None:
+        if self.telemetry.wants(Submitted):
+            self.telemetry.emit(Submitted(tuple(record for record, new in zip(records, stored, strict=True) if new)))
 
     async def _yields(self, holder: InvocationRecord, wanted: InvocationRecord, debounce: Debounce | None) -> bool:
         """Return whether it is worth trying to store the wanted record once more."""
@@ -168,6 +172,10 @@ class Submitter:
     async def _hint_after(self, transaction: Transaction, records: Sequence[InvocationRecord]) -> None:
         await until_over(transaction)
         self._hub.send(_hint(records))
+        if self.telemetry.wants(Submitted):  # only what was committed is there
+            with contextlib.suppress(StoreError):
+                there = await self._store.get(records[0].app, [record.id for record in records])
+                self._tell(records, [found is not None for found in there])
 
 
 async def until_over(transaction: Transaction) -> None:

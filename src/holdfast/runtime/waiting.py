@@ -45,6 +45,7 @@ async def held(wait: Wait, work: Coroutine[Any, Any, T]) -> T:
 def wait_here(runtime: AppRuntime, ids: Sequence[str]) -> Wait | None:
     """Return the wait that begins here; None outside of tasks of this app, and where no worker is told of waits."""
     call: Any = here.get()
+    call = getattr(call, "outer", None) or call
     port = None if call is None else getattr(call, "waits", None)
     if port is None or call.codec is not runtime.codec:
         return None

@@ -1,9 +1,8 @@
 """A worker: it fills its slots with claimed invocations and settles their outcomes.
 
-The loop is short: look for work if there is reason to (a hint, a full batch last time, something falling due, a polling
-interval gone by) and a slot is free; hand what was claimed to executors; sleep until something happens. Outcomes go to
-the settler, and the slot is free again at once: the next claim and the previous settle are written together. A worker
-claims and starts only while its runner permits it.
+The loop is short: look for work if there is reason to (a hint, a full batch last time, something due, an interval gone)
+and a slot is free; hand what was claimed to executors; sleep until something happens. Outcomes go to the settler,
+and the slot is free at once: the next claim and the previous settle are written together. It needs its runner's permit.
 
 A worker that dies at any point leaves its invocations RUNNING with its name and epoch on them. Nothing it held is lost,
 and nothing it writes later can be mistaken for the work of the next owner.
@@ -11,8 +10,7 @@ and nothing it writes later can be mistaken for the work of the next owner.
 Beside the loop: `Audit` compares what the store says that the worker owns with what it knows of. A claim that was still
 executing when its repetition had read, or an end that was given up, leaves work behind in the name of a living owner.
 Work that is unknown twice in a row, in the same epoch, is treated like the work of a dead owner. `wake_parked` gives
-parked work another try when the code has changed. `Throughput` counts ended calls by queue, in memory, for the
-heartbeats.
+parked work another try when the code has changed. `Throughput` counts ended calls by queue, for heartbeats.
 """
 
 from __future__ import annotations
@@ -154,14 +152,16 @@ class Worker:
         self._claimer = Claimer(engine, self._search, permit, owner=self.owner, limits=slots.known)
         self._outage = Outage(engine.rng, engine.telemetry)
         self.begun = permit.begun or BegunCalls(slots=self._concurrency)
-        callbacks = (self._started, self._wakeup.notify)
-        self._settler = Settler(engine, self._outage, releaser, slots, self.begun, *callbacks)
+        settled = (self._started, self._wakeup.notify)
+        self._settler = Settler(engine, self._outage, releaser, slots, self.begun, *settled)
         coroutines = LoopThread("holdfast-coroutines", engine.telemetry) if hooks else None
         self._around = hooks.around(coroutines) if hooks and coroutines else None
         given = make_executor or functools.partial(
             _executor, engine.telemetry, self.begun, self._concurrency, coroutines
         )
-        self._running = RunningCalls(self, engine, self._search, functools.partial(self._make, given, coroutines))
+        made = functools.partial(self._make, given, coroutines)
+        self._running = RunningCalls(self, engine, self._search, made, hooks)
+        self.calls_around = self._running.around
         self._is_inline = make_executor is not None
         self.notes = self._running.notes
         self.waits = self._running.waits = WorkerWaits(engine, self, self._outage)
@@ -198,7 +198,8 @@ class Worker:
             self._permit.on_pause(self._on_pauses)
             self._on_pauses(self._permit.paused)
         try:
-            async with self._around or contextlib.nullcontext():
+            async with self._around or contextlib.nullcontext() as resources:
+                self.calls_around.open(resources)
                 await self._work(ready)
                 over()
         finally:
@@ -651,8 +652,8 @@ class Worker:
             if self._ahead:
                 self._reserve.learn(record.task, seconds, now)
             fingerprint = None if isinstance(outcome, Returned) else self.tasks[record.task].fingerprint
-            if isinstance(outcome, Unfit) and outcome.python and fingerprint is not None:
-                fingerprint = unfit_code(fingerprint, outcome.python)
+            if isinstance(outcome, Unfit) and fingerprint is not None:
+                fingerprint = unfit_code(fingerprint, outcome.python, outcome.why)
             change = self._settler.change_for(record, outcome, fingerprint)
             if self.notes.calls:
                 change = self.notes.added_to(change, record)

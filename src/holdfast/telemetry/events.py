@@ -81,11 +81,25 @@ class Started(Event, frozen=True):
     records: tuple[InvocationRecord, ...]
 
 
+class StartedHere(Started, frozen=True):
+    """User code is about to be called by its caller, and nothing is stored."""
+
+
+class Refused(Event, frozen=True):
+    """Invocations have ended without a start: they met a limit, and were not to wait."""
+
+    records: tuple[InvocationRecord, ...]
+
+
 class Settled(Event, frozen=True):
     """A change was written. Failures, retries and returns to the queue have types of their own."""
 
     record: InvocationRecord
     change: Change
+
+
+class RanHere(Settled, frozen=True):
+    """A caller has tried a call itself. The change is what followed from it, and is not stored."""
 
 
 class Failed(Settled, frozen=True):
@@ -331,6 +345,22 @@ class HookFailed(Event, frozen=True):
     hook: str
     why: str
     error: BaseException | None = None
+
+
+class ListenerFailed(Event, frozen=True):
+    """A user's listener has failed at a stage of an invocation."""
+
+    listener: str
+    stage: str
+    invocation: str
+    why: str
+    error: BaseException
+
+
+class ListenersBehind(Event, frozen=True):
+    """A user's listeners are too slow, and events are lost for them."""
+
+    why: str
 
 
 class LoopDisturbed(Event, frozen=True):

@@ -218,6 +218,8 @@ ROWS: dict[type[e.Event], Row] = {
     e.WorkerEnds: Row("worker", ERROR, "stopped worker {worker}: {why}"),
     e.WorkerDrains: Row("worker", INFO, "draining worker {worker}: {why}"),
     e.WorkNotTakenBack: Row("runner", If("is_left", ERROR, WARNING), _NOT_TAKEN),
+    e.ListenerFailed: Row("engine", ERROR, "listener {listener} failed at '{stage}': {why}"),
+    e.ListenersBehind: Row("engine", WARNING, "listeners are behind: {why}"),
     e.HookFailed: Row("worker", ERROR, "gave up {hook}: {why}"),
     e.LoopDisturbed: Row("engine", WARNING, "kept event loop {loop} running: user code tried to end it: {error!r}"),
     e.LoopBroken: Row("engine", logging.CRITICAL, "lost event loop {loop}: {why}"),
@@ -260,8 +262,8 @@ ROWS: dict[type[e.Event], Row] = {
 
 Kinds: TypeAlias = frozenset[type[e.Event]]
 
-SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started})
-"""Events that have no line: they are many."""
+SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started, e.StartedHere, e.Refused, e.RanHere})
+"""Events that have no line: they are many, or only for listeners."""
 
 RETRIES: Kinds = frozenset({e.StoreRetry, e.StoreGaveUp, e.StoreAnswers})
 """What a store reports while it retries by itself."""
@@ -357,11 +359,15 @@ def _level(level: Level, event: e.Event) -> int:
 
 def _trace(event: e.Event) -> BaseException | None:
     """Return the exception whose traceback says more than its message: a defect of ours, or of user code in a hook."""
-    if not isinstance(
-        event, e.DutyFailed | e.RunnerBroke | e.WorkerBroke | e.PutOff | e.HookFailed | e.WebRequestFailed
-    ):
+    if not isinstance(event, _WITH_TRACES):
         return None
     return None if isinstance(event.error, HoldfastError) else event.error
+
+
+_WITH_TRACES = (
+    *(e.DutyFailed, e.RunnerBroke, e.WorkerBroke, e.PutOff),
+    *(e.HookFailed, e.ListenerFailed, e.WebRequestFailed),
+)
 
 
 def logging_telemetry(monotonic: Callable[[], float] = time.monotonic, without: Kinds = frozenset()) -> Telemetry:

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import functools
+import inspect
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 from holdfast.app import App, features
 from holdfast.clock import Duration, parse_duration
 from holdfast.codec import references
 from holdfast.errors import ResultTimeout, UsageError
+from holdfast.executors.around import Resources
 from holdfast.executors.call import Call
 from holdfast.executors.lifespan import ExitCallbacks
 from holdfast.executors.local import Deliver
@@ -102,6 +105,8 @@ class Harness:
         self._duties_of: object = None
         self._duties: Sequence[Duty] = ()
         self._made_runs: dict[Worker, StageRuns] = {}
+        self._provided: list[object] = []
+        self._resources = Resources(app.runtime.hooks.provided)
         self._declared: frozenset[str] = frozenset()  # the tasks whose schedules and triggers are stored
 
     # --- taking the place of the app's store
@@ -160,6 +165,10 @@ class Harness:
         return EngineHandle(with_eager_watcher, PumpingBridge(self._coroutine_loop, self._store.take_in))
 
     # --- running
+
+    def provide(self, *values: object) -> None:
+        """Let parameters with ``Injected[T]`` get these values, ahead of what lifespans yield."""
+        self._provided += values
 
     def drain(self, *, until: Duration | dt.datetime | None = None, check: bool = False, most: int = _MOST) -> Report:
         """Run every call that is due, one after the other, on this thread. Return a report of the runs.
@@ -237,7 +246,7 @@ class Harness:
         releaser = Releaser(engine)
         ends = ExitCallbacks(engine.telemetry)
         if self._depth == 0 and self.app.runtime.hooks:
-            await self._here("start hooks", lambda: self.app.runtime.hooks.enter(ends))
+            await self._here("start hooks", lambda: self._enter(ends))
         if self._depth == 0:
             self._runs.clear()
         self._depth += 1
@@ -262,8 +271,13 @@ class Harness:
             self._depth -= 1
             if self._depth == 0 and self.app.runtime.hooks:
                 await self._here("stop hooks", ends.leave)
+            if self._depth == 0:
+                await self._here("listeners", self.app.runtime.listeners.settle, is_coroutine=False)
         if self._depth == 0 and not BOX.get().is_interrupted:
             await self._replay_finished(engine)
+
+    async def _enter(self, ends: ExitCallbacks) -> None:
+        self._resources = await self.app.runtime.hooks.enter(ends)
 
     def _next_due(self, idle: Sequence[Staying], *, ticks: bool) -> float | None:
         times = [self._store.next_due(self.app.name, ticks=ticks), *(each.runs.host.next_due for each in idle)]
@@ -354,7 +368,6 @@ class Harness:
 
     def _worker(self, engine: Engine, releaser: Releaser) -> Worker:
         definitions = self.app.runtime.definitions
-        box = BOX.get()
         options = WorkerOptions(
             owner=f"testing/{engine.ids.new()}",
             serves=Serves(
@@ -366,7 +379,10 @@ class Harness:
             max_tasks=1,
         )
         made = (engine, definitions, options, Unlimited(), releaser)
-        worker = Worker(*made, make_executor=lambda kind, deliver: WaitingExecutor(box, deliver, self._noted))
+        hooks, box = self.app.runtime.hooks.without_lives(), BOX.get()
+        executors = functools.partial(WaitingExecutor, box, around=self._noted)
+        worker = Worker(*made, make_executor=lambda kind, deliver: executors(deliver), hooks=hooks)
+        worker.calls_around.open(self._resources.with_more(self._provided))
         worker.waits.is_off = True  # calls run one inside of the other here
         return worker
 
@@ -607,15 +623,27 @@ def _wrapped(call: Call, noted: Callable[[tuple[Any, ...], dict[str, Any]], Abst
     """Return the call with its function inside of a context."""
     function = call.function
 
+    @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> Any:
-        with noted(args, kwargs):
+        with noted(*_given(call, args, kwargs)):
             return function(*args, **kwargs)
 
+    @functools.wraps(function)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        with noted(args, kwargs):
+        with noted(*_given(call, args, kwargs)):
             return await function(*args, **kwargs)
 
     return call._replace(function=coroutine if asyncio.iscoroutinefunction(function) else plain)
+
+
+def _given(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call without those that are injected."""
+    if call.around is None or not call.around.injects:
+        return args, kwargs
+    bound = inspect.signature(call.function).bind(*args, **kwargs).arguments
+    given = {name: value for name, value in bound.items() if name in call.signature.parameters}
+    both = inspect.BoundArguments(call.signature, cast(Any, given))
+    return both.args, both.kwargs
 
 
 def _open_hooks(hooks: list[HookRecord]) -> list[HookRecord]:

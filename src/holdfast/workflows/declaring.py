@@ -31,6 +31,7 @@ import msgspec
 from holdfast.clock import Duration, length_of
 from holdfast.errors import UsageError
 from holdfast.executors.context import STEP
+from holdfast.executors.injection import wanted_by
 from holdfast.model import parking
 from holdfast.model.names import valid_key, valid_name
 from holdfast.model.retries import Never, Policy, as_policy
@@ -141,6 +142,7 @@ def step_of(function: Callable[..., Any], options: StepDeclaration) -> StepDefin
         transactional=transactional,
         queue=None if queue is None else valid_name("queue", queue),
         tags=tags,
+        wanted=wanted_by(function),
     )
 
 
@@ -156,6 +158,7 @@ def step_task(step: StepDefinition) -> TaskDefinition:
         name=step.task,
         function=step.function,
         signature=step.signature,
+        wanted=step.wanted,
         executor=step.executor,
         queue=step.queue or "default",
         tags=step.tags,

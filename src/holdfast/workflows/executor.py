@@ -93,6 +93,7 @@ class WorkflowExecutor(Executor):
     def __init__(self, engine: Engine, worker: Worker, deliver: Deliver, coroutines: LoopThread | None) -> None:
         self.engine = engine
         self._worker = worker
+        self.calls_around = worker.calls_around
         self._deliver = deliver
         self._store = engine.store
         self.concurrency = worker.concurrency

@@ -173,7 +173,7 @@ class Host:
     # --- for runs: steps
 
     def start_step(self, run: Run, step: StepDefinition, call: Call, *, apart: bool) -> None:
-        kind = step.executor
+        kind, call = step.executor, call._replace(around=self._there.calls_around.of(step.task, step.wanted))
         if step.transactional:  # never apart: a child process has no store
             self._step_runs[call.key] = run
             self._note(call, kind)

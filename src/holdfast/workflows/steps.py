@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.executors.injection import InjectedParameter
 from holdfast.model.retries import Never, Policy
 from holdfast.runtime.definition import ExecutorKind
 
@@ -28,6 +29,7 @@ class StepDefinition(msgspec.Struct, frozen=True, kw_only=True):
     transactional: bool = False
     queue: str | None = None
     tags: tuple[str, ...] = ()
+    wanted: tuple[InjectedParameter, ...] = ()  # parameters that a worker fills in
 
     @property
     def names(self) -> tuple[str, ...]:
