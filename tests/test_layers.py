@@ -79,9 +79,9 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 820, 70, 8
 
 # Lines of code of src/holdfast without testing. A ratchet: lower it when code is removed, and raise it only in a commit
 # that says which feature the lines buy. Decision 0010 names the aim, and why it is missed.
-# With hooks, streams, the web app, the World, waiting parents, groups, options per call, notes, statistics, and what
-# stands around a call.
-COUNTED_CODE_LINES = 50_300
+# With hooks, streams, the web app, the World, waiting parents, groups, options per call, notes, statistics, rates, and
+# what stands around a call.
+COUNTED_CODE_LINES = 51_300
 MAX_CODE_LINES = COUNTED_CODE_LINES * 102 // 100
 
 # Private by name and public by documentation: of named tuples, of the standard library.

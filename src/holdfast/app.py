@@ -30,6 +30,7 @@ from holdfast.declaring import (
     WorkflowOptions,
     definition_of,
     names,
+    refuse_other_rate,
     refuse_unknown,
     valid_weights,
     workflow_definition,
@@ -48,6 +49,7 @@ from holdfast.model.changes import CHILDREN, FOLLOW, GROUP, HOOKS, PARENT, Verdi
 from holdfast.model.explain import living
 from holdfast.model.names import valid_name
 from holdfast.model.records import InvocationRecord, RunnerRecord
+from holdfast.rates.api import LimitAccess
 from holdfast.runtime import hints
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
 from holdfast.runtime.definition import TaskDefinition, is_redefined, where_of
@@ -119,6 +121,7 @@ class App:
         self.runtime.basic_features = lambda engine, core: (CoreSchedules(core), Retention(engine))
         self.archive = Archive(self.runtime)
         self.queues = Queues(self.runtime)
+        self.limits = LimitAccess(self.runtime)
         self.schedules = Schedules(self.runtime)
         self.triggers = Triggers(self.runtime)
         # By the names that people know, too.
@@ -177,6 +180,9 @@ class App:
         `limit` says how many calls run at once, on all runners together: of the task, or of calls with the same values
         of the arguments in `limit_by` (a name, a list, "*" for all; alone it means ``limit=1``). Other calls wait for
         their turn, or end with `InvocationRefused` if `when_full` is "refuse".
+
+        ``rate="100/m"`` says how many calls start in a time, on all runners together, up to `burst` at once: of the
+        task, of calls with the same values of `rate_by`, or of all tasks with the same `rate_name`. Other calls wait.
 
         `unique` keeps the queue free of duplicates: while a call of the same kind waits for its start, `submit` stores
         nothing and returns a handle to that call. All calls of the task are of one kind, or calls with the same values
@@ -284,6 +290,7 @@ class App:
                     f"{where_of(definition.function)}. Give one of them name='…'."
                 )
         refuse_duplicate_names(definition, runtime.definitions)
+        refuse_other_rate(definition, runtime.definitions)
         runtime.codec.register_annotations(definition.function)
         remember(self.name, definition.name, definition.function, runtime.codec, runtime.hooks)
         kind: type[Submittable[..., Any]] = AsyncTask if definition.is_coroutine else Task

@@ -33,6 +33,8 @@ POINTS: Mapping[str, str] = {
     "settle.after": "the ends are written, and no hint is sent",
     "slot.freed": "a slot of a limit is released, and its waiters know nothing",
     "sweep.found": "a sweep has found a free slot with waiters, and none of them goes on yet",
+    "rate.taken": "starts are taken from the buckets of a claim, and it is not known to be written",
+    "rate.claimed": "calls are claimed with their starts, and the next waiters do not go on yet",
     "handback.before": "a worker that was asked to end still holds its work",
     "handback.after": "a worker that was asked to end has released its work, and has not ended",
     "takeback.before": "a runner has seen its worker end, and has not taken back its work",

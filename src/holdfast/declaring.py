@@ -24,6 +24,7 @@ from holdfast.model.limits import Limit
 from holdfast.model.names import valid_key, valid_name
 from holdfast.model.notes import MAX_LINES, check_attributes
 from holdfast.model.pacing import Debounce, Pacing, Throttle
+from holdfast.model.rates import MAX_LIMIT, rate_of
 from holdfast.model.records import HIGHEST_PRIORITY, KEY_SECONDS, LOWEST_PRIORITY
 from holdfast.model.retries import Policy
 from holdfast.runtime.definition import (
@@ -75,6 +76,10 @@ class TaskOptions(SharedOptions, total=False):
     retention: Retention
     limit: int | None
     limit_by: str | Iterable[str] | None
+    rate: str | None
+    burst: int | None
+    rate_by: str | Iterable[str] | None
+    rate_name: str | None
     when_full: Literal["wait", "refuse"]
     unique: bool | None
     unique_by: str | Iterable[str] | None
@@ -156,7 +161,6 @@ OLDER_NAMES: dict[str, tuple[str, ...]] = {
     "on_diff_non_key_args_raise": ("when_different",),
 }
 _RENAMED = frozenset(new for names in OLDER_NAMES.values() for new in names)
-MAX_LIMIT = 10_000
 
 
 def definition_of(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
@@ -280,15 +284,16 @@ def _shared_calls(signature: inspect.Signature, options: TaskOptions) -> dict[st
     """Return the fields of `TaskDefinition` that say which calls share a limit, or a waiting call."""
     given, spelled = present_names(options)
     limit, unique = given.get("limit"), given.get("unique")
-    limit_by, unique_by = (_argument_names(signature, name, given, spelled) for name in ("limit_by", "unique_by"))
+    by = {name: _argument_names(signature, name, given, spelled) for name in ("limit_by", "unique_by", "rate_by")}
+    limit_by, unique_by = by["limit_by"], by["unique_by"]
     waits = _choice("when_full", given, "wait", "refuse") == "wait"
     raises = _choice("when_different", given, "keep", "raise") == "raise"
     if limit is None and limit_by is not None:
         limit = 1
     if limit is not None:
         _check_limit("limit", limit)
-    elif not waits:
-        raise UsageError('when_full="refuse" needs limit= or limit_by=, which say how many calls may run at once')
+    elif not waits and given.get("rate") is None:
+        raise UsageError('when_full="refuse" needs limit=, limit_by= or rate=, which say how many calls may run')
     if unique is not None and not flag("unique", unique) and unique_by is not None:
         raise UsageError("unique=False and unique_by= contradict each other; leave unique= out")
     paced = given.get("debounce") is not None or given.get("throttle") is not None
@@ -307,11 +312,40 @@ def _shared_calls(signature: inspect.Signature, options: TaskOptions) -> dict[st
     return {
         "limit": None if limit is None else Limit(limit, waits),
         "limit_by": limit_by or (),
+        **_rate(given, by["rate_by"], waits),
         "unique": bool(unique or unique_by is not None or paced),
         "unique_by": unique_by or (),
         "raises_when_different": raises,
         "spelled": spelled,
     }
+
+
+def _rate(given: Mapping[str, Any], by: tuple[str, ...] | None, waits: bool) -> dict[str, Any]:
+    """Return the fields of `TaskDefinition` that say how many calls start in a time."""
+    if given.get("rate") is None:
+        if said := next((name for name in ("burst", "rate_by", "rate_name") if given.get(name) is not None), None):
+            raise UsageError(f'{said}= needs rate= as well, such as rate="100/m"')
+        return {}
+    name = given.get("rate_name")
+    return {
+        "rate": rate_of(given["rate"], given.get("burst"), waits=waits),
+        "rate_by": by or (),
+        "rate_name": None if name is None else valid_name("rate", name),
+    }
+
+
+def refuse_other_rate(new: TaskDefinition, others: Iterable[TaskDefinition]) -> None:
+    """Raise `UsageError` if another task declares another rate under the same name."""
+    for other in others:
+        if new.rate_name is not None and new.rate_name == other.rate_name and new.name != other.name:
+            if other.rate is not None and new.rate is not None and str(other.rate) != str(new.rate):
+                raise UsageError(f"{_differs(new, other)}: tasks that share a rate declare the same one")
+            if other.rate != new.rate:
+                raise UsageError(f"{_differs(new, other)} with another burst or when_full; declare the same")
+
+
+def _differs(new: TaskDefinition, other: TaskDefinition) -> str:
+    return f"rate_name={new.rate_name!r}: {new.name} declares rate='{new.rate}', and {other.name} '{other.rate}'"
 
 
 def _check_limit(name: str, limit: object) -> None:
@@ -432,6 +466,8 @@ def refuse_with_pacing(pacing: Pacing | None, options: SubmitOptions | None, tas
             f"debounce= replaces arguments, and {task.spelling('limit_by')}= goes by them: the limit that a call is "
             "under would change while it waits"
         )
+    if isinstance(pacing, Debounce) and task.rate_by:
+        raise UsageError("debounce= replaces arguments, and rate_by= goes by them: the rate of a call would change")
     if options is None:
         return
     if options.key is not None:

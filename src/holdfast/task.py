@@ -60,7 +60,7 @@ class Submittable(Generic[P, R]):
         self.definition = definition
         self._options = options or SubmitOptions()
         self._names = tuple(definition.signature.parameters)
-        self._limited = definition.limit is not None
+        self._limited = definition.limit is not None or definition.rate is not None
         self._time = self._options.time or definition.time
         given, usual = self._options, runtime.settings.archive_retention_seconds
         self.terms = self._time.added_to(definition.terms(usual, retries=given.retries, kept=given.retention))
@@ -463,7 +463,9 @@ class Submittable(Generic[P, R]):
             priority=task.priority if options.priority is None else options.priority,
             created_at=now,
             due_at=due_at,
-            limit_key=self._shared_key(task.limit_by, args, kwargs) if self._limited else None,
+            limit_key=task.waits_under(self._digest_of(task.limit_by if task.limit else task.rate_by, args, kwargs))
+            if self._limited
+            else None,
             terms=self.terms if options.key_seconds == KEY_SECONDS else self._terms_with_key,
             parent_id=None if here.get() is None else parent_in(self._runtime.name),
             origin=None if here.get() is None else origin_in(self._runtime.name),
@@ -471,6 +473,9 @@ class Submittable(Generic[P, R]):
             run=RunState() if task.body else None,
             history=first_history(ids.operation(), now),
         )
+        if task.rate is not None and task.rate_by:
+            key = task.rate_key(self._digest_of(task.rate_by, args, kwargs))
+            record = msgspec.structs.replace(record, terms=msgspec.structs.replace(record.terms, rate_key=key))
         if self._pacing is not None:
             reached("debounce" if isinstance(self._pacing, Debounce) else "throttle", now, self._pacing.seconds)
             record = paced(record, self._pacing)
@@ -523,8 +528,11 @@ class Submittable(Generic[P, R]):
 
     def _shared_key(self, by: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the task's name, with a digest of the arguments that the limit or the kind goes by."""
+        return limit_key(self.name, self._digest_of(by, args, kwargs))
+
+    def _digest_of(self, by: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         shared = self.definition.shared(by, args, kwargs)
-        return limit_key(self.name, self._runtime.codec.digest(shared) if shared else "")
+        return self._runtime.codec.digest(shared) if shared else ""
 
 
 CallArguments = tuple[tuple[Any, ...], Mapping[str, Any]]

@@ -139,6 +139,7 @@ def test_the_page_on_mongodb_has_every_field(mongo_url: str) -> None:
         parent.options(expires="2h", attributes={"customer": "c-17"}).submit()
         app.queues.pause("later")
         app.schedules.create("nightly", again, cron="0 3 * * *")
+        app.schedules.create("large", fails, [os.urandom(2048)], cron="0 3 * * *")
         seen.look()  # while they are ready
         with app.runner():
             while (there := seen.look()) != wanted and time.monotonic() < deadline:

@@ -24,6 +24,7 @@ from tests.faults.streams import Followers
 from tests.faults.worlds import serving as serving_worlds
 from tests.stats.files import TASK as COUNTED
 from tests.stats.files import Files
+from tests.support.windows import excess
 from tests.support.witness import What
 
 from holdfast.crashpoints import POINTS
@@ -189,6 +190,16 @@ def limiting(session: Session, point: str) -> None:
     session.start_runner("--workers", "1", "--concurrency", "4", **_armed(WORKER, point))
     session.struck(point)
     session.verdict()
+
+
+def pacing(session: Session, point: str) -> None:
+    """It has taken starts of a rate, and dies: in the middle of its claim, or before the next waiters go on."""
+    session.submit("one", "two", "three", "four", "five", task="paced")
+    session.start_runner("--workers", "1", "--concurrency", "4", **_armed(WORKER, point))
+    session.struck(point)
+    session.verdict()
+    moments = [event.at for event in session.events(What.EXEC_START)]
+    assert excess(moments, tasks.PACE, tasks.PACED_BURST) <= 0, f"{moments}"
 
 
 # --- runners
@@ -557,6 +568,8 @@ STORIES: dict[str, dict[str, Story]] = {
     "settle.after": {SERVICE: running_core_tasks, WORKER: working},
     "slot.freed": {WORKER: limiting, RUNNER: leaving_slots},
     "sweep.found": {SERVICE: sweeping},
+    "rate.taken": {WORKER: pacing},
+    "rate.claimed": {WORKER: pacing},
     "handback.before": {WORKER: handing_back},
     "handback.after": {WORKER: handing_back},
     "takeback.before": {RUNNER: taking_back},

@@ -82,6 +82,11 @@ def falter(token: str) -> str:
     return token
 
 
+def paced(token: str) -> str:
+    """Few in a second, on all runners together."""
+    return work(token)
+
+
 def limited(token: str, seconds: float = 0.0) -> str:
     """One at a time, on all runners together."""
     with witness().execution(token) as execution, witness().lease("limited", 1, token=token):
@@ -408,8 +413,9 @@ def _last_words(token: str) -> None:
         pass
 
 
-ALL = (work, after, fail, hold, await_release, limited, chant, tell, exits, segfaults, devours)
-OPTIONS: dict[str, dict[str, Any]] = {"limited": {"limit": 1}}
+ALL = (work, after, fail, hold, await_release, limited, paced, chant, tell, exits, segfaults, devours)
+PACE, PACED_BURST = 2, 2
+OPTIONS: dict[str, dict[str, Any]] = {"limited": {"limit": 1}, "paced": {"rate": f"{PACE}/s", "burst": PACED_BURST}}
 PACKED = "packed"
 CALLED: dict[str, Trigger] = {
     "after_order": on_status("order", arguments={"token": from_result("after")}),

@@ -799,7 +799,7 @@ BUGS = (
         "slots promised to nobody",
         OWNER,
         "runtime/worker.py",
-        "            self._promised = free\n",
+        "        self._promised = free\n",
         "",
         MEANWHILE,
         "a run and the call of a claim get the same slot",

@@ -53,6 +53,7 @@ from holdfast.model.status import FINAL, Status
 from holdfast.runtime import hints as fallback
 from holdfast.runtime.claim import Claimer, Unlimited
 from holdfast.runtime.hints import Hub
+from holdfast.runtime.limits import Limits
 from holdfast.runtime.outage import Outage
 from holdfast.runtime.pauses import pause_queue, resume_queue
 from holdfast.schedules import every
@@ -580,7 +581,7 @@ def test_a_claim_that_lets_waiters_go_on_sends_a_hint_of_their_lanes() -> None:
         engine = fleet.engine(fleet.store)
         engine.hub.on(READY, heard.append)
         engine.hub.on(ENDED, heard.append)
-        claimer = Claimer(engine, Outage(engine.rng, engine.telemetry), Unlimited(), owner="r/1", limits={})
+        claimer = Claimer(engine, Outage(engine.rng, engine.telemetry), Unlimited(), owner="r/1", limits=Limits(engine))
         await claimer.claim(["a lane"], 1)
         assert heard == [Hint(ENDED, ("x",), 1), Hint(READY, ("a lane", "b"), 3)]
 

@@ -212,10 +212,7 @@ def show(
             out.line(live.text_of(line))
     out.line()
     if not family.is_alone:
-        for branch, each in drawn(family.lines):
-            this = "  ◀ this" if each.is_self else ""
-            out.line(f"{branch}{each.task} {each.id} {each.status}  {each.role}".rstrip() + this)
-        out.line()
+        _print_family(out, family)
     if calls:
         _print_time_line(out, record, calls, now)
     _print_history(out, record, _HISTORY_SHOWN)
@@ -361,6 +358,13 @@ def _print_history(out: Output, record: InvocationRecord, max_lines: int) -> Non
     out.table(_HISTORY_TITLES, rows[-max_lines:], empty="no history")
     if len(rows) > max_lines:
         out.line(f"the last {max_lines} of {len(rows)}; all of them: holdfast history {record.id}")
+
+
+def _print_family(out: Output, family: Family) -> None:
+    for branch, each in drawn(family.lines):
+        this = "  ◀ this" if each.is_self else ""
+        out.line(f"{branch}{each.task} {each.id} {each.status}  {each.role}".rstrip() + this)
+    out.line()
 
 
 def _print_time_line(out: Output, record: InvocationRecord, calls: Sequence[StepRecord], now: float) -> None:

@@ -22,6 +22,7 @@ from holdfast.cli import (
     groups,
     hooks,
     invocations,
+    limits,
     logs,
     monitor,
     queues,
@@ -109,6 +110,10 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
     "runners": (runners.runners, {"drain": runners.drain, "stop": runners.stop}),
     "groups": (groups.groups, {"show": groups.show, "cancel": groups.cancel}),
     "queues": (queues.queues, {"pause": queues.pause, "resume": queues.resume}),
+    "limits": (
+        limits.limits,
+        {"list": limits.limits, "show": limits.show, "set": limits.set_limit, "clear": limits.clear},
+    ),
     "schedules": (schedules.schedules, schedules.COMMANDS),
     "events": (events.events, {"show": events.show, "emit": events.emit}),
     "hooks": (hooks.hooks, {"list": hooks.hooks, "show": hooks.show, "resume": hooks.resume}),

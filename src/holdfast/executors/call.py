@@ -56,7 +56,7 @@ class Call(NamedTuple):
     waits: WaitPort | None = None  # is told when the call waits for other invocations
     notes: Callable[[Call], CallNotes] | None = None  # returns its notes, which it makes when the call first asks
     around: CallAround | None = None  # middleware and resources
-    outer: Call | None = None  # whose code tries this one, on its own thread or loop: see `holdfast.around.here`
+    outer: Call | None = None  # the call whose code tries this one in its thread or loop: see `holdfast.around.here`
 
 
 class Returned(NamedTuple):

@@ -31,7 +31,7 @@ from holdfast.fleet.services import Duty, Feature, Services
 from holdfast.fleet.supervisor import LocalWorkers, Workers
 from holdfast.model.records import DRAIN, ROSTER, STOP, Hint, RunnerRecord, Serves, runner_of
 from holdfast.runtime.claim import Permit
-from holdfast.runtime.definition import TaskDefinition, limits_of, names_of
+from holdfast.runtime.definition import TaskDefinition, limits_of, names_of, rates_of
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execute import MakeExecutor
 from holdfast.runtime.hints import first_of, wait_for
@@ -384,11 +384,13 @@ class Runner:
 def path_duties(engine: Engine, definitions: Sequence[TaskDefinition]) -> Sequence[Duty]:
     """Return the duties of the services for the path of an invocation."""
 
+    limits = Limits(engine, limits_of(definitions), rates_of(definitions))
+
     async def collect() -> bool:
         return (await engine.payloads.collect()).more
 
     return (
         Duty(name="expiry", every_seconds=0.0, perform=Expiry(engine).sweep),  # it knows when it has to look
-        Duty(name="limits", every_seconds=1.0, perform=Limits(engine, limits_of(definitions)).sweep),
+        Duty(name="limits", every_seconds=1.0, perform=limits.sweep),
         Duty(name="payloads", every_seconds=3600.0, perform=collect),
     )

@@ -89,9 +89,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waiting: Waiting | UnsetType | None = UNSET  # with PAUSED and RESUMED
     notes: Notes | UnsetType | None = UNSET
     has_log: bool = False  # with the end of an invocation that has logs: it is kept until these are removed
-    inbox_seen: int | None = (
-        None  # applies only if so many entries were added to the inbox until now (`RunState.pushed`)
-    )
+    inbox_seen: int | None = None  # applies only if so many entries were added to the inbox (`RunState.pushed`)
     slot: str | None = None  # that the invocation takes; only a claim gives one
     arguments: bytes | UnsetType = UNSET  # in the place of those of one that waits and was never claimed
 
@@ -104,9 +102,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def needs_owner(self) -> bool:
-        """Return whether the table lets only the owner make the change; then the actor has to act for the owner of that
-        time.
-        """
+        """Return whether only the owner may make the change; then the actor has to act for the owner of that time."""
         return not self.amends and needs_owner(self.path, self.sources)
 
     @property

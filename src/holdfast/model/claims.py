@@ -9,7 +9,8 @@ from msgspec import UnsetType
 
 from holdfast.ids import InvocationId
 from holdfast.model.changes import Change, change_of, entries
-from holdfast.model.limits import Allotment, Held, Limit, why_blocked, why_refused
+from holdfast.model.limits import Allotment, Bounds, Held, Limit, Release
+from holdfast.model.rates import Rate, RateBuckets, is_rate_key
 from holdfast.model.records import HistoryEntry, InvocationRecord, cut, is_cut_at
 from holdfast.model.status import AVAILABLE, Status
 
@@ -22,8 +23,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     and its answer was lost.
 
     `limits` are those of the claimer's tasks, by name. An invocation that has a key and whose task has a limit is taken
-    with a slot or not at all. Without `limited`, the claim ends before the first of them: for work that is only taken
-    ahead, since waiting work should hold no slot. `told` are the triggers that are to hear of refusals, by task.
+    with a slot or not at all. So are `rates`: an invocation under one is taken with a start of its bucket. Without
+    `limited`, the claim passes over both: it is for work that is only taken ahead, and waiting work holds no slot.
+    `told` are the triggers that are to hear of refusals, by task.
     """
 
     app: str
@@ -38,6 +40,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
     limited: bool = True
     told: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    rates: Mapping[str, Rate] = msgspec.field(default_factory=dict)
+
+    def bounds(self, task: str) -> bool:
+        """Return whether calls of a task need a slot or a start."""
+        return task in self.limits or task in self.rates
 
     @property
     def path(self) -> tuple[Status, ...]:
@@ -51,8 +58,9 @@ class Claimed(msgspec.Struct, frozen=True):
     nothing waits in them. Invocations that are due already were not looked at, or another claimer was faster.
 
     `refused` are the ids of invocations that ended because they met a limit and were not to wait, `released` the lanes
-    of waiters that go on; the caller sends hints for both. `cut`: an invocation under a limit is next, and the claim
-    was to take none; then nothing is said about the time.
+    of waiters that go on; the caller sends hints for both. `cut`: the claim has passed over invocations under limits,
+    since it was to take none; then nothing is said about the time. `start_at` is when a call under a rate is due that
+    this claim has put off, or let go on.
     """
 
     records: tuple[InvocationRecord, ...]
@@ -60,6 +68,7 @@ class Claimed(msgspec.Struct, frozen=True):
     refused: tuple[InvocationId, ...] = ()
     released: tuple[str, ...] = ()
     cut: bool = False
+    start_at: float | None = None
 
 
 def claimed(claim: Claim, record: InvocationRecord, slot: str | None = None) -> Change:
@@ -132,20 +141,48 @@ def refused(record: InvocationRecord, *, operation: str, at: float, why: str, to
     return msgspec.structs.replace(change, outbox=(*(change.outbox or ()), *told)) if told else change
 
 
-def turned_away(claim: Claim, allotment: Allotment, held: Held) -> Iterator[tuple[InvocationRecord, Change]]:
-    """Yield the changes of the records for which a claim found no slot."""
-    for record in allotment.blocked:
-        why = why_blocked(record.limit_key or "")
-        yield record, blocked(record, operation=claim.operation, at=claim.at, why=why)
-    for record in allotment.refused:
-        why = why_refused(record.limit_key or "", held.of(record.limit_key or ""))
+def put_off(record: InvocationRecord, *, operation: str, at: float, why: str, due_at: float) -> Change:
+    """Let an invocation without a start wait in the queue until it gets one."""
+    path = (Status.CONCURRENCY_CONTROLLED, Status.REROUTED)
+    return change_of("put_off", record, path, AVAILABLE, operation=operation, at=at, why=why, due_at=due_at)
+
+
+def turned_away(claim: Claim, allotment: Allotment) -> Iterator[tuple[InvocationRecord, Change]]:
+    """Yield the changes of the records for which a claim found no slot, or no start."""
+    operation, at = claim.operation, claim.at
+    for record, why in allotment.blocked:
+        yield record, blocked(record, operation=operation, at=at, why=why)
+    for record, why in allotment.held_up:
+        change = blocked(record, operation=operation, at=at, why=why)
+        if record.status is Status.REROUTED and is_rate_key(record.limit_key or ""):
+            change = msgspec.structs.replace(change, due_at=record.created_at)  # it was due at a start that is gone
+        yield record, change
+    for record, why in allotment.refused:
         told = claim.told.get(record.task, ())
-        yield record, refused(record, operation=claim.operation, at=claim.at, why=why, told=told)
+        yield record, refused(record, operation=operation, at=at, why=why, told=told)
+    for record, why, due_at in allotment.deferred:
+        yield record, put_off(record, operation=operation, at=at, why=why, due_at=due_at)
 
 
-def released(record: InvocationRecord, *, operation: str, at: float, why: str = "a slot is free") -> Change:
-    """Return a waiter to its old place in the queue: a slot is free."""
-    return change_of("released", record, (Status.REROUTED,), _WAITING, operation=operation, at=at, why=why)
+def released(
+    record: InvocationRecord, *, operation: str, at: float, why: str = "a slot is free", due_at: float | None = None
+) -> Change:
+    """Return a waiter to its old place in the queue: a slot is free. With `due_at`, it gets a start then."""
+    if due_at is None:
+        return change_of("released", record, (Status.REROUTED,), _WAITING, operation=operation, at=at, why=why)
+    why = "a start comes"
+    return change_of(
+        "released", record, (Status.REROUTED,), _WAITING, operation=operation, at=at, why=why, due_at=due_at
+    )
+
+
+def bounds_of(claim: Claim, held: Held, buckets: RateBuckets) -> Bounds:
+    return Bounds(claim.limits, claim.rates, claim.limited, claim.owner, held, buckets)
+
+
+def next_starts(buckets: RateBuckets) -> list[Release]:
+    """Return the wishes for waiters that a claim lets go on, each due at its start."""
+    return [Release(limit_key=key, count=len(dues), dues=dues) for key, dues in buckets.free_spots()]
 
 
 def back_in_queue(record: InvocationRecord, change: Change) -> tuple[str, float, int]:

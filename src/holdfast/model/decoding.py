@@ -39,6 +39,7 @@ Number = Annotated[int, Meta(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
 
 INVOCATION, RUNNER, EXECUTION, PAUSE, PAYLOAD, PIECE = "invocation", "runner", "execution", "pause", "payload", "piece"
 PAGE = "page"  # of the log of a run
+RATE = "rate"
 
 
 def ahead(at: float, seconds: float) -> float:

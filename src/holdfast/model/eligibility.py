@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.model.limits import Limit
+from holdfast.model.rates import Bucket
 from holdfast.model.records import InvocationRecord, RunnerRecord, Serves
 from holdfast.model.status import AVAILABLE, Status
 
@@ -28,6 +29,7 @@ class Reason(StrEnum):
     NOT_DUE = "not_due"
     IN_BACKOFF = "in_backoff"
     NO_SLOT = "no_slot"
+    NO_START = "no_start"
     QUEUE_PAUSED = "queue_paused"
     NO_RUNNER = "no_runner"
     UNKNOWN_TASK = "unknown_task"
@@ -59,12 +61,13 @@ class Lane(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """An invocation at a moment: how far its key's limit, if it has one here, is used up."""
+    """An invocation at a moment: how far its key's limit and rate, if it has them here, are used up."""
 
     record: InvocationRecord
     at: float
     limit: Limit | None = None
     held: int = 0
+    bucket: Bucket | None = None  # of its rate
 
 
 class LaneCondition(NamedTuple):
@@ -84,6 +87,10 @@ INVOCATION: tuple[Condition, ...] = (
     Condition(
         Reason.NO_SLOT,
         lambda it: it.record.limit_key is not None and it.limit is not None and it.held >= it.limit.max_running,
+    ),
+    Condition(
+        Reason.NO_START,
+        lambda it: it.bucket is not None and it.record.due_at <= it.at and not it.bucket.left(it.at),
     ),
 )
 QUEUE: tuple[LaneCondition, ...] = (LaneCondition(Reason.QUEUE_PAUSED, lambda lane, offer: lane.queue in offer.paused),)

@@ -19,6 +19,7 @@ from holdfast.model.limits import Limit
 from holdfast.model.names import unversioned
 from holdfast.model.parking import what_helps
 from holdfast.model.queues import QueuePause
+from holdfast.model.rates import WAITS_FOR_START, Bucket, shown_key
 from holdfast.model.records import InvocationRecord, RunnerRecord, WorkerRecord, runner_of
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, TABLE, Status
 
@@ -44,6 +45,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     pauses: Sequence[QueuePause] = ()
     holders: Sequence[InvocationRecord] = ()
     limit: Limit | None = None
+    bucket: Bucket | None = None  # of the rate that its next claim is under
     children: Sequence[InvocationRecord] = ()
     first_child: str = ""
     waits: Sequence[RunWait] = ()  # what a run waits for, by its log
@@ -71,7 +73,7 @@ def living(roster: Sequence[RunnerRecord], now: float, dead_after_seconds: float
 
 def explain(record: InvocationRecord, around: Surroundings) -> Explanation:
     """Explain what an invocation waits for, or how it ended."""
-    standing = Standing(record, around.now, around.limit, len(around.holders))
+    standing = Standing(record, around.now, around.limit, len(around.holders), around.bucket)
     reasons = tuple(held_back(standing, [offer_of(runner) for runner in around.alive], around.paused))
     if record.status not in AVAILABLE:
         return Explanation(reasons=reasons, text=" ".join([_by_status(record, around), *_followed(record)]))
@@ -144,6 +146,9 @@ def _expires(record: InvocationRecord, around: Surroundings) -> list[str]:
 
 
 def _not_due(record: InvocationRecord, around: Surroundings) -> str:
+    if around.bucket is not None and record.status is Status.REROUTED:
+        when = f"in {format_duration(record.due_at - around.now)}, at {moment_in_words(record.due_at)}"
+        return f"waiting for its start under {_rate(record, around.bucket)}, which comes {when}"
     return f"not due for another {format_duration(record.due_at - around.now)}, until {moment_in_words(record.due_at)}"
 
 
@@ -158,6 +163,25 @@ def _in_backoff(record: InvocationRecord, around: Surroundings) -> str:
 def _no_slot(record: InvocationRecord, around: Surroundings) -> str:
     held = _held_by(around)
     return f"no slot of {record.limit_key} is free, held by {held}; the next look of a runner lets it wait for one"
+
+
+def _no_start(record: InvocationRecord, around: Surroundings) -> str:
+    return f"no start is left under {_next_start(record, around)}"
+
+
+def _rate(record: InvocationRecord, bucket: Bucket) -> str:
+    return f"the rate {bucket.text} of {shown_key(record.terms.rate_key or '')}"
+
+
+def _next_start(record: InvocationRecord, around: Surroundings) -> str:
+    """Name a rate, its next start, and the calls that took the last ones."""
+    bucket = around.bucket
+    if bucket is None:
+        return f"the rate of {shown_key(record.terms.rate_key or '')}"
+    at = bucket.next_at()
+    when = f"at {moment_in_words(at)}, in {format_duration(at - around.now)}" if at > around.now else "there"
+    takers = ", ".join(f"{id} {format_duration(max(0.0, around.now - taken))} ago" for id, taken in bucket.last)
+    return f"{_rate(record, bucket)}: the next one is {when}{f'. The last ones went to {takers}' if takers else ''}"
 
 
 def _queue_paused(record: InvocationRecord, around: Surroundings) -> str:
@@ -215,6 +239,7 @@ _SAYS: Mapping[Reason, Callable[[InvocationRecord, Surroundings], str]] = {
     Reason.NOT_DUE: _not_due,
     Reason.IN_BACKOFF: _in_backoff,
     Reason.NO_SLOT: _no_slot,
+    Reason.NO_START: _no_start,
     Reason.QUEUE_PAUSED: _queue_paused,
     Reason.NO_RUNNER: _no_runner,
     Reason.DRAINING: _draining,
@@ -384,6 +409,9 @@ def _suspended(record: InvocationRecord, around: Surroundings) -> str:
 
 
 def _without_slot(record: InvocationRecord, around: Surroundings) -> str:
+    if around.bucket is not None and record.reason.startswith(WAITS_FOR_START):
+        before = "calls of a higher priority and earlier ones go before it"
+        return f"waits for {_since(record, around)} for a start under {_next_start(record, around)}; {before}."
     waits = f"waits for a slot of {record.limit_key} for {_since(record, around)}"
     if not around.holders:
         return f"{waits}; one is free, so it goes back to the queue in a moment."

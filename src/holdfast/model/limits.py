@@ -10,15 +10,18 @@ slots beyond it keep them to their end, and count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
 
+from holdfast.model.rates import Rate, RateBuckets, rate_for, why_over, why_waits
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 
 MAX_BLOCKED = 500  # that one claim moves out of its way; then it answers, and asks for more at once
+MAX_PASSED = 50  # limited ones that a claim passes over, if it takes none
 _MAX_NAMED = 3
 
 
@@ -40,13 +43,19 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     """Ask that up to `count` waiters of a limit key go back to the queue, as far as the key has free slots.
 
     `max_running` is the key's limit; None if it is not known here: then slots are not counted. Waiters in the lanes
-    `without` are passed over.
+    `without` are passed over. With `dues`, one for each of the `count`, they fall due then.
     """
 
     limit_key: str
     count: int = 1
     max_running: int | None = None
     without: frozenset[str] = frozenset()
+    dues: tuple[float, ...] = ()
+
+
+def dues_of(wish: Release) -> Iterator[float | None]:
+    """Return when each of the released falls due; None: as before."""
+    return iter(wish.dues) if wish.dues else repeat(None)
 
 
 class Held:
@@ -66,9 +75,32 @@ class Allotment(NamedTuple):
     """The decision about the candidates of a claim."""
 
     taken: list[tuple[InvocationRecord, str | None]]  # with their slots, if they need one
-    blocked: list[InvocationRecord]
-    refused: list[InvocationRecord]
-    cut: bool = False  # a limited one was met by a claim that takes none
+    blocked: list[tuple[InvocationRecord, str]]  # and what they wait for
+    refused: list[tuple[InvocationRecord, str]]  # and why
+    held_up: list[tuple[InvocationRecord, str]]  # without a start: they wait outside the queue
+    deferred: list[tuple[InvocationRecord, str, float]]  # without a start: they wait in it, and are due then
+    cut: bool = False  # limited ones were passed over by a claim that takes none
+
+    @property
+    def away(self) -> int:
+        """Return how many leave the place in the queue that they had."""
+        return len(self.blocked) + len(self.refused) + len(self.held_up) + len(self.deferred)
+
+    def among(self, stays: Callable[[InvocationRecord], bool]) -> Allotment:
+        """Return what was decided about some of the records."""
+        return Allotment(
+            taken=[each for each in self.taken if stays(each[0])],
+            blocked=[each for each in self.blocked if stays(each[0])],
+            refused=[each for each in self.refused if stays(each[0])],
+            held_up=[each for each in self.held_up if stays(each[0])],
+            deferred=[each for each in self.deferred if stays(each[0])],
+            cut=self.cut,
+        )
+
+    def rate_keys(self) -> set[str]:
+        """Return the keys of the rates that its records are under."""
+        decided = (self.taken, self.refused, self.held_up, self.deferred)
+        return {key for each in decided for record, *_ in each if (key := record.terms.rate_key) is not None}
 
 
 def limit_key(task: str, digest: str = "") -> str:
@@ -94,35 +126,63 @@ def limit_of(candidate: InvocationRecord, limits: Mapping[str, Limit]) -> Limit 
     return None if candidate.limit_key is None else limits.get(candidate.task)
 
 
-def allot(
-    candidates: Iterable[InvocationRecord],
-    wanted: int,
-    *,
-    limits: Mapping[str, Limit],
-    limited: bool,
-    held: Held,
-    owner: str,
-) -> Allotment:
-    """Go through candidates in queue order until enough can be taken. `held` is brought up to date."""
-    taken: list[tuple[InvocationRecord, str | None]] = []
-    blocked: list[InvocationRecord] = []
-    refused: list[InvocationRecord] = []
+class Bounds(NamedTuple):
+    """What a claim goes by: the limits and rates of its tasks, whether it takes calls under them, and its owner; the
+    slots and buckets, which it brings up to date.
+    """
+
+    limits: Mapping[str, Limit]
+    rates: Mapping[str, Rate]
+    limited: bool
+    owner: str
+    held: Held
+    buckets: RateBuckets
+
+
+def is_bounded(record: InvocationRecord) -> bool:
+    """Return whether a claimed invocation has a slot, or has taken a start."""
+    return record.slot is not None or record.terms.rate_key is not None
+
+
+def allot(candidates: Iterable[InvocationRecord], wanted: int, bounds: Bounds) -> Allotment:
+    """Go through candidates in queue order until enough can be taken."""
+    limits, rates, limited, owner, held, buckets = bounds
+    found, passed = Allotment([], [], [], [], []), 0
     for candidate in candidates:
-        if len(taken) >= wanted or len(blocked) + len(refused) >= MAX_BLOCKED:
+        if len(found.taken) >= wanted or found.away >= MAX_BLOCKED:
             break
-        key, limit = candidate.limit_key, limit_of(candidate, limits)
-        if key is None or limit is None:
-            taken.append((candidate, None))
-        elif not limited:
-            return Allotment(taken, blocked, refused, cut=True)
-        elif (slot := _free_slot(key, limit.max_running, held.of(key))) is not None:
+        key, limit, rate = candidate.limit_key, limit_of(candidate, limits), rate_for(candidate, rates)
+        slot = None
+        if (limit is not None or rate is not None) and not limited:
+            if (passed := passed + 1) >= MAX_PASSED:
+                break
+            continue
+        if key is not None and limit is not None:
+            slot = _free_slot(key, limit.max_running, held.of(key))
+            if slot is None:
+                if limit.waits or candidate.status is not Status.REGISTERED:
+                    found.blocked.append((candidate, why_blocked(key)))
+                else:
+                    found.refused.append((candidate, why_refused(key, held.of(key))))
+                continue
+        if rate is not None and not buckets.start(candidate.terms.rate_key or "", rate, candidate):
+            _put_off(found, candidate, rate, buckets)
+            continue
+        if key is not None and slot is not None:
             held.of(key)[slot] = Holder(candidate.id, owner)
-            taken.append((candidate, slot))
-        elif limit.waits or candidate.status is not Status.REGISTERED:
-            blocked.append(candidate)
-        else:
-            refused.append(candidate)
-    return Allotment(taken, blocked, refused)
+        found.taken.append((candidate, slot))
+    return found._replace(cut=passed > 0)
+
+
+def _put_off(found: Allotment, candidate: InvocationRecord, rate: Rate, buckets: RateBuckets) -> None:
+    """Decide about a candidate without a start: it falls due at one, waits outside the queue, or is refused."""
+    key = candidate.terms.rate_key or ""
+    if not rate.waits and candidate.status is Status.REGISTERED:
+        found.refused.append((candidate, why_over(key, rate)))
+    elif (due_at := buckets.due_at(key, rate)) is not None:
+        found.deferred.append((candidate, why_waits(key, rate), due_at))
+    else:
+        found.held_up.append((candidate, why_waits(key, rate)))
 
 
 def _free_slot(key: str, max_running: int, holders: Mapping[str, Holder]) -> str | None:

@@ -75,6 +75,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: InvocationId | None = None  # the group that wants to know of its end
     effects_key: str | None = None  # of a rerun of a task: the key of the effects of the first run
     attributes: Mapping[str, str] | None = None  # that it began with
+    rate_key: str | None = None  # those with the same key share a rate of how many start in a time
 
 
 PLAIN = Terms()

@@ -29,14 +29,16 @@ import msgspec
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec, Payload
-from holdfast.errors import BlockingCall, ConfigurationError, StoreError, UsageError
+from holdfast.errors import BlockingCall, ConfigurationError, CorruptRecord, StoreError, UsageError
 from holdfast.executors.lifespan import Hooks
 from holdfast.executors.loop import LoopThread
 from holdfast.ids import Ids, InvocationId
 from holdfast.masking import mask_url
+from holdfast.model.decoding import RATE
 from holdfast.model.explain import MAX_NAMED, Explanation, RunWait, Surroundings, explain
 from holdfast.model.limits import Limit
 from holdfast.model.pacing import Debounce
+from holdfast.model.rates import Bucket, bucket_of
 from holdfast.model.records import InvocationRecord, Terms
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.definition import TaskDefinition
@@ -101,7 +103,18 @@ async def _with_queue(store: Store, record: InvocationRecord, limit_of: LimitOf,
     if record.limit_key is not None:
         where = Filter(limit_key=record.limit_key)
         holders = list(await store.find(record.app, where, _MAX_HOLDERS, order=Order.SLOT))
-    return msgspec.structs.replace(around, pauses=pauses, holders=holders, limit=limit_of(record.task))
+    bucket = await bucket_for(store, record)
+    return msgspec.structs.replace(around, pauses=pauses, holders=holders, limit=limit_of(record.task), bucket=bucket)
+
+
+async def bucket_for(store: Store, record: InvocationRecord) -> Bucket | None:
+    """Return the bucket that the next claim of an invocation looks at, if there is one."""
+    if record.terms.rate_key is None or (record.run is not None and record.epoch > 0):
+        return None
+    for entry in await store.entries(record.app, RATE, [record.terms.rate_key]):
+        with contextlib.suppress(CorruptRecord):
+            return bucket_of(entry)
+    return None
 
 
 class _RunningBody(threading.local):

@@ -29,9 +29,10 @@ judged by how long calls have taken, and gives back what lay too long.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,12 +45,16 @@ from holdfast.model.claims import Claim, Claimed
 from holdfast.model.eligibility import Offer, open_lanes
 from holdfast.model.limits import Limit
 from holdfast.model.queues import queue_in
+from holdfast.model.rates import Rate
 from holdfast.model.records import ENDED, READY, Hint, InvocationRecord, Serves
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.hints import Pace
 from holdfast.runtime.outage import Outage
 from holdfast.runtime.wait import get_readable
 from holdfast.telemetry import events
+
+if TYPE_CHECKING:
+    from holdfast.runtime.limits import Limits
 
 MANY = 1 << 30
 DOUBT_SECONDS = 1.0  # after a claim that got exactly what was announced
@@ -135,18 +140,15 @@ class Unlimited(Permit):
 
 
 class Claimer:
-    """Claim for one owner. `limits` are those of the tasks that have one, by name."""
+    """Claim for one owner, under the limits and rates of its tasks."""
 
-    def __init__(
-        self, engine: Engine, outage: Outage, permit: Permit, *, owner: str, limits: Mapping[str, Limit]
-    ) -> None:
+    def __init__(self, engine: Engine, outage: Outage, permit: Permit, *, owner: str, limits: Limits) -> None:
         self._engine = engine
         self._store = engine.store
         self._outage = outage
         self._permit = permit
         self._owner = owner
-        self._limits = limits
-        self._refusing = [task for task, limit in limits.items() if not limit.waits]
+        self._limits = limits if limits.is_bounded else None
 
     def _now(self) -> float:
         """Return the time that has certainly come: an invocation due by then is not early, whatever
@@ -158,6 +160,9 @@ class Claimer:
         """Claim up to `limit` invocations, RUNNING (PENDING, without `start`); without `limited`, only those before the
         first that needs a slot. Waits while the store is away.
         """
+        if self._limits is not None and self._permit.holds():
+            with contextlib.suppress(StoreError):  # what was known last holds
+                await self._limits.refresh()
         claim = Claim(
             app=self._engine.app,
             lanes=tuple(lanes),
@@ -166,10 +171,13 @@ class Claimer:
             operation=self._engine.ids.operation(),
             at=self._now(),
             start=start,
-            limits=self._limits,
+            limits=self._limits.known if self._limits else {},
+            rates=self._limits.rates if self._limits else {},
             limited=limited,
         )
 
+        bounds: list[tuple[str, Limit | Rate]] = [*claim.limits.items(), *claim.rates.items()]
+        refusing = [task for task, bound in bounds if not bound.waits]
         away = ""
 
         async def attempt(again: bool) -> Claimed:
@@ -177,8 +185,8 @@ class Claimer:
             if again and not self._permit.holds():
                 raise StoreUnavailable(f"nothing is claimed until the store answers a heartbeat again. {away}")
             wanted = replace(claim, at=self._now(), again=True) if again else claim
-            if self._refusing:
-                wanted = replace(wanted, told=await self._engine.outbox.told_of_refusals(self._refusing))
+            if refusing:
+                wanted = replace(wanted, told=await self._engine.outbox.told_of_refusals(refusing))
             crashpoint("claim.before")
             try:
                 claimed = await self._store.claim(wanted)
@@ -261,6 +269,8 @@ class Demand:
         else:
             self._in_doubt = (elapsed if self._in_doubt is None else self._in_doubt[0], elapsed)
             turns.end()
+        if claimed.start_at is not None:
+            self._next_due = min(claimed.start_at, self._next_due or claimed.start_at)
         if got:
             self._pace.quicken()
         self._pause = None

@@ -16,8 +16,9 @@ from holdfast.clock import Duration, format_duration, length_of
 from holdfast.errors import UsageError
 from holdfast.executors.declared import MAINS, why_unreachable
 from holdfast.executors.injection import InjectedParameter, wanted_by, without
-from holdfast.model.limits import Limit
+from holdfast.model.limits import Limit, limit_key
 from holdfast.model.pacing import Pacing
+from holdfast.model.rates import Rate, rate_key
 from holdfast.model.records import (
     OUTCOMES,
     PLAIN,
@@ -111,6 +112,9 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
     at_most_once: bool = False
     limit: Limit | None = None  # how many calls run at once
     limit_by: tuple[str, ...] = ()  # calls with equal values of these arguments share a limit
+    rate: Rate | None = None  # how many calls start in a time
+    rate_by: tuple[str, ...] = ()  # calls with equal values of these arguments share a rate
+    rate_name: str | None = None  # tasks with the same name share a rate
     unique: bool = False  # one call of a kind waits for its start; also of a task with debounce or throttle
     unique_by: tuple[str, ...] = ()  # calls with equal values of these arguments are of a kind
     raises_when_different: bool = False
@@ -168,7 +172,19 @@ class TaskDefinition(msgspec.Struct, frozen=True, kw_only=True):
         policy = None if isinstance(chosen, Never) else dump_policy(chosen)
         retention = agreed_retention({**self.retention, **(kept or {})}, retention_seconds)
         terms = PLAIN if policy is None and retention is None else Terms(retries=policy, retention=retention)
+        if self.rate is not None:
+            terms = msgspec.structs.replace(terms, rate_key=self.rate_key())
         return self.time.added_to(terms)
+
+    def rate_key(self, digest: str = "") -> str:
+        """Return the key of the rate of its calls, or of those with this digest."""
+        return rate_key(self.rate_name or self.name, digest)
+
+    def waits_under(self, digest: str = "") -> str | None:
+        """Return the key under which its calls, or those with this digest, wait for a slot or for a start."""
+        if self.limit is not None:
+            return limit_key(self.name, digest)
+        return None if self.rate is None else self.rate_key(digest)
 
     def shared(self, by: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of these arguments of a call, with defaults: equal for calls that belong together."""
@@ -232,6 +248,15 @@ def names_of(definitions: Iterable[TaskDefinition]) -> tuple[str, ...]:
 def limits_of(definitions: Iterable[TaskDefinition]) -> dict[str, Limit | None]:
     """Return the limit of each task, or None, by each of its names."""
     return {name: task.limit for task in definitions for name in task.names}
+
+
+def rates_of(definitions: Iterable[TaskDefinition]) -> dict[str, tuple[str, Rate] | None]:
+    """Return the rate of each task, with the name under which it can be changed, or None, by each of its names."""
+    return {
+        name: None if task.rate is None else (task.rate_name or task.name, task.rate)
+        for task in definitions
+        for name in task.names
+    }
 
 
 def executor_for(function: Callable[..., Any], executor: str | None) -> ExecutorKind:

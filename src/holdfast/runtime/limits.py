@@ -12,35 +12,50 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import StoreError
+from holdfast.errors import CorruptRecord, StoreError
 from holdfast.ids import InvocationId
+from holdfast.model.decoding import RATE
 from holdfast.model.eligibility import lane_obstacle, offer_of
 from holdfast.model.limits import Limit, Release, task_of
-from holdfast.model.records import InvocationRecord, work_hint
+from holdfast.model.rates import CHANGE, Bucket, LimitChange, Rate, bucket_of, change_in, is_rate_key, name_of_rate
+from holdfast.model.records import Entry, InvocationRecord, work_hint
 from holdfast.model.status import AVAILABLE
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.pauses import pauses_of
 from holdfast.runtime.wait import get_readable
+from holdfast.store.contract import Store
 from holdfast.telemetry.events import DutyFailed, WaitersNotReleased, WaitersReleased
 
 FOREIGN_SECONDS = 30.0  # how often a process that knows no limits sweeps the keys of others
 _AT_ONCE = 100
+FRESH_SECONDS = 2.0  # for which changes that were read are taken to be in force
 
 
 class Limits:
     """Release waiters of the limits. `limits` are those of the tasks that are known here; None for a task that has
-    none.
+    none. So are `rates`, each with the name under which it is changed.
     """
 
-    def __init__(self, engine: Engine, limits: Mapping[str, Limit | None] | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Mapping[str, Limit | None] | None = None,
+        rates: Mapping[str, tuple[str, Rate] | None] | None = None,
+    ) -> None:
         self._store = engine.store
         self._hub = engine.hub
         self._ids = engine.ids
         self._app = engine.app
         self._limits = limits or {}
+        self._rates = rates or {}
+        self.is_bounded = any(self._limits.values()) or any(self._rates.values())
+        self._changed = engine.part(ChangedLimits)
+        self._next_looks: dict[str, float] = {}  # by the key of a rate: when its waiters may have been forgotten
         self._freed: Counter[str] = Counter()
         self._pump: asyncio.Task[None] | None = None
         self._gone = 0
@@ -49,8 +64,18 @@ class Limits:
 
     @property
     def known(self) -> dict[str, Limit]:
-        """Return the tasks that have a limit."""
-        return {name: limit for name, limit in self._limits.items() if limit is not None}
+        """Return the limits in force of the tasks that have one."""
+        return {name: self._changed.limit(name, limit) for name, limit in self._limits.items() if limit is not None}
+
+    @property
+    def rates(self) -> dict[str, Rate]:
+        """Return the rates in force of the tasks that have one."""
+        return {task: self._changed.rate(*named) for task, named in self._rates.items() if named is not None}
+
+    async def refresh(self) -> None:
+        """Learn of changes that were made at run time. Without limits and rates here, none concern this process."""
+        if self.is_bounded:
+            await self._changed.refresh()
 
     # --- slots that were given back
 
@@ -88,7 +113,7 @@ class Limits:
 
     def _max_running(self, key: str) -> int | None:
         limit = self._limits.get(task_of(key))
-        return None if limit is None else limit.max_running
+        return None if limit is None else self._changed.limit(task_of(key), limit).max_running
 
     async def _release(self, wishes: Sequence[Release]) -> Sequence[InvocationRecord]:
         operation, at = self._ids.operation(), self._store.now()
@@ -107,10 +132,12 @@ class Limits:
         now = self._store.now()
         if now < self._next_sweep:
             return 0
-        if not self.known:
+        if not self.is_bounded:
             self._next_sweep = now + FOREIGN_SECONDS
-        held = await self._store.waiting_keys(self._app)
-        self._sent = {key: sent for key, sent in self._sent.items() if key in held}
+        await self.refresh()
+        held = dict(await self._store.waiting_keys(self._app))
+        rated = {key: held.pop(key) for key in list(held) if is_rate_key(key)}
+        self._sent = {key: sent for key, sent in self._sent.items() if key in held or key in rated}
         free = {
             key: max_running for key, slots in held.items() if slots < (max_running := self._max_of_all(key, slots))
         }
@@ -119,7 +146,7 @@ class Limits:
             for key, max_running in free.items()
             for waiting, unserved in [await self._on_their_way(key)]
         ]
-        wishes = [wish for wish in wishes if wish.count > 0]
+        wishes = [wish for wish in wishes if wish.count > 0] + await self._forgotten(rated, now)
         if wishes:
             crashpoint("sweep.found")
         gone = await self._release(wishes) if wishes else []
@@ -128,6 +155,29 @@ class Limits:
         if gone:
             self._hub.telemetry.emit(WaitersReleased(len(gone)))
         return len(gone)
+
+    async def _forgotten(self, keys: Collection[str], now: float) -> list[Release]:
+        """Return the wishes for waiters of rates, of whom one should long be on its way, and none is."""
+        self._next_looks = {key: at for key, at in self._next_looks.items() if key in keys}
+        looks = sorted(key for key in keys if self._next_looks.get(key, now) <= now)[:_AT_ONCE]
+        found = {each.name: each for each in await self._store.entries(self._app, RATE, looks)} if looks else {}
+        rates = dict(filter(None, self._rates.values()))
+        wishes = []
+        for key in looks:
+            bucket = _readable_bucket(found.get(key))
+            name = name_of_rate(key)
+            if bucket is not None and name in rates:
+                bucket = bucket.under(self._changed.rate(name, rates[name]))
+            count = 1 if bucket is None else min(_AT_ONCE, max(1, bucket.left(now)))
+            if name in self._rates and self._rates[name] is None:
+                count = _AT_ONCE  # the task has no rate any more
+            elif bucket is not None and now < bucket.stalled_at():
+                self._next_looks[key] = bucket.stalled_at()
+                continue
+            waiting, unserved = await self._on_their_way(key)
+            if (count := count - waiting) > 0:
+                wishes.append(Release(limit_key=key, count=count, without=unserved, dues=(now,) * count))
+        return wishes
 
     def _max_of_all(self, key: str, held: int) -> int:
         """Return how many may hold a slot of this key: at least one for a task that is not known here; all for a task
@@ -152,3 +202,52 @@ class Limits:
         lanes = {record.lane for record in ready}
         unserved = frozenset(lane for lane in lanes if all(lane_obstacle(lane, offer) for offer in offers))
         return sum(record.lane not in unserved for record in ready), unserved
+
+
+def _readable_bucket(entry: Entry | None) -> Bucket | None:
+    try:
+        return None if entry is None else bucket_of(entry)
+    except CorruptRecord:  # the next claim writes it anew
+        return None
+
+
+# --- changes at run time: entries of the store, which outlive deploys. A process that claims calls under limits or
+# rates reads them every 2 s, before a claim. While the store is away, what was known last holds.
+
+
+class ChangedLimits:
+    """The changes of one app; a part of its engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._store = engine.store
+        self._app = engine.app
+        self._clock = engine.clock
+        self._stale_at = float("-inf")
+        self._changes: Mapping[str, LimitChange] = {}
+
+    async def refresh(self) -> None:
+        """Read the changes, unless they were read lately."""
+        if self._clock.monotonic() >= self._stale_at:
+            self._changes = await changes_of(self._store, self._app)
+            self._stale_at = self._clock.monotonic() + FRESH_SECONDS
+
+    def limit(self, task: str, declared: Limit) -> Limit:
+        """Return the limit of a task that is in force."""
+        change = self._changes.get(task)
+        return declared if change is None or change.limit is None else replace(declared, max_running=change.limit)
+
+    def rate(self, name: str, declared: Rate) -> Rate:
+        """Return the rate of a task, or of a name that tasks share, that is in force."""
+        change = self._changes.get(name)
+        return declared if change is None else change.rate_after(declared)
+
+
+async def changes_of(store: Store, app: str) -> dict[str, LimitChange]:
+    """Return the changes in force, by task or shared name. Entries that cannot be read are quarantined."""
+    found: dict[str, LimitChange] = {}
+    for entry in await store.entries(app, CHANGE):
+        try:
+            found[entry.name] = change_in(entry)
+        except CorruptRecord as error:
+            await store.quarantine_entry(entry, error)
+    return found

@@ -67,7 +67,7 @@ class Queues:
             app=self._runtime.name,
             name=valid_name("queue", name),
             at=engine.store.now(),
-            by=_user_and_host() if by is None else kept_text("by", by),
+            by=user_and_host() if by is None else kept_text("by", by),
             reason=kept_text("reason", reason),
             operation=engine.ids.operation(),
         )
@@ -112,7 +112,7 @@ def _queue(
     )
 
 
-def _user_and_host() -> str:
+def user_and_host() -> str:
     """Return the user of this process, as far as the system knows."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -12,7 +12,7 @@ due, and otherwise looks every few seconds, since others submit as well.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -41,6 +41,7 @@ from holdfast.model.changes import Applied, Change, Lost, Verdict
 from holdfast.model.claims import back_in_queue
 from holdfast.model.crashes import has_begun_before
 from holdfast.model.decoding import ahead
+from holdfast.model.queues import RATE_SECONDS
 from holdfast.model.records import ENDED, Hint, InvocationRecord, work_hint
 from holdfast.model.status import AVAILABLE, FINAL, Status
 from holdfast.runtime.engine import Engine
@@ -60,6 +61,7 @@ _NO_RESULT = ErrorRecord(type_name="holdfast.errors:StoreError", message="", tra
 _LOUD = {"parked": e.Parked, "retried": e.Retried, "killed": e.Killed, "recovered": e.Recovered}
 IDLE_SECONDS = 5.0
 _AT_ONCE = 500
+_PORTION_SECONDS = 10.0  # of a count of ended calls
 
 
 class Settler:
@@ -443,3 +445,26 @@ class Expiry:
         coming = [record.start_by for record in found if record.start_by is not None and record.start_by > now]
         self._next = min(coming[0] if coming else now + IDLE_SECONDS, now + IDLE_SECONDS)
         return len(late) == _AT_ONCE
+
+
+class Throughput:
+    """Count the calls of a worker that end, by queue, for its heartbeats."""
+
+    def __init__(self) -> None:
+        self._portions: deque[tuple[float, Counter[str]]] = deque()  # with the times when they began
+
+    def current(self, now: float) -> Counter[str]:
+        """Return the counter of calls that end now, by queue."""
+        if not self._portions or now - self._portions[-1][0] >= _PORTION_SECONDS:
+            self._forget(now)
+            self._portions.append((now, Counter()))
+        return self._portions[-1][1]
+
+    def lately(self, now: float) -> dict[str, int]:
+        """Return how many calls have ended within `RATE_SECONDS`."""
+        self._forget(now)
+        return dict(sum((portion for _, portion in self._portions), Counter[str]()))
+
+    def _forget(self, now: float) -> None:
+        while self._portions and now - self._portions[0][0] > RATE_SECONDS:
+            self._portions.popleft()

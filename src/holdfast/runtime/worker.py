@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
@@ -36,21 +35,21 @@ from holdfast.model import changes
 from holdfast.model.cancellation import is_too_late
 from holdfast.model.changes import Applied, Change
 from holdfast.model.crashes import has_begun_before
+from holdfast.model.limits import is_bounded
 from holdfast.model.names import counted
 from holdfast.model.parking import may_fit, unfit_code
-from holdfast.model.queues import RATE_SECONDS
 from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, RunState, Serves, runner_of
 from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.cancel import CancellationListener
 from holdfast.runtime.claim import MANY, Claimer, Demand, Lanes, Permit, Reserve
-from holdfast.runtime.definition import ExecutorKind, TaskDefinition, limits_of
+from holdfast.runtime.definition import ExecutorKind, TaskDefinition, limits_of, rates_of
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execute import ISOLATED_SLOTS, Ended, MakeExecutor, RunningCalls
 from holdfast.runtime.hints import Wakeup
 from holdfast.runtime.limits import Limits as RunningLimits
 from holdfast.runtime.outage import Outage, cancel_tasks
 from holdfast.runtime.release import Releaser
-from holdfast.runtime.settle import Settler
+from holdfast.runtime.settle import Settler, Throughput
 from holdfast.runtime.wait import get_readable, pages
 from holdfast.runtime.waits import WorkerWaits
 from holdfast.store.contract import Ability, Filter
@@ -70,7 +69,6 @@ AUDIT_SECONDS = 15.0
 AGAIN_SECONDS = 2.0  # suspects are looked at soon: a caller may wait for their end
 _AT_ONCE = 500
 _UNKNOWN = "its owner does not know of it"
-_PORTION_SECONDS = 10.0
 
 
 class Account(msgspec.Struct):
@@ -148,8 +146,8 @@ class Worker:
         self._telemetry = engine.telemetry
         self._wakeup = Wakeup()
         self._search = Outage(engine.rng, engine.telemetry)
-        slots = RunningLimits(engine, limits_of(self.tasks.values()))
-        self._claimer = Claimer(engine, self._search, permit, owner=self.owner, limits=slots.known)
+        slots = RunningLimits(engine, limits_of(self.tasks.values()), rates_of(self.tasks.values()))
+        self._claimer = Claimer(engine, self._search, permit, owner=self.owner, limits=slots)
         self._outage = Outage(engine.rng, engine.telemetry)
         self.begun = permit.begun or BegunCalls(slots=self._concurrency)
         settled = (self._started, self._wakeup.notify)
@@ -341,24 +339,31 @@ class Worker:
         """Give the free slots something to do: reserved work first, then the answer of a claim."""
         self.hand_back(self._reserve.stale(self._loop_time()))
         self._grant_slots()
-        self._start(self._reserve.take(self._free()))
         demand = self._demand
+        if demand.slot_next and demand.look and self._prefetching is None:
+            await self._claim_now()  # before the reserve, which was claimed past these
+        self._start(self._reserve.take(self._free()))
         if not demand.look or self._prefetching is not None:
             return
         ahead = self._ahead and demand.expected > self._concurrency and not demand.slot_next
         if ahead and self._reserve.room(self._loop_time()):
             self._prefetching = asyncio.create_task(self._prefetch())
-        elif free := max(0, self._free()):
-            self._promised = free
-            try:
-                records = await self._claim(free, start=True)
-            finally:
-                self._promised = 0
-            demand.slot_next = len(records) == free and bool([record for record in records if record.slot])
-            self.begin(records)
-            self._grant_slots()
-            if demand.look and self._lanes.turns.are_on:
-                self._wakeup.notify()  # the next queue has its turn at once
+        else:
+            await self._claim_now()
+
+    async def _claim_now(self) -> None:
+        if (free := self._free()) <= 0:
+            return
+        self._promised = free
+        try:
+            records = await self._claim(free, start=True)
+        finally:
+            self._promised = 0
+        self._demand.slot_next = len(records) == free and all(map(is_bounded, records))  # more of them may be next
+        self.begin(records)
+        self._grant_slots()
+        if self._demand.look and self._lanes.turns.are_on:
+            self._wakeup.notify()  # the next queue has its turn at once
 
     def _make(
         self, make: MakeExecutor, coroutines: LoopThread | None, kind: ExecutorKind, deliver: Deliver
@@ -670,7 +675,7 @@ class Worker:
         self._settler.settle(settled, large)
         self._grant_slots()
         if not self._stopping and self._permit.holds():
-            self._start(self._reserve.take(self._free()))  # in the same write
+            self._start(self._reserve.take(self._free() - self._promised))  # in the same write
         self._wakeup.notify()
 
     # --- ending
@@ -798,24 +803,3 @@ async def wake_parked(engine: Engine, owner: str, tasks: Mapping[str, TaskDefini
         for record, verdict in zip(changed, verdicts, strict=True):
             if isinstance(verdict, Applied):
                 engine.telemetry.emit(e.Woken(record))
-
-
-class Throughput:
-    def __init__(self) -> None:
-        self._portions: deque[tuple[float, Counter[str]]] = deque()  # with the times when they began
-
-    def current(self, now: float) -> Counter[str]:
-        """Return the counter of calls that end now, by queue."""
-        if not self._portions or now - self._portions[-1][0] >= _PORTION_SECONDS:
-            self._forget(now)
-            self._portions.append((now, Counter()))
-        return self._portions[-1][1]
-
-    def lately(self, now: float) -> dict[str, int]:
-        """Return how many calls have ended within `RATE_SECONDS`."""
-        self._forget(now)
-        return dict(sum((portion for _, portion in self._portions), Counter[str]()))
-
-    def _forget(self, now: float) -> None:
-        while self._portions and now - self._portions[0][0] > RATE_SECONDS:
-            self._portions.popleft()

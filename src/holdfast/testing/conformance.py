@@ -37,6 +37,7 @@ from holdfast.testing.conformance_outbox import OutboxConformance
 from holdfast.testing.conformance_ownership import OwnershipConformance
 from holdfast.testing.conformance_payloads import PayloadConformance
 from holdfast.testing.conformance_queues import QueueConformance
+from holdfast.testing.conformance_rates import RateConformance
 from holdfast.testing.conformance_reads import ReadConformance
 from holdfast.testing.conformance_retries import RetryConformance
 from holdfast.testing.conformance_runs import RunConformance
@@ -68,6 +69,7 @@ class StoreConformance(
     ReadConformance,
     PayloadConformance,
     LimitConformance,
+    RateConformance,
     RetryConformance,
     IdentityConformance,
     ArchiveConformance,

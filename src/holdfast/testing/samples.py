@@ -231,6 +231,10 @@ BY_NAME: dict[str, tuple[Status, Callable[[InvocationRecord], Change]]] = {
         lambda r: changes.rescued(r, by="runner", operation="op", at=START + 1, why="left behind"),
     ),
     "blocked": (Status.REGISTERED, lambda r: claims.blocked(r, operation="op", at=START + 1, why="no slot")),
+    "put_off": (
+        Status.REGISTERED,
+        lambda r: claims.put_off(r, operation="op", at=START + 1, why="no start", due_at=START + 9),
+    ),
     "refused": (Status.REGISTERED, lambda r: claims.refused(r, operation="op", at=START + 1, why="no slot")),
     "released": (Status.CONCURRENCY_CONTROLLED, lambda r: claims.released(r, operation="op", at=START + 1)),
     "cancelled": (Status.REGISTERED, cancelled),

@@ -167,7 +167,7 @@ def _call(task: DeclaredTask) -> StoredCall:
         tags=definition.tags,
         priority=definition.priority,
         at_most_once=definition.at_most_once,
-        limit_key=whole if definition.limit and not definition.limit_by else None,
+        limit_key=None if definition.limit_by or definition.rate_by else definition.waits_under(),
         dedup_key=whole if definition.unique and not definition.unique_by else None,
         expires_seconds=definition.time.expires,
         terms=task.terms,
@@ -176,7 +176,7 @@ def _call(task: DeclaredTask) -> StoredCall:
 
 
 def _calls_for_code(task: TaskDefinition, declared: Trigger) -> bool:
-    return bool(needs_code(declared) or task.limit_by or task.unique_by or task.pacing is not None)
+    return bool(needs_code(declared) or task.limit_by or task.rate_by or task.unique_by or task.pacing is not None)
 
 
 def declarations(tasks: Sequence[DeclaredTask], engine: Engine) -> list[Declaration]:

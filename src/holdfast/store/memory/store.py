@@ -38,10 +38,12 @@ from holdfast.model.changes import (
     was_applied,
     written,
 )
-from holdfast.model.claims import Claim, Claimed, claimed, released, turned_away
-from holdfast.model.limits import Held, Holder, Release, allot
+from holdfast.model.claims import Claim, Claimed, bounds_of, claimed, next_starts, released, turned_away
+from holdfast.model.decoding import RATE
+from holdfast.model.limits import Held, Holder, Release, allot, dues_of
 from holdfast.model.log import APPENDED, MAX_BEHIND, AppendVerdict, Page, checked, judge, stream_logs
 from holdfast.model.queues import QueueDepth, gathered
+from holdfast.model.rates import RateBuckets
 from holdfast.model.records import (
     Collected,
     Entry,
@@ -153,26 +155,38 @@ class MemoryStore:
         due = (key for key in heapq.merge(*queues) if key[1] <= claim.at and (not claim.ids or key[2] in claim.ids))
         candidates = (self._records[claim.app, id] for _, _, id in due)
         held = Held(lambda key: self._holders(claim.app, key))
-        found = allot(candidates, wanted, limits=claim.limits, limited=claim.limited, held=held, owner=claim.owner)
+        buckets = RateBuckets(claim.app, claim.at, lambda key: self._entries.get((claim.app, RATE, key)))
+        found = allot(candidates, wanted, bounds_of(claim, held, buckets))
         got = [self._put(apply_to(claimed(claim, record, slot), record)) for record, slot in found.taken]
-        for record, change in turned_away(claim, found, held):
+        for record, change in turned_away(claim, found):
             self._put(apply_to(change, record))
+        lanes = [record.lane for record, _, _ in found.deferred]
+        for wish in next_starts(buckets):
+            gone = self._release(claim.app, wish, claim.operation, claim.at)
+            buckets.released(wish.limit_key, wish.dues, len(gone))
+            lanes += [record.lane for record in gone]
+        for entry, _ in buckets.changed():
+            self._entries[entry.app, entry.kind, entry.name] = entry
         satisfied = claim.ids or found.cut or len(mine) + len(got) >= claim.limit
         left = None if satisfied else min((key[1] for queue in queues for key in queue), default=None)
         everything = tuple(sorted(mine, key=_queue_order) + got)
-        return Claimed(everything, left, refused=tuple(record.id for record in found.refused), cut=found.cut)
+        refused, start_at = tuple(record.id for record, _ in found.refused), buckets.next_at()
+        return Claimed(everything, left, refused=refused, released=tuple(lanes), cut=found.cut, start_at=start_at)
 
     async def release_waiters(
         self, app: str, wishes: Sequence[Release], *, operation: str, at: float
     ) -> Sequence[InvocationRecord]:
-        found = []
-        for wish in wishes:
-            held = len(self._slots.get((app, wish.limit_key), ()))
-            count = wish.count if wish.max_running is None else min(wish.count, wish.max_running - held)
-            queue = (self._records[app, id] for _, _, id in self._waiting.get((app, wish.limit_key), ()))
-            first = list(islice((record for record in queue if record.lane not in wish.without), max(0, count)))
-            found += [self._put(apply_to(released(record, operation=operation, at=at), record)) for record in first]
-        return found
+        return [record for wish in wishes for record in self._release(app, wish, operation, at)]
+
+    def _release(self, app: str, wish: Release, operation: str, at: float) -> list[InvocationRecord]:
+        held = len(self._slots.get((app, wish.limit_key), ()))
+        count = wish.count if wish.max_running is None else min(wish.count, wish.max_running - held)
+        queue = (self._records[app, id] for _, _, id in self._waiting.get((app, wish.limit_key), ()))
+        first = list(islice((record for record in queue if record.lane not in wish.without), max(0, count)))
+        steps = [
+            released(r, operation=operation, at=at, due_at=due) for r, due in zip(first, dues_of(wish), strict=False)
+        ]
+        return [self._put(apply_to(change, record)) for change, record in zip(steps, first, strict=True)]
 
     async def waiting_keys(self, app: str) -> Mapping[str, int]:
         keys = [key for (owner, key), queue in self._waiting.items() if owner == app and queue]

@@ -8,6 +8,9 @@ Where tasks have limits, those that need a slot get an update of their own, sinc
 first slot that another claimer took. The unique index decides, and a duplicate means: look again, take another.
 Candidates without a slot are moved out of the queue in the same command. Then their keys are looked at once more: a
 slot may have been given back before they waited.
+
+Where tasks have rates, the starts are taken from the buckets before the calls are claimed. Calls of buckets that
+another claimer was faster to write are looked at again in the next round.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from msgspec.structs import replace
 from pymongo import ReturnDocument
 from pymongo.errors import BulkWriteError, OperationFailure
 
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord
 from holdfast.model.changes import Change, apply_to
-from holdfast.model.claims import Claim, Claimed, claimed, turned_away
+from holdfast.model.claims import Claim, Claimed, bounds_of, claimed, next_starts, turned_away
 from holdfast.model.limits import Allotment, Held, Holder, Release, allot, limit_of
+from holdfast.model.rates import RateBuckets, rate_for
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import AVAILABLE
-from holdfast.store.mongo import queries, schema
+from holdfast.store.mongo import buckets, queries, schema
 from holdfast.store.mongo.contention import Contention
 from holdfast.store.mongo.documents import Document, key_of, pipeline, updates_of
 from holdfast.store.mongo.invocations import Invocations, anything, held_slots
@@ -110,7 +115,8 @@ class Claims:
 
     async def _take(self, claim: Claim, got: Claimed) -> Claimed:
         wanted = claim.limit - len(got.records)
-        limited = any(queries.task_in(lane) in claim.limits for lane in claim.lanes) if claim.limits else False
+        bounds = claim.limits or claim.rates
+        limited = any(claim.bounds(queries.task_in(lane)) for lane in claim.lanes) if bounds else False
         few = self._marks.ranges(claim.app, claim.lanes) <= queries.MAX_RANGES
         try:
             if wanted == 1 and few and not limited and not claim.ids and not self.contention.looks_first:
@@ -155,19 +161,23 @@ class Claims:
         got = Claimed(())
         for _ in range(_MAX_WINDOWS if limited else _MAX_ROUNDS):
             candidates, more = await self._share(claim, max(wanted, _WINDOW) if limited else wanted)
-            allotment, held = await self._allot(claim, candidates, wanted)
+            whole, rated = await self._allot(claim, candidates, wanted)
+            allotment = await self._with_starts(whole, rated)
+            waiting = [record for record, _ in allotment.blocked]
             try:
-                records = await self._carry_out(claim, allotment, held)
+                records = await self._carry_out(claim, allotment)
             except OperationFailure as error:
                 if not is_transient(error):  # a bad document; it does not need the slot for which others now wait
-                    await self._look_once_more(claim, allotment.blocked)
+                    await self._look_once_more(claim, waiting)
                 raise
             self.contention.learn(len(allotment.taken), len(records), claim.at)
-            no = tuple(record.id for record in allotment.refused)
-            lanes = await self._look_once_more(claim, allotment.blocked)
-            got = _with(got, Claimed(tuple(records), refused=no, released=lanes, cut=allotment.cut))
+            lanes = await self._look_once_more(claim, waiting)
+            some = await self._go_on(claim, allotment, rated)
+            some = replace(some, released=some.released + lanes)
+            got = _with(got, replace(some, records=tuple(records)))
             wanted -= len(records)
-            if wanted <= 0 or got.cut or not (more or lanes or len(records) < len(allotment.taken)):
+            left = more or lanes or len(records) < len(whole.taken) or allotment.away < whole.away
+            if wanted <= 0 or got.cut or not left:
                 break
         return got
 
@@ -212,30 +222,61 @@ class Claims:
         finally:
             self._marks.end(look, seen, limit, claim.at)
 
-    async def _allot(self, claim: Claim, candidates: Sequence[InvocationRecord], wanted: int) -> tuple[Allotment, Held]:
-        """Decide what becomes of candidates, by the held slots of all keys that may come into play before so many
-        without a limit are found.
+    async def _allot(
+        self, claim: Claim, candidates: Sequence[InvocationRecord], wanted: int
+    ) -> tuple[Allotment, RateBuckets]:
+        """Decide what becomes of candidates, by the held slots and the buckets of all keys that may come into play
+        before so many without a limit are found.
         """
-        keys, left = dict[str, None](), wanted
+        keys, rate_keys, left = dict[str, None](), dict[str, None](), wanted
         for candidate in candidates:
-            if limit_of(candidate, claim.limits) is not None:
+            limited, rated = limit_of(candidate, claim.limits), rate_for(candidate, claim.rates)
+            if limited is not None:
                 keys[candidate.limit_key or ""] = None
-            elif (left := left - 1) == 0:
+            if rated is not None:
+                rate_keys[candidate.terms.rate_key or ""] = None
+            if limited is None and rated is None and (left := left - 1) == 0:
                 break
         found: dict[str, dict[str, Holder]] = {}
         if keys and claim.limited:
             found = await held_slots(self._collection(schema.INVOCATIONS), claim.app, list(keys))
         held = Held(lambda key: found.get(key, {}))
-        limits, limited, owner = claim.limits, claim.limited, claim.owner
-        return allot(candidates, wanted, limits=limits, limited=limited, held=held, owner=owner), held
+        wanted_keys = list(rate_keys) if claim.limited else []
+        rated_by = await buckets.read(self._collection, self._quarantine, claim.app, wanted_keys, claim.at)
+        return allot(candidates, wanted, bounds_of(claim, held, rated_by)), rated_by
 
-    async def _carry_out(self, claim: Claim, allotment: Allotment, held: Held) -> list[InvocationRecord]:
+    async def _with_starts(self, allotment: Allotment, rated: RateBuckets) -> Allotment:
+        """Take the starts of an allotment. Return it without the calls of buckets that another claimer has written."""
+        used = {key for key in allotment.rate_keys() if rated.has(key)}
+        if not used:
+            return allotment
+        await buckets.write(self._collection, rated)
+        crashpoint("rate.taken")
+        lost = {key for key in used if not rated.has(key)}
+        return allotment.among(lambda record: record.terms.rate_key not in lost) if lost else allotment
+
+    async def _go_on(self, claim: Claim, allotment: Allotment, rated: RateBuckets) -> Claimed:
+        """Let waiters go on for which starts come, each due at its own. Return what there is to tell of a claim."""
+        refused = tuple(record.id for record, _ in allotment.refused)
+        lanes = [record.lane for record, _, _ in allotment.deferred]
+        if wishes := next_starts(rated):
+            crashpoint("rate.claimed")
+            gone = await self._invocations.release_waiters(claim.app, wishes, claim.operation, claim.at)
+            self._marks.lower_for(gone)
+            lanes += [record.lane for record in gone]
+            counts = Counter(record.limit_key for record in gone)
+            for wish in wishes:
+                rated.released(wish.limit_key, wish.dues, counts[wish.limit_key])
+            await buckets.write(self._collection, rated)
+        return Claimed((), refused=refused, released=tuple(lanes), cut=allotment.cut, start_at=rated.next_at())
+
+    async def _carry_out(self, claim: Claim, allotment: Allotment) -> list[InvocationRecord]:
         """Write an allotment in one command. If another claimer was faster, or a record was amended meanwhile, read
         back which records were taken.
         """
         invocations = self._collection(schema.INVOCATIONS)
         taken = [(record, claimed(claim, record, slot)) for record, slot in allotment.taken]
-        changes = [_as_read(record, change) for record, change in (*taken, *turned_away(claim, allotment, held))]
+        changes = [_as_read(record, change) for record, change in (*taken, *turned_away(claim, allotment))]
         if not changes:
             return []
         try:
@@ -290,9 +331,10 @@ class Claims:
 
     async def _take_this(self, claim: Claim, record: InvocationRecord) -> Claimed:
         """Take one candidate. Quarantine it if it is to blame that the server cannot change it."""
-        allotment, held = await self._allot(claim, [record], 1)
+        allotment, rated = await self._allot(claim, [record], 1)
+        allotment = await self._with_starts(allotment, rated)
         try:
-            records = await self._carry_out(claim, allotment, held)
+            records = await self._carry_out(claim, allotment)
         except OperationFailure as error:
             if not is_about_the_document(error):
                 raise
@@ -301,7 +343,7 @@ class Claims:
             if document is not None:
                 await self._quarantine.set_aside(document, CorruptRecord(f"{key} cannot be claimed: {error}"))
             return Claimed(())
-        return Claimed(tuple(records), refused=tuple(each.id for each in allotment.refused), cut=allotment.cut)
+        return replace(await self._go_on(claim, allotment, rated), records=tuple(records))
 
 
 def _is_short(claim: Claim, got: Claimed) -> bool:
@@ -315,6 +357,7 @@ def _with(before: Claimed, more: Claimed) -> Claimed:
         refused=before.refused + more.refused,
         released=before.released + more.released,
         cut=more.cut,
+        start_at=min([at for at in (before.start_at, more.start_at) if at is not None], default=None),
     )
 
 

@@ -41,7 +41,7 @@ from holdfast.model.changes import (
 )
 from holdfast.model.claims import released
 from holdfast.model.keeping import Kept
-from holdfast.model.limits import Holder, Release
+from holdfast.model.limits import Holder, Release, dues_of
 from holdfast.model.queues import QueueDepth, gathered, in_lane
 from holdfast.model.records import OUTCOMES, InvocationRecord
 from holdfast.model.status import FINAL, Status
@@ -226,18 +226,20 @@ class Invocations:
             free, key = wish.count, wish.limit_key
             if wish.max_running is not None:
                 free = min(free, wish.max_running - len(held[key]))
-            for _ in range(free):
-                if (found := await self._release_one(app, wish, operation, at)) is None:
+            for _, due_at in zip(range(free), dues_of(wish), strict=False):
+                if (found := await self._release_one(app, wish, operation, at, due_at)) is None:
                     break
                 gone += await self.quarantine.readable([found])
         return gone
 
-    async def _release_one(self, app: str, wish: Release, operation: str, at: float) -> Document | None:
+    async def _release_one(
+        self, app: str, wish: Release, operation: str, at: float, due_at: float | None
+    ) -> Document | None:
         """Let the longest waiter go back to the queue. A corrupt waiter is quarantined. A waiter that the server
         refuses for a reason of its own is left. Then the next waiter goes.
         """
         invocations, left = self._collection(schema.INVOCATIONS), list[str]()
-        update = pipeline(released(anything(app), operation=operation, at=at))
+        update = pipeline(released(anything(app), operation=operation, at=at, due_at=due_at))
         wanted = queries.waiting(app, wish.limit_key, wish.without)
         first: dict[str, Any] = {"sort": queries.QUEUE_ORDER, "hint": "waiting"}
         while True:

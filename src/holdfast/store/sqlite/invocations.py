@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET
 
 from holdfast.codec import MARK
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import CorruptRecord
 from holdfast.ids import InvocationId
 from holdfast.model import changes as model
@@ -29,11 +30,12 @@ from holdfast.model.changes import (
     Write,
     apply_to,
 )
-from holdfast.model.claims import Claim, Claimed, Taking, released, turned_away
-from holdfast.model.decoding import EARLIEST, LATEST
-from holdfast.model.limits import MAX_BLOCKED, Held, Holder, Release, allot, slot_range
+from holdfast.model.claims import Claim, Claimed, Taking, bounds_of, next_starts, released, turned_away
+from holdfast.model.decoding import EARLIEST, LATEST, RATE
+from holdfast.model.limits import MAX_BLOCKED, Held, Holder, Release, allot, dues_of, slot_range
 from holdfast.model.queues import QueueDepth, gathered, in_lane
-from holdfast.model.records import LONGEST, InvocationRecord, cut, digests_in, is_cut_at
+from holdfast.model.rates import RateBuckets
+from holdfast.model.records import LONGEST, Entry, InvocationRecord, cut, digests_in, is_cut_at
 from holdfast.model.status import Status
 from holdfast.store.sqlite import entries, queries
 from holdfast.store.sqlite.logs import remove_logs
@@ -114,28 +116,57 @@ def find_conflict(connection: StoreConnection, record: InvocationRecord) -> Invo
 def claim(connection: StoreConnection, claim: Claim) -> Claimed:
     got = _claimed_before(connection, claim) if claim.again else []
     heads = [] if claim.ids else _heads(connection, claim)
-    held = Held(lambda key: _holders(connection, claim.app, key)) if claim.limits else None
-    blocked, refused, is_cut = 0, list[InvocationId](), False
+    held = Held(lambda key: _holders(connection, claim.app, key)) if claim.limits or claim.rates else None
+    buckets = RateBuckets(claim.app, claim.at, lambda key: _bucket(connection, claim.app, key)) if held else None
+    blocked, refused, lanes, is_cut = 0, list[InvocationId](), list[str](), False
     while len(got) < claim.limit and blocked < MAX_BLOCKED and not is_cut:
         wanted = claim.limit - len(got)
-        window = max(wanted, _WINDOW) if claim.limits else wanted
+        window = wanted if held is None else max(wanted, _WINDOW)
         candidates = _named(connection, claim) if claim.ids else _candidates(connection, claim, heads, window)
         found = _decoded(connection, candidates[:window])
-        if held is None:
+        if held is None or buckets is None:
             got += _take(connection, claim, [(record, None) for _, record in found.values()], found)
         else:
             records = [record for _, record in found.values()]
-            given = allot(records, wanted, limits=claim.limits, limited=claim.limited, held=held, owner=claim.owner)
+            given = allot(records, wanted, bounds_of(claim, held, buckets))
             got += _take(connection, claim, given.taken, found)
-            away = [(record, apply_to(change, record)) for record, change in turned_away(claim, given, held)]
+            away = [(record, apply_to(change, record)) for record, change in turned_away(claim, given)]
             _write(connection, [(found[record.id][0], record, after) for record, after in away])
             blocked += len(away)
-            refused += [record.id for record in given.refused]
+            refused += [record.id for record, _ in given.refused]
+            lanes += [record.lane for record, _, _ in given.deferred]
             is_cut = given.cut
         if len(candidates) < window:
             break
+    start_at = None
+    if claim.rates and buckets is not None:
+        lanes += _write_buckets(connection, claim, buckets)
+        start_at = buckets.next_at()
     next_due = None if is_cut or len(got) >= claim.limit else _next_due(connection, claim, heads)
-    return Claimed(tuple(got), next_due, refused=tuple(refused), cut=is_cut)
+    ends, go_on = tuple(refused), tuple(lanes)
+    return Claimed(tuple(got), next_due, refused=ends, released=go_on, cut=is_cut, start_at=start_at)
+
+
+def _bucket(connection: StoreConnection, app: str, key: str) -> Entry | None:
+    found = entries.entries(connection, app, RATE, [key])
+    return found[0] if found else None
+
+
+def _write_buckets(connection: StoreConnection, claim: Claim, buckets: RateBuckets) -> list[str]:
+    """Store the buckets of a claim. Return the lanes of the waiters that go on, each when it gets its start."""
+    lanes: list[str] = []
+    if wishes := next_starts(buckets):
+        crashpoint("rate.claimed")
+    for wish in wishes:
+        gone = _release(connection, claim.app, wish, operation=claim.operation, at=claim.at)
+        buckets.released(wish.limit_key, wish.dues, len(gone))
+        lanes += [record.lane for record in gone]
+    changed = buckets.changed()
+    for entry, _ in changed:
+        entries.put_entry(connection, entry)
+    if changed:
+        crashpoint("rate.taken")
+    return lanes
 
 
 def _claimed_before(connection: StoreConnection, claim: Claim) -> list[InvocationRecord]:
@@ -241,12 +272,12 @@ def _release(
     if wish.max_running is not None:
         free = min(free, wish.max_running - len(_holders(connection, app, wish.limit_key)))
     query = queries.WAITERS.format(places=", ".join("?" * len(wish.without)))
-    gone: list[InvocationRecord] = []
+    gone, dues = list[InvocationRecord](), dues_of(wish)
     while free > len(gone):
         values = (app, wish.limit_key, *sorted(wish.without), free - len(gone))
         rows = connection.execute(query, values).fetchall()
         steps = [
-            (rowid, record, apply_to(released(record, operation=operation, at=at), record))
+            (rowid, record, apply_to(released(record, operation=operation, at=at, due_at=next(dues)), record))
             for rowid, record in _decoded(connection, rows).values()
         ]
         _write(connection, steps)
