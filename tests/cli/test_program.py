@@ -30,7 +30,7 @@ def test_an_unexpected_exception_keeps_its_traceback(
         raise ZeroDivisionError("ours")
 
     holdfast("store", "prepare")
-    monkeypatch.setattr("holdfast.web.reading.ReadModel.invocations", broken)
+    monkeypatch.setattr("holdfast.web.reading.model.ReadModel.invocations", broken)
     with pytest.raises(ZeroDivisionError):
         holdfast("ps")
 

@@ -24,8 +24,8 @@ from holdfast.model.status import Status
 from holdfast.settings import PREFIX, SPECS
 from holdfast.store.contract import Ability, Store
 from holdfast.telemetry.logs import NAMES
-from holdfast.web.api import PREFIX as PREFIX_OF_API
 from holdfast.web.api import ROUTES
+from holdfast.web.routing import PREFIX as PREFIX_OF_API
 
 
 @pytest.mark.parametrize("page", reference.MADE)

@@ -16,7 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.model.names import counted
 from holdfast.runtime.engine import Engine
 from holdfast.showing import brief, length, moment, value_line
-from holdfast.web.reading import ReadModel, WholeHook
+from holdfast.web.reading.model import ReadModel, WholeHook
 from holdfast.workflows.hooks_records import CHOSEN, DERIVED, RANDOM, name_of, valid_token
 from holdfast.workflows.hooks_resuming import Sent, not_found, resumed
 

@@ -32,7 +32,7 @@ from holdfast.runtime.runs import StepRecord, Stored
 from holdfast.showing import brief, describe, fields, length, moment
 from holdfast.store.contract import Filter
 from holdfast.web.documents import decoded, history_of
-from holdfast.web.reading import InvocationPage, ReadModel
+from holdfast.web.reading.model import InvocationPage, ReadModel
 from holdfast.world.records import QUEUE as WORLD_QUEUE
 from holdfast.world.records import is_world
 

@@ -27,7 +27,7 @@ from holdfast.model.status import FINAL, Status
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.listing import filter_of
 from holdfast.runtime.runs import of_run
-from holdfast.web.reading import ReadModel
+from holdfast.web.reading.model import ReadModel
 from holdfast.workflows.replaying import ReplayReport, Verdict, replayed
 
 _TITLES = ("id", "workflow", "status", "verdict", "why")

@@ -14,7 +14,7 @@ from holdfast.cli.output import Output
 from holdfast.model.names import counted
 from holdfast.showing import brief, length, moment
 from holdfast.stats import Distribution, Figures, Notable, Stats
-from holdfast.web.reading import ReadModel
+from holdfast.web.reading.model import ReadModel
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BROADEST = 60

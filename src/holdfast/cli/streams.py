@@ -21,7 +21,7 @@ from holdfast.showing import fields, moment
 from holdfast.streams.reader import LogReader
 from holdfast.streams.rules import ALL, LAST
 from holdfast.web.documents import chunk_document
-from holdfast.web.reading import ReadModel
+from holdfast.web.reading.model import ReadModel
 
 
 @command()

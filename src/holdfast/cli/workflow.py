@@ -23,7 +23,7 @@ from holdfast.model.records import InvocationRecord
 from holdfast.runtime.runs import HOOK, WAIT, LogEvent, StepRecord, began_at, started_at, took
 from holdfast.showing import brief, describe, length, moment
 from holdfast.web.documents import decoded
-from holdfast.web.reading import ReadModel
+from holdfast.web.reading.model import ReadModel
 
 _LONGEST_VALUE = 60  # of an argument or a result in a list
 _STEP_TITLES = ("call", "status", "attempt", "start", "took", "what")

@@ -1,7 +1,7 @@
 """The web app itself: an ASGI application that any server can run, and FastAPI, Starlette or Django can mount.
 
-One request is one call: find out whether it is for the API or for a webhook, answer it, and turn what goes wrong into a
-problem document. Paths are not logged, since the path of a webhook is a secret; the name of a route is.
+One request is one call: find out whether it is for the API, a page or a webhook, answer it, and turn what goes wrong
+into a problem document. Paths are not logged, since the path of a webhook is a secret; the name of a route is.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
 from holdfast.web import api, webhooks
-from holdfast.web.problems import SAFE_HEADERS, Problem, internal_error, not_found, problem_of
-from holdfast.web.reading import ReadModel
-from holdfast.web.requests import query_of
+from holdfast.web.pages import table as pages
+from holdfast.web.pages.page import WebPage
+from holdfast.web.pages.rendering import PageRenderer
+from holdfast.web.principals import Principal, Role
+from holdfast.web.problems import SAFE_HEADERS, Problem, internal_error, problem_of
+from holdfast.web.reading.model import ReadModel
+from holdfast.web.requests import body_as, query_of
+from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render
 from holdfast.web.rules import refuse
 from holdfast.web.sse import OpenStreams
 
@@ -40,6 +45,7 @@ class WebApp:
         self._runtime = app.runtime
         self._is_local = is_local
         self._reading = ReadModel(app.runtime)
+        self._pages = PageRenderer(app.runtime)
         self._webhooks = webhooks.WebhookEndpoint(app.runtime)
         self.streams = OpenStreams()
 
@@ -68,18 +74,21 @@ class WebApp:
         route = "nothing"
         try:
             path = path_of(request.scope)
-            if path == api.PREFIX or path.startswith(f"{api.PREFIX}/"):
-                route = api.PREFIX
-                refusal = refuse(request.headers, token=self._runtime.settings.api_token, is_local=self._is_local)
-                if refusal is not None:
-                    raise _refused(refusal.status, refusal.why)
-                found, parts = api.route_of(request.method, path.removeprefix(api.PREFIX))
+            if path == PREFIX or path.startswith(f"{PREFIX}/"):
+                route = PREFIX
+                principal = self._principal(request)
+                found, parts = api.TABLE.find(request.method, path.removeprefix(PREFIX))
                 route += found.path
-                return route, await self._api(request, found, parts)
+                return route, await self._api(request, principal, found, parts)
             if path.startswith(webhooks.PREFIX):
                 route = webhooks.HIDDEN
                 return route, await self._webhooks.answer(request, path.removeprefix(webhooks.PREFIX))
-            raise not_found()
+            if path.startswith(pages.STATIC):
+                route = pages.STATIC
+                return route, self._pages.static(request.method, path.removeprefix(pages.STATIC))
+            page, parts = pages.TABLE.find(request.method, path)
+            route = page.path
+            return route, await self._page(request, self._principal(request), page, parts)
         except ClientDisconnect:
             return route, None
         except Exception as error:
@@ -89,16 +98,35 @@ class WebApp:
                 self._runtime.telemetry.emit(WebRequestFailed(request.method, route, *quoted))
             return route, (problem or internal_error()).response()
 
-    async def _api(self, request: Request, route: api.ApiRoute, parts: dict[str, str]) -> Response:
-        asked = api.Asked(self._runtime, self._reading, self.streams, request, parts, query_of(request, route.query))
+    def _principal(self, request: Request) -> Principal:
+        """Return the sender of a request. Raises `Problem` if it is not known."""
+        token = self._runtime.settings.api_token
+        refusal = refuse(request.headers, token=token, is_local=self._is_local)
+        if refusal is not None:
+            raise _refused(refusal.status, refusal.why)
+        source = request.client.host if request.client else ""
+        return Principal("api_token" if token else "local", Role.ADMIN, "api_token" if token else "local", source)
+
+    async def _api(self, request: Request, principal: Principal, route: ApiRoute, parts: dict[str, str]) -> Response:
+        asked = Asked(
+            self._runtime, self._reading, self.streams, request, parts, query_of(request, route.query), principal
+        )
+        if route.body is not None:
+            asked = asked._replace(body=await body_as(request, route.body, self._runtime.settings.webhook_limit))
         answer = await route.endpoint(asked)
         if isinstance(answer, Response):
             return answer
         text = await asyncio.to_thread(_rendered, answer)
         return Response(text, media_type="application/json", headers=SAFE_HEADERS)
 
+    async def _page(self, request: Request, principal: Principal, page: WebPage, parts: dict[str, str]) -> Response:
+        asked = Asked(
+            self._runtime, self._reading, self.streams, request, parts, query_of(request, page.query), principal
+        )
+        return await self._pages.answer(page, asked)
 
-def _rendered(render: api.Render) -> str:
+
+def _rendered(render: Render) -> str:
     return as_json(render())
 
 

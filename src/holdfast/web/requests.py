@@ -15,6 +15,7 @@ from holdfast.ids import LENGTH, is_id
 from holdfast.web.problems import Problem, wrong
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 _LONGEST_TEXT = 1000  # characters of a parameter
 BODY_SECONDS = 30.0  # for a client to send a body
 
@@ -133,3 +134,13 @@ async def document_of(request: Request, limit: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise wrong("body", f"the body is a JSON {type(found).__name__}; expected an object")
     return found
+
+
+async def body_as(request: Request, kind: type[S], limit: int) -> S:
+    """Return the body as a value of a type. Raises `Problem`: what is wrong, and where in the body."""
+    given = await document_of(request, limit)
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        raise wrong(f"body{place.rstrip('`')}", what, status=422) from None

@@ -20,7 +20,7 @@ from holdfast.telemetry import Telemetry
 from holdfast.telemetry.events import WebRequestFailed
 from holdfast.web.documents import chunk_document
 from holdfast.web.problems import Problem, about, internal_error, problem_of, wrong
-from holdfast.web.reading import ReadModel
+from holdfast.web.reading.model import ReadModel
 from holdfast.web.sse import Batches, EventStreamResponse, OpenStreams, ServerEvent
 
 END = "end"

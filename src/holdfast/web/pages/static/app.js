@@ -1,0 +1,1 @@
+// Live updates and actions. Every page can be read without it.

@@ -1,0 +1,1 @@
+"""The routes of the HTTP API: a file for each noun, with its endpoints and its table."""

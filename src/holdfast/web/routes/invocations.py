@@ -1,0 +1,62 @@
+"""Invocations over HTTP."""
+
+from __future__ import annotations
+
+from holdfast.runtime.listing import filter_of
+from holdfast.web.documents import history_of
+from holdfast.web.problems import about, wrong
+from holdfast.web.requests import Parameter, limit_parameter
+from holdfast.web.routing import ApiRoute, Asked, Render
+
+
+async def list_invocations(asked: Asked) -> Render:
+    given = dict(asked.query)
+    limit, attributes = given.pop("limit"), _attributes(given.pop("attribute"))
+    with about("query.status"):
+        where = filter_of(**given, attributes=attributes)
+    return (await asked.runtime.arun(asked.reading.invocations(where, limit))).document
+
+
+def _attributes(pairs: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not name or not sign or found.setdefault(name, value) != value:
+            raise wrong("query.attribute", f"attribute={pair[:80]!r}: write name=value, and each name once")
+    return found
+
+
+async def show_invocation(asked: Asked) -> Render:
+    whole = await asked.runtime.arun(asked.reading.whole(await asked.record()))
+    return lambda: whole.document(asked.codec)
+
+
+async def show_history(asked: Asked) -> Render:
+    record = await asked.record()
+    return lambda: history_of(record)
+
+
+async def explain(asked: Asked) -> Render:
+    return (await asked.runtime.arun(asked.reading.why(await asked.record()))).document
+
+
+ROUTES = (
+    ApiRoute(
+        "GET",
+        "/invocations",
+        list_invocations,
+        "list invocations, newest first",
+        {
+            "status": Parameter("only of this status", is_list=True),
+            "task": Parameter("only of this task, by its whole name", is_list=True),
+            "queue": Parameter("only of this queue", is_list=True),
+            "parent": Parameter("only the children of this invocation", "id"),
+            "attribute": Parameter("only with this attribute: name=value", is_list=True),
+            "before": Parameter("only older ones: the cursor of the page before", "id"),
+            "limit": limit_parameter(50, 500),
+        },
+    ),
+    ApiRoute("GET", "/invocations/{id}", show_invocation, "show everything about one invocation"),
+    ApiRoute("GET", "/invocations/{id}/history", show_history, "show each status that it has had"),
+    ApiRoute("GET", "/invocations/{id}/why", explain, "explain what it waits for, or how it ended"),
+)
