@@ -10,7 +10,7 @@ from holdfast.app import App
 from holdfast.cli.command import Needs, command
 from holdfast.cli.naming import find_task
 from holdfast.cli.output import Output
-from holdfast.web.reading.tasks import task_document
+from holdfast.web.reading.tasks import signature_of, task_document
 
 _HEAD = ("name", "signature")
 _TITLES = ("task", "kind", "queue", "priority", "retries", "limit", "timeout", "called by")
@@ -31,7 +31,7 @@ def tasks(
     out.document({"tasks": documents} if task is None else documents[0])
     if task is not None:
         (one,) = chosen
-        out.line(f"{one.name}{one.definition.signature}")
+        out.line(f"{one.name}{signature_of(one.definition)}")
         out.facts(
             [(name.replace("_", " "), _shown(value)) for name, value in documents[0].items() if name not in _HEAD]
         )

@@ -111,4 +111,7 @@ def change_document(change: LimitChange | None) -> Document | None:
 
 
 def allowance_document(each: Allowance) -> Document:
-    return fields(each) | {"last": [{"id": id, "at": moment(at)} for id, at in each.last]}
+    return fields(each) | {
+        "shown_key": shown_key(f"|{each.key}"),
+        "last": [{"id": id, "at": moment(at)} for id, at in each.last],
+    }

@@ -14,7 +14,7 @@ from holdfast.model.policies import describe_policy
 from holdfast.runtime.app_runtime import AppRuntime, DeclaredTask
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.naming import declared, find_definition
-from holdfast.showing import describe, length, plain
+from holdfast.showing import length, plain
 from holdfast.web.documents import Document
 
 _TIMES = ("timeout", "soft_timeout", "expires", "cancel_grace")
@@ -86,7 +86,7 @@ def task_document(task: DeclaredTask) -> Document:
     definition, terms = task.definition, task.terms
     return {
         "name": task.name,
-        "signature": str(definition.signature),
+        "signature": signature_of(definition),
         "kind": "workflow" if definition.is_workflow else str(definition.executor),
         "aliases": list(definition.aliases),
         "queue": definition.queue,
@@ -109,6 +109,28 @@ def task_document(task: DeclaredTask) -> Document:
     }
 
 
+class _Plain:
+    """An annotation that is a text, shown without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    @staticmethod
+    def of(annotation: Any) -> Any:
+        return _Plain(annotation) if isinstance(annotation, str) else annotation
+
+
+def signature_of(definition: TaskDefinition) -> str:
+    """Return the signature of a task, as its code has it."""
+    signature = definition.signature
+    parameters = [each.replace(annotation=_Plain.of(each.annotation)) for each in signature.parameters.values()]
+    shown = signature.replace(parameters=parameters, return_annotation=_Plain.of(signature.return_annotation))
+    return str(shown)
+
+
 class ParameterOfTask(NamedTuple):
     """A parameter of a task, for a form: with the default as JSON, if it has one that is."""
 
@@ -127,13 +149,12 @@ def parameters_of(definition: TaskDefinition) -> Sequence[ParameterOfTask]:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             continue
         has_default = each.default is not each.empty
-        annotation = "" if each.annotation is each.empty else inspect.formatannotation(each.annotation)
+        annotation = "" if each.annotation is each.empty else inspect.formatannotation(_Plain.of(each.annotation))
         kind = {"int": "number", "float": "number", "bool": "checkbox", "str": "text"}.get(annotation, "json")
         default = plain(each.default) if has_default else None
         kind = kind if not has_default or kind != "text" or isinstance(default, str) else "json"
         only = each.kind is each.POSITIONAL_ONLY
-        shown = describe(annotation)[1:-1] if annotation else ""
-        found.append(ParameterOfTask(each.name, kind, shown, not has_default, default, only))
+        found.append(ParameterOfTask(each.name, kind, annotation, not has_default, default, only))
     return found
 
 

@@ -10,6 +10,7 @@ from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.names import counted
 from holdfast.model.status import FINAL
+from holdfast.runtime.definition import retention_of
 from holdfast.runtime.naming import wanted_names
 from holdfast.web.actions import touched
 from holdfast.web.principals import Role
@@ -53,17 +54,19 @@ class RetainEnded(Selection):
     retention: str
 
 
+_COUNTED = 10_000
 _FILTERS = tuple(name for name in Selection.__struct_fields__ if name not in ("ids", *Act.__struct_fields__))
 
 
 async def list_archive(asked: Asked) -> Render:
     given = dict(asked.query)
     limit, before = given.pop("limit"), given.pop("before")
-    where = await _where(asked, given, "query")
+    where = await meant(asked, given, "query")
     return (await asked.runtime.arun(ArchiveReading(asked.runtime).page(where, limit=limit, before=before))).document
 
 
-async def _where(asked: Asked, given: dict[str, Any], place: str) -> ArchiveFilter:
+async def meant(asked: Asked, given: dict[str, Any], place: str) -> ArchiveFilter:
+    """Return the filter that parameters mean; `place` is the part of the request that has them. Raises `Problem`."""
     found = {name: value for name, value in given.items() if value not in (None, "", [], (), {})}
     for name in ("since", "until"):
         if name in found:
@@ -86,7 +89,7 @@ async def _past(asked: Asked, place: str, text: str) -> float:
 
 async def _selected(asked: Asked) -> ArchiveFilter:
     """Return the filter of the body, without what ends from now on: its sender has not seen that."""
-    where = await _where(asked, {name: getattr(asked.body, name) for name in _FILTERS}, "body")
+    where = await meant(asked, {name: getattr(asked.body, name) for name in _FILTERS}, "body")
     if not asked.body.ids and not where:
         raise UsageError("name invocations by ids, or by a filter such as status")
     if where:
@@ -96,52 +99,50 @@ async def _selected(asked: Asked) -> ArchiveFilter:
     return where
 
 
+async def _previewed(asked: Asked, would: str) -> Render:
+    """Say which invocations an action would touch: it looks at 10,000 at most."""
+    where, ids = await _selected(asked), asked.body.ids
+    if ids:
+        return lambda: touched(f"{counted(len(ids), 'invocation')} would {would}, if they have ended.", len(ids), ids)
+    found = await asked.runtime.arun(ArchiveReading(asked.runtime).page(where, limit=_COUNTED))
+    count = len(found.records)
+    shown = f"{count:,} invocations or more" if found.before is not None else counted(count, "invocation")
+    items = [f"{each.task} {each.id}, {each.status}" for each in found.records[:20]]
+    return lambda: touched(f"{shown} would {would}.", count, items)
+
+
 async def rerun_ended(asked: Asked) -> Render:
     body: RerunEnded = asked.body
-    where = await _selected(asked)
-    done = await Archive(asked.runtime).arerun(
-        body.ids, dry_run=body.preview, request=body.request, new_key=body.new_key, **where
-    )
-    count = len(done.originals)
     if body.preview:
-        return lambda: touched(f"{counted(count, 'invocation')} would be run again", count, done.originals)
-    made = [each.id for each in done.invocations]
-    refused = dict(done.refused)
-    return lambda: touched(
-        f"{counted(len(made), 'invocation')} submitted",
-        len(made),
-        made,
-        request=done.request,
-        refused=refused,
-        ids=made,
-    )
+        return await _previewed(asked, "be run again")
+    where = await _selected(asked)
+    done = await Archive(asked.runtime).arerun(body.ids, request=body.request, new_key=body.new_key, **where)
+    made, refused = [each.id for each in done.invocations], dict(done.refused)
+    told = f"{counted(len(made), 'invocation')} submitted"
+    return lambda: touched(told, len(made), made, request=done.request, refused=refused)
 
 
 async def purge_ended(asked: Asked) -> Render:
     body: PurgeEnded = asked.body
-    where = await _selected(asked)
-    done = await Archive(asked.runtime).apurge(body.ids, dry_run=body.preview, force=body.force, **where)
-    kept, count = dict(done.kept), len(done.originals)
-    but = f"; {counted(len(kept), 'invocation')} stay" if kept else ""
     if body.preview:
-        return lambda: touched(f"{counted(count, 'invocation')} would be removed{but}", count, done.originals)
+        return await _previewed(asked, "be removed")
+    done = await Archive(asked.runtime).apurge(body.ids, force=body.force, **await _selected(asked))
+    kept = dict(done.kept)
+    but = f"; {counted(len(kept), 'invocation')} stay" if kept else ""
     return lambda: touched(f"{counted(done.removed, 'invocation')} removed{but}", done.removed, kept=kept)
 
 
 async def retain_ended(asked: Asked) -> Render:
     body: RetainEnded = asked.body
-    where = await _selected(asked)
     with about("body.retention"):
-        done = await Archive(asked.runtime).aretain(body.retention, body.ids, dry_run=body.preview, **where)
-    count = len(done.originals)
+        retention_of(body.retention)
+    if body.preview:
+        return await _previewed(asked, "be kept for another time")
+    done = await Archive(asked.runtime).aretain(body.retention, body.ids, **await _selected(asked))
+    count, refused = len(done.originals), dict(done.refused)
     soon = f"; {done.over} of them are then removed soon" if done.over else ""
-    would = "would be kept" if body.preview else "kept"
-    return lambda: touched(
-        f"{counted(count, 'invocation')} {would} for another time{soon}",
-        count,
-        done.originals,
-        refused=dict(done.refused),
-    )
+    told = f"{counted(count, 'invocation')} kept for another time{soon}"
+    return lambda: touched(told, count, done.originals, refused=refused)
 
 
 PARAMETERS = {
