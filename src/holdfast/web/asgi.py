@@ -17,6 +17,7 @@ from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
 from holdfast.web import api, webhooks
+from holdfast.web.live import LiveFeed
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
 from holdfast.web.pages.rendering import PageRenderer
@@ -48,6 +49,7 @@ class WebApp:
         self._pages = PageRenderer(app.runtime)
         self._webhooks = webhooks.WebhookEndpoint(app.runtime)
         self.streams = OpenStreams()
+        self._feed = LiveFeed(app.runtime)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -110,7 +112,7 @@ class WebApp:
     async def _api(self, request: Request, principal: Principal, route: ApiRoute, parts: dict[str, str]) -> Response:
         asked = Asked(
             self._runtime, self._reading, self.streams, request, parts, query_of(request, route.query), principal
-        )
+        )._replace(feed=self._feed)
         if route.body is not None:
             asked = asked._replace(body=await body_as(request, route.body, self._runtime.settings.webhook_limit))
         answer = await route.endpoint(asked)

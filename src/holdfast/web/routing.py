@@ -21,6 +21,7 @@ from holdfast.ids import is_id
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.web.documents import Document
+from holdfast.web.live import LiveFeed
 from holdfast.web.principals import Principal, Role
 from holdfast.web.problems import Problem, not_found
 from holdfast.web.reading.model import ReadModel
@@ -48,6 +49,7 @@ class Asked(NamedTuple):
     query: Mapping[str, Any]
     principal: Principal
     body: Any = None  # of the route's type
+    feed: LiveFeed | None = None
 
     @property
     def codec(self) -> Codec:
