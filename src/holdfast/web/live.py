@@ -5,8 +5,8 @@ number, and the number is the id of an event: a client that comes back with it l
 that comes without one, or with one of another process, is told all of its topics once.
 
 For each listener only the names of topics are kept that it has not been told yet, so a slow one costs nothing more;
-`EventStreamResponse` hangs up on a client that takes nothing. A feed ends by itself after some minutes: the client comes
-back, and its rights are looked at again.
+`EventStreamResponse` hangs up on a client that takes nothing. A feed ends by itself after some minutes: the client
+comes back, and its rights are looked at again.
 """
 
 from __future__ import annotations
