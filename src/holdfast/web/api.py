@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.web.routes import hooks, invocations, live, stats, streams, workflows
+from holdfast.web.routes import hooks, invocations, live, runners, stats, store, streams, workflows
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
 
@@ -19,6 +19,8 @@ ROUTES: tuple[ApiRoute, ...] = (
     *streams.ROUTES,
     *stats.ROUTES,
     *hooks.ROUTES,
+    *runners.ROUTES,
+    *store.ROUTES,
     *live.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

@@ -20,7 +20,7 @@ from holdfast.web import api, webhooks
 from holdfast.web.live import LiveFeed
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
-from holdfast.web.pages.rendering import PageRenderer
+from holdfast.web.pages.rendering import PageRenderer, wants_page
 from holdfast.web.principals import Principal, Role
 from holdfast.web.problems import SAFE_HEADERS, Problem, internal_error, problem_of
 from holdfast.web.reading.model import ReadModel
@@ -87,7 +87,7 @@ class WebApp:
                 return route, await self._webhooks.answer(request, path.removeprefix(webhooks.PREFIX))
             if path.startswith(pages.STATIC):
                 route = pages.STATIC
-                return route, self._pages.static(request.method, path.removeprefix(pages.STATIC))
+                return route, self._pages.static(request, path.removeprefix(pages.STATIC))
             page, parts = pages.TABLE.find(request.method, path)
             route = page.path
             return route, await self._page(request, self._principal(request), page, parts)
@@ -98,7 +98,10 @@ class WebApp:
             if problem is None or problem.status == 500:
                 quoted = (webhooks.place_of(error), None) if route == webhooks.HIDDEN else (repr(error), error)
                 self._runtime.telemetry.emit(WebRequestFailed(request.method, route, *quoted))
-            return route, (problem or internal_error()).response()
+            found_problem = problem or internal_error()
+            if wants_page(request) and not route.startswith((PREFIX, webhooks.HIDDEN)):
+                return route, await self._pages.problem(request, found_problem)
+            return route, found_problem.response()
 
     def _principal(self, request: Request) -> Principal:
         """Return the sender of a request. Raises `Problem` if it is not known."""

@@ -28,7 +28,7 @@ from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable, UsageError
+from holdfast.errors import CorruptRecord, StoreError, StoreReadOnly, StoreUnauthorised, StoreUnavailable, UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.changes import (
     Change,
@@ -660,6 +660,15 @@ class MongoStore:
         there = self._collection(schema.QUARANTINE)
         documents = await self._do("quarantined", queries.quarantined, there, app, id, latest)
         return [_quarantined(found) for found in documents]
+
+    async def sizes(self) -> Mapping[str, int]:
+        """Return the bytes of the database: stored data, and indexes; nothing if this user may not ask."""
+        database = self._collection(schema.META).database
+        try:
+            found = await self._do("sizes", database.command, "dbStats")
+        except (StoreReadOnly, StoreUnauthorised):
+            return {}
+        return {"data": int(found.get("storageSize", 0)), "indexes": int(found.get("indexSize", 0))}
 
     async def quarantine_hidden(self, app: str) -> int:
         count = 0

@@ -140,6 +140,34 @@ def columns(label: str, starts: Sequence[float], until: float, series: Sequence[
     return Drawn(axes.width, axes.height, axes.left, axes.bottom, label, axes.grid(), axes.ticks(), bars)
 
 
+class Slot(NamedTuple):
+    """A part of a cycle: where it begins and ends, from 0 to 1."""
+
+    begins: float
+    ends: float
+    text: str
+    title: str
+    kind: str
+
+
+def cycle(label: str, slots: Sequence[Slot], now: float, *, width: int = 640, height: int = 46) -> Drawn:
+    """Draw the slots of a cycle, with a mark for now."""
+    bottom = height - 18.0
+    bars = [
+        Bar(
+            round(each.begins * width, 2),
+            4,
+            round((each.ends - each.begins) * width, 2),
+            bottom - 4,
+            each.kind,
+            each.title,
+        )
+        for each in slots
+    ]
+    ticks = [(round((each.begins + each.ends) / 2 * width, 2), each.text) for each in slots]
+    return Drawn(width, height, 0, bottom, label, (), ticks, bars, (), [Mark(round(now * width, 2), "now")])
+
+
 def nice_top(value: float) -> float:
     """Return the end of an axis: 1, 2 or 5 times a power of ten."""
     if value <= 0 or not math.isfinite(value):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.fleet import slots
 from holdfast.fleet.services import SERVICE, Executions
 from holdfast.model.explain import living
 from holdfast.model.records import InvocationRecord, RunnerRecord, runner_of
@@ -113,12 +112,3 @@ class RunnerReading:
         trail = await Executions(engine.store, engine.app, SERVICE, 0).trail(max(limit, _TRAIL))
         roster = await engine.store.roster(engine.app)
         return ServiceView(roster, trail, limit, engine.store.now(), engine.settings)
-
-
-def slot_bars(view: ServiceView) -> Sequence[tuple[slots.Member, slots.Window, float, float]]:
-    """Return the slots with their place on the cycle: begin and end, from 0 to 1."""
-    start, end = view.cycle
-    return [
-        (member, window, (window.starts_at - start) / (end - start), (window.ends_at - start) / (end - start))
-        for member, window in view.windows
-    ]
