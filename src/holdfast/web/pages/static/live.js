@@ -27,6 +27,7 @@ function start(topics) {
   if (source) return;
   source = new EventSource(`${root()}/api/v1/live?topics=${encodeURIComponent(topics)}`);
   source.addEventListener("changed", () => { wanted = true; update(); });
+  source.addEventListener("problem", () => say("the store does not answer"));
   source.onopen = () => say("live");
   source.onerror = () => say("reconnecting");
   if (last) { wanted = true; update(); } // what happened while the tab was hidden
