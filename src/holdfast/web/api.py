@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast._version import __version__
+from holdfast.web.openapi import described
 from holdfast.web.routes import hooks, invocations, live, runners, stats, store, streams, workflows
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
@@ -12,8 +14,14 @@ async def list_routes(asked: Asked) -> Render:
     }
 
 
+async def describe_routes(asked: Asked) -> Render:
+    root = str(asked.request.scope.get("root_path", "")).rstrip("/")
+    return lambda: described(ROUTES, __version__, root)
+
+
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "", list_routes, "list these routes"),
+    ApiRoute("GET", "/openapi.json", describe_routes, "describe these routes, as OpenAPI 3.1"),
     *invocations.ROUTES,
     *workflows.ROUTES,
     *streams.ROUTES,

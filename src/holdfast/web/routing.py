@@ -83,6 +83,8 @@ class ApiRoute(NamedTuple):
     role: Role = Role.VIEWER
     action: str = ""  # what it changes, for the audit record: invocation.cancel; empty: it changes nothing
     body: type[msgspec.Struct] | None = None  # an `Act`, if it is an action
+    reads: type[msgspec.Struct] | None = None  # a body that the endpoint reads itself, for the description
+    is_stream: bool = False  # the answer is server-sent events
     twin: str = ""  # the command that does the same: "holdfast queues pause {name}", with parts of the path or {target}
 
 

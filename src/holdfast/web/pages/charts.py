@@ -84,7 +84,8 @@ class Axes:
         form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86_400 else "%d %b"
         first = math.ceil(self.since / step) * step
         times = [first + number * step for number in range(int((self.until - first) // step) + 1)]
-        return [(self.x(at), dt.datetime.fromtimestamp(at, dt.UTC).strftime(form)) for at in times]
+        placed = [(self.x(at), dt.datetime.fromtimestamp(at, dt.UTC).strftime(form)) for at in times]
+        return [(x, text) for x, text in placed if x <= self.width - 3 * len(text)]  # else it would be cut
 
 
 def lines(

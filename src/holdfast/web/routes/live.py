@@ -26,5 +26,6 @@ ROUTES = (
         follow_feed,
         "follow which topics change, as server-sent events",
         {"topics": Parameter("the topics, with spaces or commas between")},
+        is_stream=True,
     ),
 )

@@ -58,7 +58,7 @@ async function update() {
     const waiting = busy();
     for (const region of regions()) {
       const other = fresh.getElementById(region.id);
-      if (!other || other.innerHTML === region.dataset.shown) continue;
+      if (!other || other.outerHTML === region.dataset.shown) continue;
       if (waiting.includes(region)) { wanted = true; continue; }
       replace(region, other);
     }
@@ -88,7 +88,9 @@ function busy() {
 
 function replace(region, other) {
   const open = new Set([...region.querySelectorAll("details[open]")].map((each) => each.dataset.key || each.querySelector("summary")?.textContent));
-  const shown = other.innerHTML;
+  const shown = other.outerHTML;
+  region.className = other.className;
+  region.hidden = other.hidden;
   region.replaceChildren(...other.childNodes);
   region.dataset.shown = shown;
   for (const each of region.querySelectorAll("details")) {
