@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from holdfast._version import __version__
 from holdfast.web.openapi import described
-from holdfast.web.routes import hooks, invocations, live, runners, stats, store, streams, workflows
+from holdfast.web.routes import (
+    archive,
+    events,
+    hooks,
+    invocations,
+    live,
+    queues,
+    runners,
+    schedules,
+    stats,
+    store,
+    streams,
+    tasks,
+    workflows,
+)
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
 
@@ -27,6 +41,11 @@ ROUTES: tuple[ApiRoute, ...] = (
     *streams.ROUTES,
     *stats.ROUTES,
     *hooks.ROUTES,
+    *queues.ROUTES,
+    *schedules.ROUTES,
+    *events.ROUTES,
+    *tasks.ROUTES,
+    *archive.ROUTES,
     *runners.ROUTES,
     *store.ROUTES,
     *live.ROUTES,

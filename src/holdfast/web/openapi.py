@@ -68,8 +68,8 @@ def described(routes: Sequence[ApiRoute], version: str, root: str = "") -> Docum
         "info": {
             "title": "Holdfast",
             "version": version,
-            "description": "Durable tasks and workflows: see, explain, act. Documents are those that commands print with "
-            "--json. A role may do what the ones below it may: viewer, operator, admin.",
+            "description": "Durable tasks and workflows: see, explain, act. Documents are those that commands print "
+            "with --json. A role may do what the ones below it may: viewer, operator, admin.",
         },
         "servers": [{"url": root or "/"}],
         "security": [{"bearer": []}, {"cookie": []}],

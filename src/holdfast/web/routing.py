@@ -83,9 +83,16 @@ class ApiRoute(NamedTuple):
     role: Role = Role.VIEWER
     action: str = ""  # what it changes, for the audit record: invocation.cancel; empty: it changes nothing
     body: type[msgspec.Struct] | None = None  # an `Act`, if it is an action
+    twin: str = ""  # the command that does the same: "holdfast queues pause {name}", with parts of the path or {target}
     reads: type[msgspec.Struct] | None = None  # a body that the endpoint reads itself, for the description
     is_stream: bool = False  # the answer is server-sent events
-    twin: str = ""  # the command that does the same: "holdfast queues pause {name}", with parts of the path or {target}
+
+
+def action(
+    path: str, endpoint: Endpoint, summary: str, name: str, body: type[Act] = Act, role: Role = Role.OPERATOR
+) -> ApiRoute:
+    """Return the route of an action; `name` is that of the audit record."""
+    return ApiRoute("POST", path, endpoint, summary, role=role, action=name, body=body)
 
 
 # --- finding the route
