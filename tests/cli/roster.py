@@ -15,7 +15,7 @@ NOW = 1_800_000_000.0  # the start of a cycle of one minute
 
 
 def set_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr("holdfast.cli.reach.time_of", lambda _: NOW + seconds)
+    monkeypatch.setattr("holdfast.store.sqlite.store.SqliteStore.now", lambda _: NOW + seconds)
 
 
 def enrol(app: App, *ids: str, **facts: Any) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from holdfast._version import __version__
+from holdfast.web.openapi import described
 from holdfast.web.routes import (
     archive,
     events,
     hooks,
     invocations,
+    live,
     queues,
+    runners,
     schedules,
     stats,
+    store,
     streams,
     tasks,
     workflows,
@@ -23,8 +28,14 @@ async def list_routes(asked: Asked) -> Render:
     }
 
 
+async def describe_routes(asked: Asked) -> Render:
+    root = str(asked.request.scope.get("root_path", "")).rstrip("/")
+    return lambda: described(ROUTES, __version__, root)
+
+
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "", list_routes, "list these routes"),
+    ApiRoute("GET", "/openapi.json", describe_routes, "describe these routes, as OpenAPI 3.1"),
     *invocations.ROUTES,
     *workflows.ROUTES,
     *streams.ROUTES,
@@ -35,5 +46,8 @@ ROUTES: tuple[ApiRoute, ...] = (
     *events.ROUTES,
     *tasks.ROUTES,
     *archive.ROUTES,
+    *runners.ROUTES,
+    *store.ROUTES,
+    *live.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

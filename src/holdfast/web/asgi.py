@@ -17,9 +17,10 @@ from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
 from holdfast.web import api, webhooks
+from holdfast.web.live import LiveFeed
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
-from holdfast.web.pages.rendering import PageRenderer
+from holdfast.web.pages.rendering import PageRenderer, wants_page
 from holdfast.web.principals import Principal, Role
 from holdfast.web.problems import SAFE_HEADERS, Problem, internal_error, problem_of
 from holdfast.web.reading.model import ReadModel
@@ -48,6 +49,7 @@ class WebApp:
         self._pages = PageRenderer(app.runtime)
         self._webhooks = webhooks.WebhookEndpoint(app.runtime)
         self.streams = OpenStreams()
+        self._feed = LiveFeed(app.runtime)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -85,7 +87,7 @@ class WebApp:
                 return route, await self._webhooks.answer(request, path.removeprefix(webhooks.PREFIX))
             if path.startswith(pages.STATIC):
                 route = pages.STATIC
-                return route, self._pages.static(request.method, path.removeprefix(pages.STATIC))
+                return route, self._pages.static(request, path.removeprefix(pages.STATIC))
             page, parts = pages.TABLE.find(request.method, path)
             route = page.path
             return route, await self._page(request, self._principal(request), page, parts)
@@ -96,7 +98,10 @@ class WebApp:
             if problem is None or problem.status == 500:
                 quoted = (webhooks.place_of(error), None) if route == webhooks.HIDDEN else (repr(error), error)
                 self._runtime.telemetry.emit(WebRequestFailed(request.method, route, *quoted))
-            return route, (problem or internal_error()).response()
+            found_problem = problem or internal_error()
+            if wants_page(request) and not route.startswith((PREFIX, webhooks.HIDDEN)):
+                return route, await self._pages.problem(request, found_problem)
+            return route, found_problem.response()
 
     def _principal(self, request: Request) -> Principal:
         """Return the sender of a request. Raises `Problem` if it is not known."""
@@ -110,7 +115,7 @@ class WebApp:
     async def _api(self, request: Request, principal: Principal, route: ApiRoute, parts: dict[str, str]) -> Response:
         asked = Asked(
             self._runtime, self._reading, self.streams, request, parts, query_of(request, route.query), principal
-        )
+        )._replace(feed=self._feed)
         if route.body is not None:
             asked = asked._replace(body=await body_as(request, route.body, self._runtime.settings.webhook_limit))
         answer = await route.endpoint(asked)

@@ -21,6 +21,7 @@ from holdfast.ids import is_id
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.web.documents import Document
+from holdfast.web.live import LiveFeed
 from holdfast.web.principals import Principal, Role
 from holdfast.web.problems import Problem, not_found
 from holdfast.web.reading.model import ReadModel
@@ -48,6 +49,7 @@ class Asked(NamedTuple):
     query: Mapping[str, Any]
     principal: Principal
     body: Any = None  # of the route's type
+    feed: LiveFeed | None = None
 
     @property
     def codec(self) -> Codec:
@@ -81,6 +83,9 @@ class ApiRoute(NamedTuple):
     role: Role = Role.VIEWER
     action: str = ""  # what it changes, for the audit record: invocation.cancel; empty: it changes nothing
     body: type[msgspec.Struct] | None = None  # an `Act`, if it is an action
+    twin: str = ""  # the command that does the same: "holdfast queues pause {name}", with parts of the path or {target}
+    reads: type[msgspec.Struct] | None = None  # a body that the endpoint reads itself, for the description
+    is_stream: bool = False  # the answer is server-sent events
 
 
 def action(

@@ -73,6 +73,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
+def size(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit, name in ((2**30, "GB"), (2**20, "MB"), (2**10, "kB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
 def command(*words: object) -> str:
     """Return a command line: the twin of an action."""
     return shlex.join(["holdfast", *map(str, words)])
@@ -132,6 +140,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "number": number,
     "pretty": pretty,
+    "size": size,
     "tone": tone,
     "with_member": with_member,
     "words": words,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.web.pages import archive, events, hooks, overview, queues, schedules, tasks
+from holdfast.web.pages import archive, events, hooks, overview, queues, runners, schedules, store, tasks
 from holdfast.web.pages.page import PageTable, WebPage
 
 STATIC = "/static/"
@@ -32,6 +32,8 @@ PAGES: tuple[WebPage, ...] = (
     *events.PAGES,
     *hooks.PAGES,
     *archive.PAGES,
+    *runners.PAGES,
+    *store.PAGES,
 )
 TABLE = PageTable(PAGES)
 

@@ -44,6 +44,9 @@ from holdfast.web.documents import (
     step_document,
     stored_document,
 )
+from holdfast.web.reading.health import HealthReading
+from holdfast.web.reading.runners import RunnerReading
+from holdfast.web.reading.store import StoreReading
 from holdfast.workflows.hooks_records import address_of, resume_id_of
 from holdfast.workflows.hooks_resuming import HookAccess, HookRecord, looked_up
 
@@ -185,6 +188,9 @@ class ReadModel:
         assert runtime.looks is not None
         self._looking = runtime.looks
         self._hooks = HookAccess(runtime)
+        self.runners = RunnerReading(runtime)
+        self.health = HealthReading(runtime)
+        self.store = StoreReading(runtime)
 
     async def record(self, id: str) -> InvocationRecord:
         """Return one invocation. Raises `InvocationNotFound`, `CorruptRecord`."""

@@ -32,6 +32,7 @@ function start(topics) {
   if (source) return;
   source = new EventSource(`${root()}/api/v1/live?topics=${encodeURIComponent(topics)}`);
   source.addEventListener("changed", () => { wanted = true; update(); });
+  source.addEventListener("problem", () => say("the store does not answer"));
   source.onopen = () => say("live");
   source.onerror = () => say("reconnecting");
   if (last) { wanted = true; update(); } // what happened while the tab was hidden
@@ -63,7 +64,7 @@ async function update() {
     const waiting = all ? [] : busy();
     for (const region of regions()) {
       const other = fresh.getElementById(region.id);
-      if (!other || other.innerHTML === region.dataset.shown) continue;
+      if (!other || other.outerHTML === region.dataset.shown) continue;
       if (waiting.includes(region)) { wanted = true; continue; }
       replace(region, other);
     }
@@ -94,8 +95,10 @@ function busy() {
 
 function replace(region, other) {
   const open = new Set([...region.querySelectorAll("details[open]")].map((each) => each.dataset.key || each.querySelector("summary")?.textContent));
-  const shown = other.innerHTML;
   const focused = region.contains(document.activeElement) ? placeOf(region, document.activeElement) : null;
+  const shown = other.outerHTML;
+  region.className = other.className;
+  region.hidden = other.hidden;
   region.replaceChildren(...other.childNodes);
   region.dataset.shown = shown;
   for (const each of region.querySelectorAll("details")) {
