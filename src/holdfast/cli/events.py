@@ -9,13 +9,13 @@ from typer import Argument, Option
 
 from holdfast.app import App
 from holdfast.cli import reach
-from holdfast.cli.arguments import strictly
 from holdfast.cli.command import Before, command, page_given
 from holdfast.cli.naming import find_event
 from holdfast.cli.output import Output
 from holdfast.errors import NotDecodable, UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
+from holdfast.runtime.converting import strictly
 from holdfast.runtime.wait import get_readable
 from holdfast.showing import brief, describe, fields, length, moment, value_line
 from holdfast.triggers.dispatch import describe_source

@@ -44,6 +44,8 @@ from holdfast.web.documents import (
     step_document,
     stored_document,
 )
+from holdfast.web.reading.finding import IdFinder
+from holdfast.web.reading.searching import Searching
 from holdfast.workflows.hooks_records import address_of, resume_id_of
 from holdfast.workflows.hooks_resuming import HookAccess, HookRecord, looked_up
 
@@ -185,6 +187,8 @@ class ReadModel:
         assert runtime.looks is not None
         self._looking = runtime.looks
         self._hooks = HookAccess(runtime)
+        self.ids = IdFinder(runtime)
+        self.searching = Searching(runtime)
 
     async def record(self, id: str) -> InvocationRecord:
         """Return one invocation. Raises `InvocationNotFound`, `CorruptRecord`."""
