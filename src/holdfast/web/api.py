@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.web.routes import hooks, invocations, stats, streams, workflows
+from holdfast.web.routes import bulk, calls, hooks, invocations, stats, streams, workflows
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
 
@@ -14,6 +14,8 @@ async def list_routes(asked: Asked) -> Render:
 
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "", list_routes, "list these routes"),
+    *bulk.ROUTES,
+    *calls.ROUTES,
     *invocations.ROUTES,
     *workflows.ROUTES,
     *streams.ROUTES,

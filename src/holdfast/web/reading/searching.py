@@ -129,7 +129,7 @@ class Searching:
         if until is not None:
             last = until if last is None else min(last, until)
         where = Filter(
-            statuses=_statuses(query),
+            statuses=statuses_of(query),
             tasks=frozenset(await self._tasks(values_of(query, "task"))),
             queues=frozenset(values_of(query, "queue")),
             attributes=frozenset(
@@ -276,7 +276,8 @@ def kind_of(record: InvocationRecord) -> str:
     return "task" if record.run is None else "workflow"
 
 
-def _statuses(query: Query) -> frozenset[Status]:
+def statuses_of(query: Query) -> frozenset[Status]:
+    """Return the statuses that a search allows; empty: all."""
     wanted = {Status(text) for text in values_of(query, "status")}
     refused = {Status(text) for text in values_of(query, "status", negative=True)}
     return frozenset((wanted or set(Status)) - refused) if wanted or refused else frozenset()

@@ -7,6 +7,8 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
+import msgspec
+
 from holdfast.archive.api import Archive
 from holdfast.invocation import Invocation
 from holdfast.model.records import InvocationRecord
@@ -27,8 +29,8 @@ Duration = str | float
 class Call(Act, kw_only=True):
     """A call of a task: its arguments as JSON, and options as `Task.options` takes them."""
 
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    args: list[Any] = msgspec.field(default_factory=list)
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     delay: Duration | None = None
     at: dt.datetime | float | None = None
     priority: int | None = None
@@ -79,7 +81,7 @@ class ForkedRun(Act, kw_only=True):
 
     step: str
     arguments: dict[str, Any] | list[Any] | None = None
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = msgspec.field(default_factory=dict)
     new_key: bool = False
 
 
@@ -114,9 +116,8 @@ async def submit(asked: Asked) -> Render:
 def _options(asked: Asked, body: Call) -> dict[str, Any]:
     options = body.options()
     header = asked.request.headers.get("idempotency-key")
-    if header is not None:
-        if options.setdefault("key", header) != header:
-            raise wrong("body.key", "the body has another key than the header Idempotency-Key", status=422)
+    if header is not None and options.setdefault("key", header) != header:
+        raise wrong("body.key", "the body has another key than the header Idempotency-Key", status=422)
     return options
 
 
@@ -225,7 +226,7 @@ async def retain(asked: Asked) -> Render:
     body = cast(Retaining, asked.body)
     record = await asked.record()
     with about("body.retention"):
-        done = await Archive(asked.runtime).aretain(body.retention, [record.id], dry_run=body.preview)  # type: ignore[arg-type]
+        done = await Archive(asked.runtime).aretain(body.retention, [record.id], dry_run=body.preview)
     if done.refused:
         raise Problem(409, "UsageError", f"it stays as it is: {done.refused[0][1]}", path="path.id")
     over = "; its time is over by that, so it is removed soon" if done.over else ""
@@ -247,9 +248,8 @@ async def fork(asked: Asked) -> Render:
     return lambda: touched(f"{fresh.id} goes on before {body.step}", 1, [fresh.id], id=fresh.id, fork_of=record.id)
 
 
-def _action(
-    path: str, endpoint: Any, summary: str, action: str, body: type[Act], role: Role = Role.OPERATOR
-) -> ApiRoute:
+def _action(path: str, endpoint: Any, summary: str, action: str, body: type[Act]) -> ApiRoute:
+    role = Role.ADMIN if action == "invocation.purge" else Role.OPERATOR
     return ApiRoute("POST", path, endpoint, summary, role=role, action=action, body=body)
 
 
@@ -258,7 +258,7 @@ ROUTES = (
     _action("/invocations/{id}/cancel", cancel, "ask for its end", "invocation.cancel", Cancelling),
     _action("/invocations/{id}/rerun", rerun, "run it again", "invocation.rerun", Rerunning),
     _action("/invocations/{id}/wake", wake, "give it another try, or end its sleeps", "invocation.wake", Act),
-    _action("/invocations/{id}/purge", purge, "remove it", "invocation.purge", Purging, Role.ADMIN),
+    _action("/invocations/{id}/purge", purge, "remove it", "invocation.purge", Purging),
     _action("/invocations/{id}/retain", retain, "keep it for another time", "invocation.retain", Retaining),
     _action("/invocations/{id}/fork", fork, "start a run that goes on before a step", "workflow.fork", ForkedRun),
 )
