@@ -19,7 +19,7 @@ from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
 from holdfast.cli.policies import describe_policy
 from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable
-from holdfast.groups.looking import Family, drawn, family_of
+from holdfast.groups.looking import Family, drawn
 from holdfast.ids import InvocationId as WholeId
 from holdfast.ids import is_id
 from holdfast.model.names import core_app, counted
@@ -28,7 +28,7 @@ from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.listing import MAX_LOOKED, Keep, filter_of, is_allowed, with_key
 from holdfast.runtime.naming import declared
-from holdfast.runtime.runs import StepRecord, Stored
+from holdfast.runtime.runs import StepRecord, Stored, span_of
 from holdfast.showing import brief, describe, fields, length, moment
 from holdfast.store.contract import Filter
 from holdfast.web.documents import decoded, history_of
@@ -174,7 +174,7 @@ def show(
         record = found(app, record.id)
     whole = app.runtime.run(ReadModel(app.runtime).whole(record))
     error, calls, now = record.error, whole.calls, reach.time_of(app)
-    family = app.runtime.run(_family(app, record))
+    family = app.runtime.run(ReadModel(app.runtime).family(record))
     if out.json:
         relatives = [fields(each, *each.__struct_fields__) for each in family.lines]
         return out.document(whole.document(app.runtime.codec) | {"family": relatives})
@@ -290,10 +290,6 @@ def _times(record: InvocationRecord) -> str:
     return ", ".join([*each, *([] if terms.start_by is None else [f"expires {moment(terms.start_by)}"])])
 
 
-async def _family(app: App, record: InvocationRecord) -> Family:
-    return await family_of(await app.runtime.engine(), record)
-
-
 # --- finding
 
 
@@ -377,7 +373,7 @@ def _print_family(out: Output, family: Family) -> None:
 
 def _print_time_line(out: Output, record: InvocationRecord, calls: Sequence[StepRecord], now: float) -> None:
     """Draw the steps, children and waits of a run."""
-    span = timeline.span_of(record, calls, now)
+    span = span_of(record, calls, now)
     rows = list(timeline.rows(calls, record.queue, span, terminal_width()))
     out.table((*timeline.TITLES[:-1], f"{length(span.seconds)} in all"), rows)
     out.line(timeline.LEGEND)

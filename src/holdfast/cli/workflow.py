@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from holdfast.app import App
-from holdfast.cli import reach, timeline
+from holdfast.cli import reach
 from holdfast.cli.arguments import call_given
 from holdfast.cli.command import InvocationId, command
 from holdfast.cli.invocations import found, value_text
@@ -20,7 +20,7 @@ from holdfast.errors import NotDecodable, UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.converting import parsed
-from holdfast.runtime.runs import HOOK, WAIT, LogEvent, StepRecord, began_at, started_at, took
+from holdfast.runtime.runs import HOOK, WAIT, LogEvent, StepRecord, began_at, label, span_of, started_at, took
 from holdfast.showing import brief, describe, length, moment
 from holdfast.web.documents import decoded
 from holdfast.web.reading.model import ReadModel
@@ -53,12 +53,12 @@ def steps(
     page = app.runtime.run(reading.steps(record) if step is None else reading.step(record, step))
     if out.json:
         return out.document(page.document(app.runtime.codec))
-    calls, span = page.calls, timeline.span_of(record, page.calls, now)
+    calls, span = page.calls, span_of(record, page.calls, now)
     if step is not None:
         return _print_step(out, app, record, calls[0], now)
     rows = [
         (
-            timeline.label(call, record.queue),
+            label(call, record.queue),
             call.status,
             call.attempt or "",
             _after(began_at(call), span.start),
@@ -72,7 +72,7 @@ def steps(
 
 
 def _print_step(out: Output, app: App, record: InvocationRecord, call: StepRecord, now: float) -> None:
-    out.line(f"{timeline.label(call, record.queue)} ({call.status})")
+    out.line(f"{label(call, record.queue)} ({call.status})")
     out.line()
     out.facts(
         [

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from holdfast.clock import Duration
 from holdfast.codec import Codec, Payloads
 from holdfast.errors import UsageError
+from holdfast.groups.looking import Family, family_of
 from holdfast.ids import InvocationId
 from holdfast.model.explain import Explanation
 from holdfast.model.records import InvocationRecord
@@ -217,6 +218,10 @@ class ReadModel:
         """Return the last few reruns of an invocation."""
         engine = await self._runtime.engine()
         return await engine.store.find(engine.app, Filter(rerun_of=id), _RERUNS)
+
+    async def family(self, record: InvocationRecord) -> Family:
+        """Return its parents, chain, group, callback and children."""
+        return await family_of(await self._runtime.engine(), record)
 
     async def why(self, record: InvocationRecord) -> ExplainedInvocation:
         return ExplainedInvocation(record, await self._runtime.explain(record))

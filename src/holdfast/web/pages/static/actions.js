@@ -73,6 +73,7 @@ function open(button) {
       const found = await send(data.action, { ...body(), preview: true }, data.method);
       if (mine !== asked) return;
       problem.textContent = "";
+      Object.assign(fixed, found.bind); // what was previewed is what is done
       show(preview, found);
     } catch (error) {
       if (mine === asked) { preview.replaceChildren(); problem.textContent = error.message; }
@@ -89,7 +90,7 @@ function open(button) {
     event.preventDefault();
     go.disabled = true;
     try {
-      const found = await send(data.action, body(), data.method);
+      const found = await all(data, body(), preview);
       dialog.close();
       toast(found.summary || `${data.title}: done`);
       if (data.go) location.assign(root() + data.go.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(found[name])));
@@ -102,6 +103,17 @@ function open(button) {
   dialog.showModal();
   (fields[0]?.input || reason).focus();
   look();
+}
+
+// An action on many answers with what the next request has `more`, until all is done.
+async function all(data, body, preview) {
+  let found = await send(data.action, body, data.method);
+  for (let done = found.count; found.more; done += found.count) {
+    preview.textContent = `${done.toLocaleString("en")} so far …`;
+    found = await send(data.action, { ...body, ...found.more }, data.method);
+    found.summary = `${(done + found.count).toLocaleString("en")} in all; the last ones: ${found.summary}`;
+  }
+  return found;
 }
 
 function show(place, found) {
