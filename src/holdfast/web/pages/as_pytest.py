@@ -19,7 +19,7 @@ def as_pytest(document: Mapping[str, Any], module: str | None) -> str:
     """
     task, id, arguments = document["task"], document["id"], document["arguments"]
     call, notes = _call(arguments, id)
-    name = re.sub(r"\W+", "_", task.rpartition(":")[2]).strip("_").lower() or "task"
+    name = re.sub(r"\W+", "_", task.rpartition(":")[2], flags=re.ASCII).strip("_").lower() or "task"
     where = module if module and all(part.isidentifier() for part in module.split(".")) else None
     lines = [
         f"# {printable(task)} {id} ({document['status']}), with its arguments.",

@@ -5,6 +5,7 @@ the bars of its steps. Numbers in, coordinates out. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from holdfast.model.diagram import Drawing, drawing
@@ -49,7 +50,7 @@ class Machine(NamedTuple):
 
 def machine_of(history: Sequence[HistoryEntry]) -> Machine:
     path = [entry.status for entry in history]
-    taken = set(zip(path, path[1:], strict=False))
+    taken = set(pairwise(path))
     picture = drawing()
     nodes = [LitNode(*node, path.count(node.status), bool(path) and path[-1] is node.status) for node in picture.nodes]
     arrows = [

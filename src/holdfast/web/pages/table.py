@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.web.pages import invocations, overview
+from holdfast.web.pages import invocation, invocations, overview
 from holdfast.web.pages.page import PageTable, WebPage
 
 STATIC = "/static/"
 FILES = {
     "app.css": "text/css",
     "icon.svg": "image/svg+xml",
-    **dict.fromkeys(("app.js", "actions.js", "keys.js", "live.js", "times.js", "search.js"), "text/javascript"),
+    **dict.fromkeys(
+        ("app.js", "actions.js", "keys.js", "live.js", "times.js", "search.js", "stream.js"), "text/javascript"
+    ),
 }
 """The files that pages load, by name. No other file is ever served."""
 
@@ -24,7 +26,7 @@ class NavigationEntry(NamedTuple):
     title: str
 
 
-PAGES: tuple[WebPage, ...] = (*overview.PAGES, *invocations.PAGES)
+PAGES: tuple[WebPage, ...] = (*overview.PAGES, *invocations.PAGES, *invocation.PAGES)
 TABLE = PageTable(PAGES)
 
 _ORDER = (

@@ -19,7 +19,7 @@ from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.listing import Keep, is_allowed, listed, with_key
 from holdfast.runtime.naming import declared, short, wanted_names
-from holdfast.showing import brief
+from holdfast.showing import brief, printable
 from holdfast.stats.api import StatsQuery, read_stats
 from holdfast.store.contract import Filter
 from holdfast.web.documents import Document, invocation_document
@@ -64,7 +64,7 @@ class FoundPage(NamedTuple):
 
 def said_by(record: InvocationRecord) -> str:
     """Return the error of an invocation, or the reason of its status, in short."""
-    return brief(str(record.error) if record.error is not None and not record.reason else record.reason)
+    return brief(printable(record.error if record.error is not None and not record.reason else record.reason))
 
 
 class Count(NamedTuple):

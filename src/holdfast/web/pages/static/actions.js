@@ -4,7 +4,8 @@
 //   <button data-action="/invocations/ID/cancel" data-title="Cancel" data-twin="holdfast cancel ID"
 //           data-body='{"…": …}' data-fields='[{"name": "priority", "label": "Priority", "kind": "number", "value": 3}]'>
 //
-// Kinds of fields: text, number, json, checkbox, select (with "choices"). `data-no-preview` is for routes without one;
+// Kinds of fields: text, number, json, checkbox, select (with "choices"); an "optional" one may be empty. `data-into` is
+// the member of the body that the fields go into. `data-no-preview` is for routes without one;
 // `data-go` is the page to open afterwards, with {name} for members of the answer.
 const root = () => document.body.dataset.root;
 
@@ -64,7 +65,8 @@ function open(button) {
   dialog.addEventListener("close", () => { dialog.remove(); button.focus(); });
   form.querySelector("[data-close]").addEventListener("click", () => dialog.close());
 
-  const body = () => Object.assign({}, fixed, ...fields.map((each) => each.read()), { reason: reason.value });
+  const given = () => Object.assign({}, ...fields.map((each) => each.read()));
+  const body = () => Object.assign({}, fixed, data.into ? { [data.into]: given() } : given(), { reason: reason.value });
   let asked = 0;
   const look = async () => {
     if (data.noPreview !== undefined) return;
@@ -133,7 +135,7 @@ function field(given) {
   else input = element("input", { id, type: given.kind === "number" ? "number" : "text", step: "any", value, autocomplete: "off" });
   const read = () => {
     if (given.kind === "checkbox") return { [given.name]: input.checked };
-    if (input.value === "" && given.kind !== "text") return {};
+    if (input.value === "" && (given.kind !== "text" || given.optional)) return {};
     if (given.kind === "number") return { [given.name]: Number(input.value) };
     if (given.kind === "json") {
       try { return { [given.name]: JSON.parse(input.value) }; } catch (error) { throw new Error(`${given.label}: ${error.message}`); }
