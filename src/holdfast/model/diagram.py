@@ -276,6 +276,7 @@ class Drawing(NamedTuple):
     """The picture as geometry, for pages that colour it themselves."""
 
     width: int
+    top: int
     height: int
     node_width: int
     node_height: int
@@ -297,8 +298,8 @@ def drawing() -> Drawing:
         )
         for each in _arrows()
     ]
-    height = _HEIGHT - 80  # without the legend
-    return Drawing(_WIDTH, height, _NODE_WIDTH, _NODE_HEIGHT, tuple(FRAMES.values()), tuple(arrows), tuple(nodes))
+    top, height = 84, 630  # without title and legend
+    return Drawing(_WIDTH, top, height, _NODE_WIDTH, _NODE_HEIGHT, tuple(FRAMES.values()), tuple(arrows), tuple(nodes))
 
 
 # --- SVG: the drawing -------------------------------------------------------------------------------------------------

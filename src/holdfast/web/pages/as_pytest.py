@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pprint import pformat
 from typing import Any
 
-from holdfast.showing import plain, printable
+from holdfast.showing import describe, plain, printable
 
 _LONGEST = 20_000  # characters of arguments
 
 
-def as_pytest(document: Mapping[str, Any], module: str | None) -> str:
+def as_pytest(document: Mapping[str, Any], module: str | None, *, has_payloads: bool = False) -> str:
     """Return the text of a test for an invocation, as its document has it; `module` is that of its task, if its code is
     known.
     """
     task, id, arguments = document["task"], document["id"], document["arguments"]
-    call, notes = _call(arguments, id)
+    call, notes = _call(arguments, id, has_payloads)
     name = re.sub(r"\W+", "_", task.rpartition(":")[2], flags=re.ASCII).strip("_").lower() or "task"
     where = module if module and all(part.isidentifier() for part in module.split(".")) else None
     lines = [
@@ -38,7 +38,7 @@ def as_pytest(document: Mapping[str, Any], module: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _call(arguments: Mapping[str, Any] | None, id: str) -> tuple[str, list[str]]:
+def _call(arguments: Mapping[str, Any] | None, id: str, has_payloads: bool) -> tuple[str, list[str]]:
     """Return the arguments as Python, and what has to be said about them."""
     if arguments is None or "unreadable" in arguments:
         why = "there are none" if arguments is None else printable(arguments["unreadable"])
@@ -49,8 +49,8 @@ def _call(arguments: Mapping[str, Any] | None, id: str) -> tuple[str, list[str]]
     if odd := {name: text for name, text in pairs.items() if not name.isidentifier()}:
         parts.append("**{" + ", ".join(f"{name!r}: {text}" for name, text in odd.items()) + "}")
     text = ", ".join(parts)
-    if len(text) > _LONGEST:
-        return "...", [f"The arguments are large: holdfast show {id} --json has them."]
+    if has_payloads or len(text) > _LONGEST:
+        return "...", [f"The arguments are large: GET /api/v1/invocations/{id}/values has them."]
     has_classes = any(plain(each) != each for each in [*arguments["args"], *arguments["kwargs"].values()])
     notes = (
         ["Values of classes are written as plain data: make the objects that the task takes."] if has_classes else []
@@ -62,8 +62,7 @@ def _call(arguments: Mapping[str, Any] | None, id: str) -> tuple[str, list[str]]
 
 def literal(value: Any) -> str:
     """Return a value as Python code. Values of classes become plain data, numbers that no literal has a call."""
-    value = _finite(plain(value) if not isinstance(value, float) else value)
-    return value.code if isinstance(value, _Code) else pformat(value, width=100, sort_dicts=False)
+    return pformat(_data(value), width=100, sort_dicts=False)
 
 
 class _Code:
@@ -76,15 +75,15 @@ class _Code:
         return self.code
 
 
-def _finite(value: Any) -> Any:
+def _data(value: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return _Code(f'float("{value}")')
         case dict():
-            return {name: _finite(each) for name, each in value.items()}
-        case list():
-            return [_finite(each) for each in value]
-    return value
+            return {name if isinstance(name, str) else describe(name): _data(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_data(each) for each in value]
+    return plain(value)
 
 
 def _expectation(document: Mapping[str, Any]) -> list[str]:

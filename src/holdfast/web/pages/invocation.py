@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from holdfast.codec import references
 from holdfast.groups.looking import Family, drawn
 from holdfast.ids import is_id
 from holdfast.model.records import InvocationRecord, left_out
@@ -28,7 +29,6 @@ from holdfast.world.records import is_world
 _LONGEST_EDITED = 20_000  # characters of arguments that a page lets edit
 _EVENTS, _STEPS, _STREAMS, _CHUNKS, _HOOKS = 50, 100, 5, 30, 20
 _CAN_WAKE = frozenset({Status.PARKED, Status.SUSPENDED})
-_TONES = {"good": "good", "bad": "bad", "warn": "warn", "busy": "busy", "idle": "idle"}
 
 
 class Looked(NamedTuple):
@@ -75,15 +75,16 @@ def _context(asked: Asked, looked: Looked, now: float) -> Context:
     return {
         "call": document,
         "record": record,
-        "tone": _TONES[tone(record.status)],
+        "tone": tone(record.status),
         "is_ended": record.status in FINAL,
         "can_wake": record.status in _CAN_WAKE,
         "is_world": is_world(record),
         "machine": machine_of(record.history),
         "lifeline": lifeline_of(record, now),
         "failures": _failures(document),
-        "edited": _edited(document),
-        "pytest": as_pytest(document, _module(asked, record)),
+        "edited": None if references(record.arguments) else _edited(document),
+        "has_payloads": bool(record.payloads),
+        "pytest": as_pytest(document, _module(asked, record), has_payloads=bool(references(record.arguments))),
         "family": [] if looked.family.is_alone else list(drawn(looked.family.lines)),
         "left_out": left_out(record.history),
         "waterfall": waterfall_of(calls, span_of(record, calls, now), record.queue) if calls else None,

@@ -49,6 +49,11 @@ async def show_invocation(asked: Asked) -> Render:
     return lambda: whole.document(asked.codec)
 
 
+async def show_values(asked: Asked) -> Render:
+    values = await asked.runtime.arun(asked.reading.values(await asked.record()))
+    return lambda: values.document(asked.codec)
+
+
 async def show_history(asked: Asked) -> Render:
     record = await asked.record()
     return lambda: history_of(record)
@@ -93,6 +98,7 @@ ROUTES = (
         {"q": Parameter("the search")},
     ),
     ApiRoute("GET", "/invocations/{id}", show_invocation, "show everything about one invocation"),
+    ApiRoute("GET", "/invocations/{id}/values", show_values, "show its values whole, large ones too"),
     ApiRoute("GET", "/invocations/{id}/history", show_history, "show each status that it has had"),
     ApiRoute("GET", "/invocations/{id}/why", explain, "explain what it waits for, or how it ended"),
 )
