@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from typing import Any
 
@@ -15,7 +16,7 @@ from holdfast.model.records import HistoryEntry
 from holdfast.model.status import TABLE, Status
 from holdfast.web.asgi import WebApp
 from holdfast.web.pages.as_pytest import as_pytest, literal
-from holdfast.web.pages.forms import fields_of
+from holdfast.web.pages.filters import fields_of_schema
 from holdfast.web.pages.lifelines import machine_of
 from holdfast.workflows.hooks_types import schema_of
 
@@ -227,13 +228,15 @@ def test_a_copied_test_runs(shop: WebShop, get: Any) -> None:
 
 
 def test_forms_follow_the_schema() -> None:
-    fields, into = fields_of(schema_of(Approval))
-    assert into == "payload"
+    @dataclasses.dataclass
+    class Payload:
+        by: str
+        score: int = 0
+        comment: str | None = None
+
+    fields = fields_of_schema(schema_of(Payload))
     assert [(each["name"], each["kind"], each["optional"]) for each in fields] == [
-        ("by", "text", False),
-        ("score", "number", True),
+        ("payload.by", "text", False),
+        ("payload.score", "number", True),
+        ("payload.comment", "text", True),
     ]
-    fields, into = fields_of({})
-    assert (into, [each["name"] for each in fields], fields[0]["kind"]) == ("", ["payload"], "json")
-    assert fields_of({"type": "boolean"})[0][0]["kind"] == "checkbox"
-    assert fields_of({"$ref": "#/$defs/A"})[0][0]["kind"] == "json"

@@ -14,16 +14,16 @@ from holdfast.model.records import InvocationRecord, left_out
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.runs import StepRecord, span_of
 from holdfast.showing import plain
-from holdfast.web.documents import Document, step_document
+from holdfast.web.documents import Document, hook_document, step_document
 from holdfast.web.pages.as_pytest import as_pytest
 from holdfast.web.pages.filters import tone
-from holdfast.web.pages.forms import fields_of
 from holdfast.web.pages.lifelines import lifeline_of, machine_of, waterfall_of
 from holdfast.web.pages.page import Context, WebPage
 from holdfast.web.problems import Problem
 from holdfast.web.reading.model import WholeInvocation
 from holdfast.web.requests import Parameter
 from holdfast.web.routing import Asked
+from holdfast.workflows.hooks_resuming import HookRecord
 from holdfast.world.records import is_world
 
 _LONGEST_EDITED = 20_000  # characters of arguments that a page lets edit
@@ -36,7 +36,7 @@ class Looked(NamedTuple):
 
     whole: WholeInvocation
     family: Family
-    hooks: Sequence[Any]
+    hooks: Sequence[HookRecord]
     streams: Sequence[tuple[Any, Any]]  # each with its last chunks
     events: Any
 
@@ -124,15 +124,8 @@ def _steps(asked: Asked, calls: Sequence[StepRecord]) -> list[Document]:
     return [step_document(asked.codec, call) for call in calls]
 
 
-def _hook(hook: Any) -> Document:
-    fields, into = fields_of(hook.schema)
-    title = hook.token or hook.call
-    return {"name": hook.name, "call": hook.call, "title": title, "metadata": hook.metadata, "type": hook.type} | {
-        "fields": fields,
-        "into": into,
-        "created_at": hook.created_at,
-        "has_url": hook.has_url,
-    }
+def _hook(hook: HookRecord) -> Document:
+    return hook_document(hook) | {"title": hook.token or hook.call, "schema": dict(hook.schema)}
 
 
 def _stream(info: Any, page: Any) -> Document:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.web.pages import invocation, invocations, overview
+from holdfast.web.pages import archive, events, hooks, invocation, invocations, overview, queues, schedules, tasks
 from holdfast.web.pages.page import PageTable, WebPage
 
 STATIC = "/static/"
@@ -26,7 +26,17 @@ class NavigationEntry(NamedTuple):
     title: str
 
 
-PAGES: tuple[WebPage, ...] = (*overview.PAGES, *invocations.PAGES, *invocation.PAGES)
+PAGES: tuple[WebPage, ...] = (
+    *overview.PAGES,
+    *invocations.PAGES,
+    *invocation.PAGES,
+    *tasks.PAGES,
+    *queues.PAGES,
+    *schedules.PAGES,
+    *events.PAGES,
+    *hooks.PAGES,
+    *archive.PAGES,
+)
 TABLE = PageTable(PAGES)
 
 _ORDER = (

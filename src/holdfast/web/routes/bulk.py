@@ -29,7 +29,7 @@ from holdfast.web.problems import about, wrong
 from holdfast.web.reading.search import Query, parse
 from holdfast.web.reading.searching import statuses_of
 from holdfast.web.routes.calls import line_of
-from holdfast.web.routing import Act, ApiRoute, Asked, Render
+from holdfast.web.routing import Act, ApiRoute, Asked, Render, action
 
 _AT_ONCE, _MOST_IDS = 200, 500
 _PREVIEWED = 10
@@ -158,15 +158,7 @@ def _status_at(record: InvocationRecord, at: float) -> Status:
 
 
 def _route(name: str, summary: str, role: Role) -> ApiRoute:
-    return ApiRoute(
-        "POST",
-        f"/invocations/bulk-{name}",
-        _acting(name),
-        summary,
-        role=role,
-        action=f"invocation.bulk-{name}",
-        body=Bulk,
-    )
+    return action(f"/invocations/bulk-{name}", _acting(name), summary, f"invocation.bulk-{name}", Bulk, role)
 
 
 ROUTES = (

@@ -21,7 +21,7 @@ from holdfast.showing import brief, describe
 from holdfast.web.actions import touched
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, about, wrong
-from holdfast.web.routing import Act, ApiRoute, Asked, Render
+from holdfast.web.routing import Act, Asked, Render, action
 
 Duration = str | float
 
@@ -37,7 +37,7 @@ class Call(Act, kw_only=True):
     queue: str | None = None
     key: str | None = None
     key_for: Duration | None = None
-    expires: Duration | dt.datetime | None = None
+    expires: Duration | None = None
     retries: int | None = None
     retention: str | float | None = None
     attributes: dict[str, str] | None = None
@@ -248,17 +248,12 @@ async def fork(asked: Asked) -> Render:
     return lambda: touched(f"{fresh.id} goes on before {body.step}", 1, [fresh.id], id=fresh.id, fork_of=record.id)
 
 
-def _action(path: str, endpoint: Any, summary: str, action: str, body: type[Act]) -> ApiRoute:
-    role = Role.ADMIN if action == "invocation.purge" else Role.OPERATOR
-    return ApiRoute("POST", path, endpoint, summary, role=role, action=action, body=body)
-
-
 ROUTES = (
-    _action("/tasks/{name}/submit", submit, "store a call of a task", "invocation.submit", Call),
-    _action("/invocations/{id}/cancel", cancel, "ask for its end", "invocation.cancel", Cancelling),
-    _action("/invocations/{id}/rerun", rerun, "run it again", "invocation.rerun", Rerunning),
-    _action("/invocations/{id}/wake", wake, "give it another try, or end its sleeps", "invocation.wake", Act),
-    _action("/invocations/{id}/purge", purge, "remove it", "invocation.purge", Purging),
-    _action("/invocations/{id}/retain", retain, "keep it for another time", "invocation.retain", Retaining),
-    _action("/invocations/{id}/fork", fork, "start a run that goes on before a step", "workflow.fork", ForkedRun),
+    action("/tasks/{name}/submit", submit, "store a call of a task", "invocation.submit", Call),
+    action("/invocations/{id}/cancel", cancel, "ask for its end", "invocation.cancel", Cancelling),
+    action("/invocations/{id}/rerun", rerun, "run it again", "invocation.rerun", Rerunning),
+    action("/invocations/{id}/wake", wake, "give it another try, or end its sleeps", "invocation.wake", Act),
+    action("/invocations/{id}/purge", purge, "remove it", "invocation.purge", Purging, Role.ADMIN),
+    action("/invocations/{id}/retain", retain, "keep it for another time", "invocation.retain", Retaining),
+    action("/invocations/{id}/fork", fork, "start a run that goes on before a step", "workflow.fork", ForkedRun),
 )

@@ -4,8 +4,8 @@
 //   <button data-action="/invocations/ID/cancel" data-title="Cancel" data-twin="holdfast cancel ID"
 //           data-body='{"…": …}' data-fields='[{"name": "priority", "label": "Priority", "kind": "number", "value": 3}]'>
 //
-// Kinds of fields: text, number, json, checkbox, select (with "choices"); an "optional" one may be empty. `data-into` is
-// the member of the body that the fields go into. `data-no-preview` is for routes without one;
+// Kinds of fields: text, number, json, checkbox, select (with "choices"); an `optional` one that is empty is not sent.
+// `data-no-preview` is for routes without one;
 // `data-go` is the page to open afterwards, with {name} for members of the answer.
 const root = () => document.body.dataset.root;
 
@@ -65,8 +65,11 @@ function open(button) {
   dialog.addEventListener("close", () => { dialog.remove(); button.focus(); });
   form.querySelector("[data-close]").addEventListener("click", () => dialog.close());
 
-  const given = () => Object.assign({}, ...fields.map((each) => each.read()));
-  const body = () => Object.assign({}, fixed, data.into ? { [data.into]: given() } : given(), { reason: reason.value });
+  const body = () => {
+    const whole = structuredClone(fixed);
+    for (const each of fields) for (const [name, value] of Object.entries(each.read())) put(whole, name, value);
+    return { ...whole, reason: reason.value };
+  };
   let asked = 0;
   const look = async () => {
     if (data.noPreview !== undefined) return;
@@ -107,15 +110,11 @@ function open(button) {
   look();
 }
 
-// An action on many answers with what the next request has `more`, until all is done.
-async function all(data, body, preview) {
-  let found = await send(data.action, body, data.method);
-  for (let done = found.count; found.more; done += found.count) {
-    preview.textContent = `${done.toLocaleString("en")} so far …`;
-    found = await send(data.action, { ...body, ...found.more }, data.method);
-    found.summary = `${(done + found.count).toLocaleString("en")} in all; the last ones: ${found.summary}`;
-  }
-  return found;
+// A name with dots leads to a member of a member: kwargs.customer.
+function put(whole, name, value) {
+  const [first, ...rest] = name.split(".");
+  if (!rest.length) whole[first] = value;
+  else put((whole[first] ??= {}), rest.join("."), value);
 }
 
 function show(place, found) {
