@@ -118,5 +118,10 @@ def made_at(id: str) -> float:
     return _decode(id[:_MILLISECONDS_LENGTH]) / 1000 if is_id(id) else 0.0
 
 
+def first_at(at: float) -> InvocationId:
+    """Return the id before all that sort at that time or later."""
+    return _encode(min(max(int(at * 1000), 0), (1 << 48) - 1) << _RANDOM_BITS)
+
+
 def is_id(text: str) -> bool:
     return len(text) == LENGTH and all(character in ALPHABET for character in text)

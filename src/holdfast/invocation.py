@@ -6,6 +6,7 @@ processes, say the same.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import getpass
 import math
@@ -25,7 +26,7 @@ from holdfast.model.records import READY, Hint, HistoryEntry, InvocationRecord, 
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking, refuse_on_loop, running_body
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.rerun import Rerunner
+from holdfast.runtime.rerun import Edited, Rerunner, edited
 from holdfast.runtime.runs import LogEvent, RunLooks, StepRecord
 from holdfast.runtime.streams import Chunk, StreamInfo, StreamReader, StreamReads, StreamTail
 from holdfast.runtime.wait import get_all, missing
@@ -279,8 +280,10 @@ class Invocation(Generic[R]):
         delay: Duration | None = None,
         request: str | None = None,
         new_key: bool = False,
+        arguments: tuple[Any, ...] | dict[str, Any] | Edited | None = None,
     ) -> Invocation[R]:
-        """Store a new invocation with the same arguments, task and queue, due now or later; see `App.rerun`.
+        """Store a new invocation with the same task and queue, due now or later; see `App.rerun`. Its arguments are the
+        same, or these: a tuple, or a dict of named ones.
 
         Its effects have the idempotency keys of the first run, unless `new_key`.
 
@@ -290,7 +293,15 @@ class Invocation(Generic[R]):
         (moment, seconds), record = due_time(at, delay), await self._record(engine)
         due_at = engine.submitter.due_after(seconds) if moment is None else moment
         wanted = request or engine.ids.new()
-        (done,) = await engine.part(Rerunner).rerun([record], request=wanted, due_at=due_at, new_key=new_key)
+        other = arguments if isinstance(arguments, Edited) else None
+        if arguments is not None and other is None:
+            if not isinstance(arguments, tuple | dict):
+                raise errors.UsageError(f"arguments={arguments!r:.80}: expected a tuple, or a dict of named arguments")
+            args, kwargs = (arguments, {}) if isinstance(arguments, tuple) else ((), arguments)
+            other = await asyncio.to_thread(edited, engine, self._runtime.tasks.get(record.task), record, args, kwargs)
+        done = (
+            await engine.part(Rerunner).rerun([record], request=wanted, due_at=due_at, new_key=new_key, edited=other)
+        )[0]
         if done.id is None:
             raise _why_not(record)(f"{record.task} {self.id} cannot be run again: {done.why}")
         return Invocation(self._runtime, done.id)

@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 @pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """Seed a store once, and serve its pages. Its runner has ended, so nothing changes by itself."""
+    """Seed a store once, and serve its pages. One runner is at work on a call that does not end."""
     chromium.browser()
     patched = pytest.MonkeyPatch()
     patched.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path_factory.mktemp('story')}/shop.db")
@@ -42,8 +42,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     spec.loader.exec_module(module)
     app: App = module.app
     ids = module.seed(app)
-    with serving(app) as address:
-        yield Told(app, ids, address)
+    with module.importing(app) as running, serving(app) as address:
+        yield Told(app, ids | {"running": running}, address)
     app.close()
     patched.undo()
 

@@ -26,7 +26,7 @@ def addresses(story: Told) -> dict[str, list[str]]:
         "/limits/{name}": ["charge", "mail"],
         "/schedules/{name}": schedules,
         "/events/{id}": [ids["event"]],
-        "/runners/{id}": [each.id for each in app.runtime.run(rosters(app))],
+        "/runners/{id}": [each.id for each in app.runners()],
         "/hook/{name}": [each.name for each in app.hooks()],
     }
     found: dict[str, list[str]] = {}

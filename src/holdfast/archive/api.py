@@ -362,21 +362,43 @@ class Archive:
         wanted = _narrow(ids, await named(self._runtime, where), "purge")
         removed, gone, kept = 0, list[str](), list[tuple[str, str]]()
         async for page in _pages(engine, wanted, ids):
-            going = []
-            for record in page:
-                if record.status not in FINAL:
-                    kept.append((record.id, f"it is {record.status}; only ended invocations can be removed"))
-                elif record.outbox:
-                    kept.append((record.id, "a trigger is yet to be called for its end"))
-                elif not force and record.key is not None and not key_is_over(record, engine.store.now()):
-                    kept.append((record.id, f"its key {record.key!r} is still taken"))
-                else:
-                    going.append(record)
-            gone += [record.id for record in going]
-            if not dry_run and (count := await engine.store.remove_ended(engine.app, [record.id for record in going])):
-                removed += count
-                engine.telemetry.emit(events.Purged(count))
+            going, left = _removable(engine, page, force=force)
+            kept += left
+            gone += going
+            if not dry_run:
+                removed += await self._remove(engine, going)
         return Purged(gone, removed, kept)
+
+    async def remove(
+        self, engine: Engine, records: Sequence[InvocationRecord], *, force: bool
+    ) -> Sequence[tuple[str, str]]:
+        """Remove these, on the engine's loop. Return the ids of those that are kept, and why."""
+        going, kept = _removable(engine, records, force=force)
+        await self._remove(engine, going)
+        return kept
+
+    async def _remove(self, engine: Engine, ids: Sequence[InvocationId]) -> int:
+        count = await engine.store.remove_ended(engine.app, ids) if ids else 0
+        if count:
+            engine.telemetry.emit(events.Purged(count))
+        return count
+
+
+def _removable(
+    engine: Engine, records: Sequence[InvocationRecord], *, force: bool
+) -> tuple[list[InvocationId], list[tuple[str, str]]]:
+    """Return the ids of those that can be removed, and of the others with the reason."""
+    going, kept = list[InvocationId](), list[tuple[str, str]]()
+    for record in records:
+        if record.status not in FINAL:
+            kept.append((record.id, f"it is {record.status}; only ended invocations can be removed"))
+        elif record.outbox:
+            kept.append((record.id, "a trigger is yet to be called for its end"))
+        elif not force and record.key is not None and not key_is_over(record, engine.store.now()):
+            kept.append((record.id, f"its key {record.key!r} is still taken"))
+        else:
+            going.append(record.id)
+    return going, kept
 
 
 def _each_once(ids: Iterable[str]) -> list[InvocationId]:

@@ -17,11 +17,12 @@ from typer import Argument, Option
 from holdfast.app import App
 from holdfast.archive.api import ArchiveFilter
 from holdfast.cli import reach
+from holdfast.cli.arguments import call_given
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
 from holdfast.clock import parse_duration
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 from holdfast.showing import brief, length
@@ -96,6 +97,9 @@ class RerunFlags:
     request: Annotated[
         str | None, Option(metavar="ID", help="Repeat a rerun that was cut short; nothing is stored twice.")
     ] = None
+    arguments: Annotated[
+        str | None, Option(metavar="JSON", help="Other arguments for one of them: a list, or an object of named ones.")
+    ] = None
     new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
@@ -116,6 +120,8 @@ def rerun(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     due = None if options.at is None else time_given(options.at, "--at")
     request = options.request
+    if options.arguments is not None:
+        return _rerun_edited(out, app, named, options, due)
     if not named:
         plan = app.rerun(dry_run=True, request=request, **where)
         if not _confirmed(out, app, where, len(plan.originals), "run again", yes):
@@ -133,6 +139,21 @@ def rerun(
         out.line(f"{id} was not run again: {why}")
     if refused:
         raise typer.Exit(FAILED)
+
+
+def _rerun_edited(out: Output, app: App, named: list[str], options: RerunFlags, due: dt.datetime | None) -> None:
+    if len(named) != 1 or options.arguments is None:
+        raise UsageError("--arguments are those of one invocation: give its id")
+    record = app.invocation(named[0]).record()
+    fresh = app.invocation(record.id).rerun(
+        at=due,
+        delay=options.delay,
+        request=options.request,
+        new_key=options.new_key,
+        arguments=call_given(app, record, options.arguments),
+    )
+    out.document({"request": options.request, "refused": {}, "reruns": [{"id": fresh.id, "rerun_of": record.id}]})
+    out.line(f"{fresh.id} is a rerun of {record.id}")
 
 
 @command()

@@ -8,20 +8,16 @@ annotation that cannot be resolved here, or that leads to a class which JSON kno
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import json
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 from typer import Argument, Option
 
+from holdfast.app import App
 from holdfast.errors import UsageError
-from holdfast.executors.call import bind
+from holdfast.model.records import InvocationRecord
+from holdfast.runtime.converting import Call, call_of_texts, strictly
 from holdfast.runtime.definition import TaskDefinition
-from holdfast.runtime.fitting import hint_of
-from holdfast.showing import describe
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclasses.dataclass
@@ -50,22 +46,9 @@ class CallWords:
             found[name] = text
         return found
 
-    def values(self, task: TaskDefinition) -> tuple[list[Any], dict[str, Any]]:
+    def values(self, task: TaskDefinition) -> Call:
         """Return the values for a call of the task. Raises `ArgumentsDoNotBind`, or `UsageError` with the name."""
-        texts, keywords = self.arguments or [], self.keywords
-        bind(task.signature, tuple(texts), dict(keywords), task.name)
-        parameters = task.signature.parameters
-        positional = [each for each in parameters.values() if each.kind in _POSITIONAL]
-        rest = {each.kind: each for each in parameters.values()}  # *args and **kwargs: at most one of each
-        args = [
-            _value(task, positional[i] if i < len(positional) else rest[inspect.Parameter.VAR_POSITIONAL], text)
-            for i, text in enumerate(texts)
-        ]
-        kwargs = {
-            name: _value(task, parameters.get(name) or rest[inspect.Parameter.VAR_KEYWORD], text)
-            for name, text in keywords.items()
-        }
-        return args, kwargs
+        return call_of_texts(task, self.arguments or [], self.keywords)
 
 
 def _object(text: str) -> dict[str, str]:
@@ -78,68 +61,23 @@ def _object(text: str) -> dict[str, str]:
         raise UsageError(f'--kwargs {text!r} is no JSON object; write it like \'{{"body": "hi"}}\'') from None
 
 
-def _value(task: TaskDefinition, parameter: inspect.Parameter, text: str) -> Any:
-    hint = hint_of(task.function, parameter)
-    if hint is parameter.empty:
-        return parsed(text)
+def call_given(app: App, record: InvocationRecord, text: str) -> tuple[Any, ...] | dict[str, Any]:
+    """Return other arguments for a call from JSON: by the annotations of its task, if this app declares it."""
+    wrong = f'--arguments {text[:80]!r} is neither a JSON list nor an object; write \'["42"]\' or \'{{"order": "42"}}\''
     try:
-        return converted(text, hint)
-    except _Unsupported:
-        return parsed(text)
-    except Exception as error:
-        raise UsageError(
-            f"the argument '{parameter.name}' of {task.name} cannot be {describe(text)}: {error}"
-        ) from error
-
-
-class _Unsupported(Exception):
-    """No ValueError and no TypeError: those, msgspec would take for a verdict on the value."""
-
-
-def _refuse_class(cls: type, value: object) -> NoReturn:
-    raise _Unsupported
-
-
-def converted(text: str, hint: Any) -> Any:
-    """Read the text as JSON of that type, else as a plain text of that type (a date, a UUID, a str)."""
-    try:
-        decoder = msgspec.json.Decoder(hint, strict=False, dec_hook=_refuse_class)
-    except Exception as error:
-        raise _Unsupported from error
-    try:
-        return decoder.decode(text)
-    except _Unsupported:
-        raise
-    except Exception as error:
-        as_json = error
-    try:
-        return msgspec.convert(text, hint, strict=False, dec_hook=_refuse_class)
-    except _Unsupported:
-        raise
-    except Exception:
-        is_json = isinstance(as_json, msgspec.ValidationError) or not isinstance(
-            as_json, msgspec.DecodeError | UnicodeError
-        )
-        if is_json:  # it was the value that was wrong, so that is the complaint to hear
-            raise as_json from None
-        raise
-
-
-def parsed(text: str) -> object:
-    """Return the value of JSON, else the text itself, so that a word needs no second pair of quotes in a shell."""
-    try:
-        return strictly(text)
+        value = strictly(text)
     except ValueError:
-        return text
+        raise UsageError(wrong) from None
+    if not isinstance(value, list | dict):
+        raise UsageError(wrong)
+    task = app.tasks.get(record.task)
+    if task is None:
+        return tuple(value) if isinstance(value, list) else value
+    words = CallWords(kwargs=text) if isinstance(value, dict) else CallWords(arguments=_elements(text))
+    args, kwargs = words.values(task.definition)
+    return tuple(args) if isinstance(value, list) else kwargs
 
 
-def strictly(text: str) -> Any:
-    """Read JSON, without the words that Python adds to it. Raises `ValueError`."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+def _elements(text: str) -> list[str]:
+    """Return the elements of a JSON list as texts, so that all arguments are read in one way."""
+    return [bytes(raw).decode() for raw in msgspec.json.decode(text, type=list[msgspec.Raw])]

@@ -8,13 +8,13 @@ from typer import Argument, Option
 
 from holdfast.app import App
 from holdfast.cli import reach
-from holdfast.cli.arguments import strictly
 from holdfast.cli.command import Before, command, page_given
 from holdfast.cli.naming import find_event
 from holdfast.cli.output import Output
 from holdfast.errors import UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
+from holdfast.runtime.converting import strictly
 from holdfast.showing import brief, describe, length, moment, value_line
 from holdfast.triggers.dispatch import describe_source
 from holdfast.triggers.events import Caused, EventRecord

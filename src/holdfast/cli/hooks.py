@@ -9,11 +9,11 @@ from typer import Argument, Option
 
 from holdfast.app import App
 from holdfast.cli import reach
-from holdfast.cli.arguments import strictly
 from holdfast.cli.command import command
 from holdfast.cli.output import Output
 from holdfast.errors import UsageError
 from holdfast.model.names import counted
+from holdfast.runtime.converting import strictly
 from holdfast.runtime.engine import Engine
 from holdfast.showing import brief, length, moment, value_line
 from holdfast.web.reading.model import ReadModel, WholeHook

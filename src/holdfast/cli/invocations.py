@@ -18,7 +18,7 @@ from holdfast.cli.events import origin_of
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
 from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable
-from holdfast.groups.looking import Family, drawn, family_of
+from holdfast.groups.looking import Family, drawn
 from holdfast.ids import InvocationId as WholeId
 from holdfast.ids import is_id
 from holdfast.model.names import core_app, counted
@@ -26,15 +26,16 @@ from holdfast.model.notes import NO_NOTES
 from holdfast.model.policies import describe_policy
 from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
-from holdfast.runtime.listing import Keep, filter_of, is_allowed, with_key
+from holdfast.runtime.listing import MAX_LOOKED, Keep, filter_of, is_allowed, with_key
 from holdfast.runtime.naming import declared
-from holdfast.runtime.runs import StepRecord, Stored
+from holdfast.runtime.runs import StepRecord, Stored, span_of
 from holdfast.showing import brief, describe, fields, length, moment
 from holdfast.store.contract import Filter
 from holdfast.web.documents import decoded, history_of
 from holdfast.web.reading.model import InvocationPage, ReadModel
+from holdfast.web.reading.search import parse
+from holdfast.web.reading.searching import kind_of
 from holdfast.world.records import QUEUE as WORLD_QUEUE
-from holdfast.world.records import is_world
 
 _HISTORY_TITLES = ("version", "time", "delta", "status", "epoch", "owner", "why")
 _HISTORY_SHOWN = 8
@@ -46,12 +47,6 @@ class InvocationKind(StrEnum):
     TASK = "task"
     WORKFLOW = "workflow"
     WORLD = "world"
-
-
-def kind_of(record: InvocationRecord) -> InvocationKind:
-    if is_world(record):
-        return InvocationKind.WORLD
-    return InvocationKind.TASK if record.run is None else InvocationKind.WORKFLOW
 
 
 @dataclasses.dataclass
@@ -91,7 +86,7 @@ class ListFilter:
             for text, option in ((self.since, "--since"), (self.until, "--until"))
         )
         return lambda record: (
-            (kind is None or kind is kind_of(record))
+            (kind is None or kind == kind_of(record))
             and (record.run is not None or not self.workflows)
             and (self.key is None or record.key == self.key)
             and (since is None or record.created_at >= since)
@@ -106,15 +101,28 @@ def ps(
     filter: ListFilter,
     limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
     before: Before = None,
+    search: Annotated[
+        str | None, Argument(metavar="SEARCH", help="Such as 'task:charge status:failed since:1h customer:c-17'.")
+    ] = None,
     core: Annotated[bool, Option("--core", help="Holdfast's own tasks, such as recovery, instead of yours.")] = False,
     watch: Annotated[bool, Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
 ) -> None:
-    """List invocations, newest first. What runs shows its progress."""
+    """List invocations, newest first. What runs shows its progress.
+
+    A search has terms such as status:failed, -queue:mail or error:Timeout; any other name is an attribute, and a word
+    alone is looked for in texts.
+    """
+    query = parse(search or "")
     names = (filter.task or ()) if core else stored_names(app, filter.task or ())
     where = filter_of(task=names, **filter.where(app), before=page_given(before))
     keep = filter.keep(app)
 
     def look() -> InvocationPage:
+        if query:
+            page = ReadModel(app.runtime).searching.page(
+                query, limit, also=where, keep=keep, core=core, most=MAX_LOOKED
+            )
+            return InvocationPage(*app.runtime.run(page)[:2])
         if core:
             return app.runtime.run(ReadModel(app.runtime).invocations(where, limit, keep, core=True))
         return app.runtime.run(_page(app, where, names, filter.key, keep, limit))
@@ -166,7 +174,7 @@ def show(
         record = found(app, record.id)
     whole = app.runtime.run(ReadModel(app.runtime).whole(record))
     error, calls, now = record.error, whole.calls, reach.time_of(app)
-    family = app.runtime.run(_family(app, record))
+    family = app.runtime.run(ReadModel(app.runtime).family(record))
     if out.json:
         relatives = [fields(each, *each.__struct_fields__) for each in family.lines]
         return out.document(whole.document(app.runtime.codec) | {"family": relatives})
@@ -282,10 +290,6 @@ def _times(record: InvocationRecord) -> str:
     return ", ".join([*each, *([] if terms.start_by is None else [f"expires {moment(terms.start_by)}"])])
 
 
-async def _family(app: App, record: InvocationRecord) -> Family:
-    return await family_of(await app.runtime.engine(), record)
-
-
 # --- finding
 
 
@@ -369,7 +373,7 @@ def _print_family(out: Output, family: Family) -> None:
 
 def _print_time_line(out: Output, record: InvocationRecord, calls: Sequence[StepRecord], now: float) -> None:
     """Draw the steps, children and waits of a run."""
-    span = timeline.span_of(record, calls, now)
+    span = span_of(record, calls, now)
     rows = list(timeline.rows(calls, record.queue, span, terminal_width()))
     out.table((*timeline.TITLES[:-1], f"{length(span.seconds)} in all"), rows)
     out.line(timeline.LEGEND)

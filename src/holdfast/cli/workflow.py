@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-import msgspec
 from typer import Argument, Option
 
 from holdfast.app import App
-from holdfast.cli import reach, timeline
-from holdfast.cli.arguments import CallWords, parsed, strictly
+from holdfast.cli import reach
+from holdfast.cli.arguments import call_given
 from holdfast.cli.command import InvocationId, command
 from holdfast.cli.invocations import found, value_text
 from holdfast.cli.output import Output
 from holdfast.errors import NotDecodable, UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
-from holdfast.runtime.runs import HOOK, WAIT, LogEvent, StepRecord, began_at, started_at, took
+from holdfast.runtime.converting import parsed
+from holdfast.runtime.runs import HOOK, WAIT, LogEvent, StepRecord, began_at, label, span_of, started_at, took
 from holdfast.showing import brief, describe, length, moment
 from holdfast.web.documents import decoded
 from holdfast.web.reading.model import ReadModel
@@ -53,12 +53,12 @@ def steps(
     page = app.runtime.run(reading.steps(record) if step is None else reading.step(record, step))
     if out.json:
         return out.document(page.document(app.runtime.codec))
-    calls, span = page.calls, timeline.span_of(record, page.calls, now)
+    calls, span = page.calls, span_of(record, page.calls, now)
     if step is not None:
         return _print_step(out, app, record, calls[0], now)
     rows = [
         (
-            timeline.label(call, record.queue),
+            label(call, record.queue),
             call.status,
             call.attempt or "",
             _after(began_at(call), span.start),
@@ -72,7 +72,7 @@ def steps(
 
 
 def _print_step(out: Output, app: App, record: InvocationRecord, call: StepRecord, now: float) -> None:
-    out.line(f"{timeline.label(call, record.queue)} ({call.status})")
+    out.line(f"{label(call, record.queue)} ({call.status})")
     out.line()
     out.facts(
         [
@@ -204,33 +204,11 @@ def fork(
     the idempotency keys of the first run, unless --new-key.
     """
     record = found(app, id)
-    given = None if arguments is None else _arguments(app, record, arguments)
+    given = None if arguments is None else call_given(app, record, arguments)
     fresh = app.invocation(record.id).fork(step, arguments=given, results=_results(result or ()), new_key=new_key)
     out.document({"id": fresh.id, "task": record.task, "fork_of": record.id, "step": step, "new_key": new_key})
     out.line(fresh.id)
     out.aside(f"it goes on before {step} of {record.id}")
-
-
-def _arguments(app: App, record: InvocationRecord, text: str) -> tuple[Any, ...] | dict[str, Any]:
-    """Return arguments from JSON: by the annotations of the workflow, if this app declares it."""
-    wrong = f'--arguments {text[:80]!r} is neither a JSON list nor an object; write \'["42"]\' or \'{{"order": "42"}}\''
-    try:
-        value = strictly(text)
-    except ValueError:
-        raise UsageError(wrong) from None
-    if not isinstance(value, list | dict):
-        raise UsageError(wrong)
-    task = app.tasks.get(record.task)
-    if task is None:
-        return tuple(value) if isinstance(value, list) else value
-    words = CallWords(kwargs=text) if isinstance(value, dict) else CallWords(arguments=_elements(text))
-    args, kwargs = words.values(task.definition)
-    return tuple(args) if isinstance(value, list) else kwargs
-
-
-def _elements(text: str) -> list[str]:
-    """Return the elements of a JSON list as texts, so that all arguments are read in one way."""
-    return [bytes(raw).decode() for raw in msgspec.json.decode(text, type=list[msgspec.Raw])]
 
 
 def _results(pairs: Iterable[str]) -> dict[str, Any]:

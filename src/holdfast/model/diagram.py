@@ -253,6 +253,55 @@ def _arrows() -> Iterator[Arrow]:
             yield Arrow(source.value, (source,), target)
 
 
+class DrawnNode(NamedTuple):
+    """A status of the picture: the corner of its box and its centre."""
+
+    status: Status
+    left: float
+    top: float
+    x: float
+    y: float
+    meaning: str
+
+
+class DrawnArrow(NamedTuple):
+    """An arrow of the picture, as an SVG path."""
+
+    sources: tuple[Status, ...]
+    target: Status
+    path: str
+
+
+class Drawing(NamedTuple):
+    """The picture as geometry, for pages that colour it themselves."""
+
+    width: int
+    top: int
+    height: int
+    node_width: int
+    node_height: int
+    frames: tuple[Frame, ...]
+    arrows: tuple[DrawnArrow, ...]
+    nodes: tuple[DrawnNode, ...]
+
+
+def drawing() -> Drawing:
+    """Return places of statuses and arrows. The same table gives the same picture as `render`."""
+    nodes = [
+        DrawnNode(status, *_box(status.value)[:2], *POSITIONS[status], rule.meaning) for status, rule in TABLE.items()
+    ]
+    arrows = [
+        DrawnArrow(
+            each.sources,
+            each.target,
+            _rounded(ROUTES.get((each.start, each.target)) or _straight(each.start, each.target)),
+        )
+        for each in _arrows()
+    ]
+    top, height = 84, 630  # without title and legend
+    return Drawing(_WIDTH, top, height, _NODE_WIDTH, _NODE_HEIGHT, tuple(FRAMES.values()), tuple(arrows), tuple(nodes))
+
+
 # --- SVG: the drawing -------------------------------------------------------------------------------------------------
 
 

@@ -32,17 +32,27 @@ class Listed(NamedTuple):
     before: str | None
 
 
-async def listed(engine: Engine, where: Filter, limit: int, keep: Keep | None = None) -> Listed:
-    """Return the invocations that `keep` wants. Without it the store finds them by an index; with it, 20,000 are looked
-    at.
+async def listed(
+    engine: Engine,
+    where: Filter,
+    limit: int,
+    keep: Keep | None = None,
+    *,
+    oldest: str | None = None,
+    most: int = MAX_LOOKED,
+) -> Listed:
+    """Return the invocations that `keep` wants. Without it the store finds them by an index; with it, `most` are looked
+    at, down to the id `oldest`.
     """
     if keep is None:
         records = await engine.store.find(engine.app, where, limit)
         return Listed(records, records[-1].id if records and len(records) == limit else None)
     found: list[InvocationRecord] = []
-    for _ in range(MAX_LOOKED // _PAGE if limit else 0):
+    for _ in range(most // _PAGE if limit else 0):
         page = await engine.store.find(engine.app, where, _PAGE)
         for record in page:
+            if oldest is not None and record.id < oldest:
+                return Listed(found, None)
             where = replace(where, before_id=record.id)
             if keep(record):
                 found.append(record)
@@ -84,6 +94,7 @@ def is_allowed(where: Filter, record: InvocationRecord) -> bool:
         and (not where.tasks or record.task in where.tasks)
         and (not where.queues or record.queue in where.queues)
         and (where.parent is None or record.parent_id == where.parent)
+        and (where.rerun_of is None or record.rerun_of == where.rerun_of)
         and (where.before_id is None or record.id < where.before_id)
         and where.attributes <= record.attributes.items()
     )

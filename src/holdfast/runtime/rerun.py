@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.codec import Reference, damage_of, references
+from holdfast.codec import Payload, Reference, damage_of, references
 from holdfast.errors import PayloadLost, UsageError
 from holdfast.ids import InvocationId, derived_id, is_id
 from holdfast.model.parking import DAMAGED
 from holdfast.model.records import KEY_SECONDS, InvocationRecord, RunState, registered
 from holdfast.model.status import FINAL
+from holdfast.runtime.app_runtime import DeclaredTask
 from holdfast.runtime.engine import Engine
 
 _TIME_CHARACTERS = 10  # of an id: the millisecond
@@ -24,6 +25,27 @@ class Rerun(NamedTuple):
     original: InvocationRecord
     id: str | None
     why: str = ""
+
+
+class Edited(NamedTuple):
+    """Other arguments for a rerun, encoded, with the key of the limit that they mean."""
+
+    arguments: bytes
+    limit_key: str | None
+    payloads: Sequence[Payload]
+
+
+def edited(
+    engine: Engine, task: DeclaredTask | None, record: InvocationRecord, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Edited:
+    """Return other arguments for a rerun of `record`; `task` is None where its code is not known. Not on the engine's
+    loop: that may run user code. Raises `ArgumentsDoNotBind`, `NotEncodable`.
+    """
+    if task is None:
+        packed = engine.codec.pack_call(args, kwargs, (), engine.limits)
+        return Edited(packed.data, record.limit_key, packed.payloads)
+    fresh, payloads = task.prepared(engine, args, kwargs)
+    return Edited(fresh.arguments, fresh.limit_key, payloads)
 
 
 class Rerunner:
@@ -42,24 +64,35 @@ class Rerunner:
         return InvocationId(request[:_TIME_CHARACTERS] + derived[_TIME_CHARACTERS:]) if is_id(request) else derived
 
     async def rerun(
-        self, originals: Sequence[InvocationRecord], *, request: str, due_at: float, new_key: bool = False
+        self,
+        originals: Sequence[InvocationRecord],
+        *,
+        request: str,
+        due_at: float,
+        new_key: bool = False,
+        edited: Edited | None = None,
     ) -> list[Rerun]:
-        """Store a new invocation for each of these, or say why not. Idempotent, by the request.
+        """Store a new invocation for each of these, or say why not; with the arguments of the first, or with `edited`
+        ones. Idempotent, by the request.
 
         Its effects have the idempotency keys of the first run, unless `new_key`.
         """
         damage: dict[str, str] = {}  # by digest, as several may share one
-        refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage))}
+        refusals = {record.id: why for record in originals if (why := await self._why_not(record, damage, edited))}
         foreign, elsewhere = self._engine.foreign, dict[str, str]()
         for record in originals:
             if foreign is not None and foreign.has(record) and record.id not in refusals:
+                if edited is not None:
+                    refusals[record.id] = "a World run is run again with the arguments that it had"
+                    continue
                 try:
                     elsewhere[record.id] = await foreign.rerun(record, request)
                 except (UsageError, PayloadLost) as error:
                     refusals[record.id] = str(error)
         ours = [record for record in originals if record.id not in refusals and record.id not in elsewhere]
-        fresh = [self._repeated(record, request, due_at, new_key) for record in ours]
-        for new, there in zip(fresh, await self._engine.submitter.submit(fresh), strict=True):
+        fresh = [self._repeated(record, request, due_at, new_key, edited) for record in ours]
+        payloads = () if edited is None else edited.payloads
+        for new, there in zip(fresh, await self._engine.submitter.submit(fresh, payloads), strict=True):
             if there is not None and there.rerun_of != new.rerun_of:
                 refusals[new.rerun_of or new.id] = f"its new id {new.id} is taken by something else"
         return [
@@ -69,10 +102,12 @@ class Rerunner:
             for record in originals
         ]
 
-    async def _why_not(self, record: InvocationRecord, damage: dict[str, str]) -> str:
+    async def _why_not(self, record: InvocationRecord, damage: dict[str, str], edited: Edited | None) -> str:
         """Return why it cannot be run again; empty if it can. Payloads of its arguments are kept for a day from now."""
         if record.status not in FINAL:
             return f"it is {record.status}; only what has ended can be run again"
+        if edited is not None:
+            return ""
         if damage_found := damage_of(record.arguments, of_call=True):
             return f"{DAMAGED}: {damage_found}"
         for reference in references(record.arguments):
@@ -90,7 +125,9 @@ class Rerunner:
             return str(error)
         return ""
 
-    def _repeated(self, record: InvocationRecord, request: str, due_at: float, new_key: bool) -> InvocationRecord:
+    def _repeated(
+        self, record: InvocationRecord, request: str, due_at: float, new_key: bool, edited: Edited | None
+    ) -> InvocationRecord:
         now, follow = self._store.now(), record.terms.follow
         if follow is not None:  # a chain of its own
             follow = msgspec.structs.replace(follow, chain=None, place=0)
@@ -102,12 +139,12 @@ class Rerunner:
             id=self._id(record.id, request),
             app=record.app,
             task=record.task,
-            arguments=record.arguments,
+            arguments=record.arguments if edited is None else edited.arguments,
             queue=record.queue,
             tags=record.tags,
             priority=record.priority,
             at_most_once=record.at_most_once,
-            limit_key=record.limit_key,
+            limit_key=record.limit_key if edited is None else edited.limit_key,
             terms=msgspec.structs.replace(terms, effects_key=effects_key if record.run is None else None),
             attributes=record.terms.attributes or {},
             rerun_of=record.id,

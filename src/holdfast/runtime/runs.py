@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -14,7 +14,7 @@ from holdfast.codec import Codec, ErrorRecord, Payloads
 from holdfast.errors import UsageError
 from holdfast.model.explain import Explanation, RunWait
 from holdfast.model.records import InvocationRecord
-from holdfast.model.status import Status
+from holdfast.model.status import FINAL, Status
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
 
@@ -198,3 +198,48 @@ def took(call: StepRecord, end: float) -> float | None:
     """Return how many seconds a call took until its end, or until now; None if the log does not say."""
     since = call.started_at if call.started_at is not None else call.created_at
     return None if since is None else max(0.0, (end if call.ended_at is None else call.ended_at) - since)
+
+
+# --- on a time line
+
+_FIRST, _LAST = 10, 30  # calls that are drawn of a long log; those that are open always are
+
+
+class Span(NamedTuple):
+    """The time from the start of a run to its end, or to now."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def span_of(record: InvocationRecord, calls: Sequence[StepRecord], now: float) -> Span:
+    """Return the time that the log of a run covers. After a restart, that of its present log."""
+    began = [at for at in map(began_at, calls) if at is not None]
+    if began and record.run is not None and record.run.generation:
+        start = min(began)
+    else:
+        start = min([started_at(record), *began])
+    return Span(start, max([start, record.changed_at if record.status in FINAL else now]))
+
+
+def label(call: StepRecord, queue: str) -> str:
+    """Return the name of a call for people: with the kind of a wait, the token of a hook that code has chosen, and the
+    queue of a step that is not the run's. Of a World, the name comes first: its ids are long, and begin alike.
+    """
+    is_foreign = "#" not in call.id and "@" not in call.id  # of a World, where the id of a step is not made of its name
+    if is_foreign:
+        return f"{call.name} {call.id}"
+    if call.kind in (WAIT, HOOK):
+        return f"{call.id} {call.name}"
+    return f"{call.id} on {call.queue}" if call.queue and call.queue != queue else call.id
+
+
+def chosen(calls: Sequence[StepRecord]) -> list[StepRecord]:
+    """Return the calls that are drawn: of many, the first, the last, and those that are open."""
+    if len(calls) <= _FIRST + _LAST:
+        return list(calls)
+    return [*calls[:_FIRST], *[call for call in calls[_FIRST:-_LAST] if call.is_open][:_LAST], *calls[-_LAST:]]

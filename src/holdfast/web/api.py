@@ -6,6 +6,8 @@ from holdfast._version import __version__
 from holdfast.web.openapi import described
 from holdfast.web.routes import (
     archive,
+    bulk,
+    calls,
     events,
     hooks,
     invocations,
@@ -36,6 +38,8 @@ async def describe_routes(asked: Asked) -> Render:
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "", list_routes, "list these routes"),
     ApiRoute("GET", "/openapi.json", describe_routes, "describe these routes, as OpenAPI 3.1"),
+    *bulk.ROUTES,
+    *calls.ROUTES,
     *invocations.ROUTES,
     *workflows.ROUTES,
     *streams.ROUTES,

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.web.pages import archive, events, hooks, overview, queues, runners, schedules, store, tasks
+from holdfast.web.pages import (
+    archive,
+    events,
+    hooks,
+    invocation,
+    invocations,
+    overview,
+    queues,
+    runners,
+    schedules,
+    store,
+    tasks,
+)
 from holdfast.web.pages.page import PageTable, WebPage
 
 STATIC = "/static/"
 FILES = {
     "app.css": "text/css",
     "icon.svg": "image/svg+xml",
-    **dict.fromkeys(("app.js", "actions.js", "keys.js", "live.js", "times.js"), "text/javascript"),
+    **dict.fromkeys(
+        ("app.js", "actions.js", "keys.js", "live.js", "times.js", "search.js", "stream.js"), "text/javascript"
+    ),
 }
 """The files that pages load, by name. No other file is ever served."""
 
@@ -26,6 +40,8 @@ class NavigationEntry(NamedTuple):
 
 PAGES: tuple[WebPage, ...] = (
     *overview.PAGES,
+    *invocations.PAGES,
+    *invocation.PAGES,
     *tasks.PAGES,
     *queues.PAGES,
     *schedules.PAGES,

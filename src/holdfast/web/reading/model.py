@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.clock import Duration
-from holdfast.codec import Codec, Payloads
+from holdfast.codec import Codec, Payloads, references
 from holdfast.errors import UsageError
+from holdfast.groups.looking import Family, family_of
 from holdfast.ids import InvocationId
 from holdfast.model.explain import Explanation
+from holdfast.model.notes import NO_NOTES
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.listing import listed
@@ -44,13 +46,16 @@ from holdfast.web.documents import (
     step_document,
     stored_document,
 )
+from holdfast.web.reading.finding import IdFinder
 from holdfast.web.reading.health import HealthReading
 from holdfast.web.reading.runners import RunnerReading
+from holdfast.web.reading.searching import Searching
 from holdfast.web.reading.store import StoreReading
 from holdfast.workflows.hooks_records import address_of, resume_id_of
 from holdfast.workflows.hooks_resuming import HookAccess, HookRecord, looked_up
 
 _RERUNS = 10
+_LARGEST = 64 * 1024 * 1024  # bytes of values in an answer
 
 
 class InvocationPage(NamedTuple):
@@ -87,6 +92,23 @@ class WholeInvocation(NamedTuple):
             **notes_document(codec, record),
             "history": history_document(record.history),
         }
+
+
+class WholeValues(NamedTuple):
+    """The arguments and the result of an invocation with all that is stored apart, and its checkpoint."""
+
+    record: InvocationRecord
+    payloads: Payloads
+
+    def document(self, codec: Codec) -> Document:
+        record, notes = self.record, self.record.notes or NO_NOTES
+        values = {"result": record.result, "checkpoint": notes.checkpoint}
+        found = {
+            name: stored_document(codec, None if data is None else Stored(data, codec, self.payloads))
+            for name, data in values.items()
+        }
+        arguments = stored_document(codec, Stored(record.arguments, codec, self.payloads), of_call=True)
+        return fields(record, "id", "task", "status") | {"arguments": arguments, **found}
 
 
 class ExplainedInvocation(NamedTuple):
@@ -191,6 +213,8 @@ class ReadModel:
         self.runners = RunnerReading(runtime)
         self.health = HealthReading(runtime)
         self.store = StoreReading(runtime)
+        self.ids = IdFinder(runtime)
+        self.searching = Searching(runtime)
 
     async def record(self, id: str) -> InvocationRecord:
         """Return one invocation. Raises `InvocationNotFound`, `CorruptRecord`."""
@@ -215,10 +239,28 @@ class ReadModel:
         calls = [] if record.run is None else await self._looking.calls(engine, record)
         return WholeInvocation(record, await self._runtime.explain(record), calls, await self.reruns(record.id))
 
+    async def values(self, record: InvocationRecord) -> WholeValues:
+        """Return the values of an invocation whole. Raises `UsageError` for over 64 MB, `PayloadLost`."""
+        engine = await self._runtime.engine()
+        wanted = {
+            each.digest: each
+            for data in (record.arguments, record.result, (record.notes or NO_NOTES).checkpoint)
+            if data is not None
+            for each in references(data)
+        }
+        size = sum(each.size for each in wanted.values())
+        if size > _LARGEST:
+            raise UsageError(f"its values have {size:,} bytes, and here up to {_LARGEST:,}: ask in Python")
+        return WholeValues(record, await engine.payloads.fetch(list(wanted.values())))
+
     async def reruns(self, id: str) -> Sequence[InvocationRecord]:
         """Return the last few reruns of an invocation."""
         engine = await self._runtime.engine()
         return await engine.store.find(engine.app, Filter(rerun_of=id), _RERUNS)
+
+    async def family(self, record: InvocationRecord) -> Family:
+        """Return its parents, chain, group, callback and children."""
+        return await family_of(await self._runtime.engine(), record)
 
     async def why(self, record: InvocationRecord) -> ExplainedInvocation:
         return ExplainedInvocation(record, await self._runtime.explain(record))

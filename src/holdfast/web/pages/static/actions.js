@@ -4,7 +4,8 @@
 //   <button data-action="/invocations/ID/cancel" data-title="Cancel" data-twin="holdfast cancel ID"
 //           data-body='{"…": …}' data-fields='[{"name": "priority", "label": "Priority", "kind": "number", "value": 3}]'>
 //
-// Kinds of fields: text, number, json, checkbox, select (with "choices"); an `optional` one that is empty is not sent. `data-no-preview` is for routes without one;
+// Kinds of fields: text, number, json, checkbox, select (with "choices"); an `optional` one that is empty is not sent.
+// `data-no-preview` is for routes without one;
 // `data-go` is the page to open afterwards, with {name} for members of the answer.
 const root = () => document.body.dataset.root;
 
@@ -77,6 +78,7 @@ function open(button) {
       const found = await send(data.action, { ...body(), preview: true }, data.method);
       if (mine !== asked) return;
       problem.textContent = "";
+      Object.assign(fixed, found.bind); // what was previewed is what is done
       show(preview, found);
     } catch (error) {
       if (mine === asked) { preview.replaceChildren(); problem.textContent = error.message; }
@@ -93,7 +95,7 @@ function open(button) {
     event.preventDefault();
     go.disabled = true;
     try {
-      const found = await send(data.action, body(), data.method);
+      const found = await all(data, body(), preview);
       dialog.close();
       toast(found.summary || `${data.title}: done`);
       if (data.go) location.assign(root() + data.go.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(found[name])));

@@ -2,10 +2,14 @@
 import { actions } from "./actions.js";
 import { keys } from "./keys.js";
 import { live } from "./live.js";
+import { search } from "./search.js";
+import { streams } from "./stream.js";
 import { times } from "./times.js";
 
 document.body.classList.add("has-script");
 actions();
 keys();
+search();
+streams();
 times();
 live();
