@@ -74,6 +74,8 @@ function open(button) {
   const look = async () => {
     if (data.noPreview !== undefined) return;
     const mine = ++asked;
+    const missing = fields.filter((each) => each.missing()).map((each) => each.label);
+    if (missing.length) return preview.replaceChildren(`To be filled in: ${missing.join(", ")}`);
     try {
       const found = await send(data.action, { ...body(), preview: true }, data.method);
       if (mine !== asked) return;
@@ -117,6 +119,17 @@ function put(whole, name, value) {
   else put((whole[first] ??= {}), rest.join("."), value);
 }
 
+// An action on many is done part by part: `more` is what the next request has besides.
+async function all(data, body, preview) {
+  let found = await send(data.action, body, data.method);
+  for (let done = found.count; found.more; done += found.count) {
+    preview.textContent = `${done.toLocaleString("en")} so far …`;
+    found = await send(data.action, { ...body, ...found.more }, data.method);
+    found.summary = `${(done + found.count).toLocaleString("en")} in all; the last ones: ${found.summary}`;
+  }
+  return found;
+}
+
 function show(place, found) {
   const items = (found.items || []).map((each) => element("li", {}, each));
   const more = (found.count || 0) - items.length;
@@ -143,7 +156,8 @@ function field(given) {
   };
   const parts = [element("label", { for: id }, given.label), input];
   if (given.help) parts.push(element("p", { className: "muted" }, given.help));
-  return { input, read, parts };
+  const missing = () => !given.optional && given.kind !== "checkbox" && input.value === "" && given.value === "";
+  return { input, read, parts, missing, label: given.label };
 }
 
 async function copy(button) {
