@@ -221,17 +221,18 @@ class HealthReading:
         trail = await Executions(store, app, SERVICE, 0).trail(1)
         stats = await read_stats(engine, question(now, "1h"))
         newest = await store.find(app, Filter(), 1)
+        damaged = len(await store.quarantined(app, latest=MOST_BLOCKED + 1))
         facts = HealthFacts(
             now=now,
             roster=roster,
             queues=queues,
             blocked=waits_of(blocked),
             parked=len(parked),
-            damaged=len(await store.quarantined(app, latest=MOST_BLOCKED + 1)),
+            damaged=damaged,
             hour=stats.total,
             services_at=_last_at(trail, now),
             services_every_seconds=engine.settings.slots.interval_seconds,
-            is_empty=not newest and not stats.total.ended,
+            is_empty=not (newest or stats.total.ended or damaged or any(queue.pause for queue in queues)),
         )
         return facts, stats
 
