@@ -175,7 +175,8 @@ def test_middleware_cannot_change_an_outcome(app: App, caplog: pytest.LogCapture
         assert works.submit().result(patient(20)) == 1
         with pytest.raises(ValueError, match="a real one"):
             fails.submit().result(patient(20))
-    assert "whose outcome stands: no connection to the tracer" in caplog.text
+    assert "it failed after works, whose outcome stands: no connection to the tracer" in caplog.text
+    assert "it swallowed the error of fails, whose outcome stands: a real one" in caplog.text
 
 
 def test_a_soft_timeout_reaches_the_code_inside_of_middleware(app: App) -> None:

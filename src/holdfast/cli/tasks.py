@@ -17,7 +17,7 @@ from holdfast.showing import length
 from holdfast.task import Submittable
 
 _TIMES = ("timeout", "soft_timeout", "expires", "cancel_grace")
-_TITLES = ("task", "kind", "queue", "priority", "retries", "limit", "timeout", "called by")
+_TITLES = ("task", "kind", "queue", "priority", "retries", "limit", "rate", "timeout", "called by")
 
 
 @command(Needs.TASKS)
@@ -44,7 +44,7 @@ def tasks(
         rows.append(
             (
                 each.name,
-                *(said[name] for name in ("kind", "queue", "priority", "retries", "limit", "timeout")),
+                *(said[name] for name in ("kind", "queue", "priority", "retries", "limit", "rate", "timeout")),
                 said["called_by"],
             )
         )
@@ -71,6 +71,7 @@ def _options(task: Submittable[..., Any]) -> dict[str, Any]:
             for outcome, kept in (terms.retention or {}).items()
         },
         "limit": _limit(definition),
+        "rate": _rate(definition),
         "unique": _unique(definition),
         "pacing": _pacing(definition),
         **{
@@ -78,6 +79,7 @@ def _options(task: Submittable[..., Any]) -> dict[str, Any]:
             for name in ("timeout", "soft_timeout", "expires", "cancel_grace")
         },
         "cancel_children": definition.time.cancel_children,
+        "log_lines": definition.log_lines or None,
         "validate": task.is_validated,
         "called_by": [*_schedules(definition), *map(repr, definition.triggers)],
     }
@@ -97,6 +99,15 @@ def _limit(definition: TaskDefinition) -> str | None:
         return None
     by = f" by {', '.join(definition.limit_by)}" if definition.limit_by else ""
     return f"{limit.max_running}{by}" + ("" if limit.waits else ", others are refused")
+
+
+def _rate(definition: TaskDefinition) -> str | None:
+    rate = definition.rate
+    if rate is None:
+        return None
+    shared = f", shared as {definition.rate_name}" if definition.rate_name else ""
+    by = f" by {', '.join(definition.rate_by)}" if definition.rate_by else ""
+    return f"{rate}, burst {rate.burst}{by}{shared}" + ("" if rate.waits else ", others are refused")
 
 
 def _unique(definition: TaskDefinition) -> str | None:
