@@ -163,7 +163,7 @@ class LimitAccess:
     aclear = awaited(clear)
 
     def whole_name(self, name: str) -> str:
-        """Return the name that a limit or rate has in the store: of a task, also by the short name that only one has."""
+        """Return the name that a limit or rate has in the store, for a short name that only one task has, too."""
         known = self._by_name()
         ends = [each for each in known if each.endswith(f":{name}")]
         return ends[0] if name not in known and len(ends) == 1 else name
