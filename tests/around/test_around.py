@@ -294,11 +294,20 @@ def test_without_its_resource_a_call_waits_for_a_worker_that_has_it(app: App) ->
     assert handle.record().attempt == 2
 
 
+def test_annotations_in_quotes_are_read(app: App) -> None:
+    app.provide(yard.YardPool("one"))
+    work = app.task(name="work")(yard.takes_one_in_quotes)
+    with app.runner():
+        assert work.submit().result(patient(20)) == "one, one"
+
+
 @pytest.mark.parametrize(
     "declare",
     [
         lambda app: app.task(name="x")(yard.takes_any_number),
         lambda app: app.task(name="x")(yard.takes_an_unknown_one),
+        lambda app: app.task(name="x")(yard.takes_one_perhaps),
+        lambda app: app.task(name="x")(yard.takes_one_without_its_mark),
         lambda app: app.workflow(name="x")(yard.body),
         lambda app: Inject("pool"),
     ],
