@@ -123,7 +123,7 @@ class LimitAccess:
         by: str | None = None,
     ) -> LimitChange:
         """Change the limit or the rate of a task, or the rate of a shared name, until `clear`. What is not given stays
-        as an earlier change has it, or as it is declared. A new rate without a burst has that of one second.
+        as an earlier change has it, or as it is declared. A rate without a burst brings its own.
 
         Runners follow within 2 s. Running calls go on, and count.
         """
