@@ -182,7 +182,7 @@ class LimitAccess:
 
     def check(self, name: str, limit: int | None, rate: str | None, burst: int | None) -> None:
         """Raise `UsageError` for a change that has no meaning, as far as the code is known."""
-        valid_name("task", name)
+        name = self.whole_name(valid_name("task", name))
         if limit is None and rate is None and burst is None:
             raise UsageError("nothing to change: give limit=, rate= or burst=")
         if limit is not None and (type(limit) is not int or not 1 <= limit <= MAX_LIMIT):
