@@ -128,7 +128,7 @@ def wants_page(request: Request) -> bool:
 
 
 def _frame(app: str, request: Request, page: WebPage | ProblemPage) -> dict[str, Any]:
-    """Return what the frame of a page knows, whoever asks."""
+    """Return what the frame of a page knows about any request."""
     root = str(request.scope.get("root_path", "")).rstrip("/")
 
     def url(path: str, **query: Any) -> str:
