@@ -28,14 +28,12 @@ from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.listing import MAX_LOOKED, Keep, filter_of, is_allowed, with_key
 from holdfast.runtime.naming import declared
-from holdfast.runtime.runs import StepRecord, Stored, span_of
+from holdfast.runtime.runs import WORLD_QUEUE, StepRecord, Stored, kind_of, span_of
 from holdfast.showing import brief, describe, fields, length, moment
 from holdfast.store.contract import Filter
 from holdfast.web.documents import decoded, history_of
 from holdfast.web.reading.model import InvocationPage, ReadModel
 from holdfast.web.reading.search import parse
-from holdfast.web.reading.searching import kind_of
-from holdfast.world.records import QUEUE as WORLD_QUEUE
 
 _HISTORY_TITLES = ("version", "time", "delta", "status", "epoch", "owner", "why")
 _HISTORY_SHOWN = 8
