@@ -117,6 +117,17 @@ function put(whole, name, value) {
   else put((whole[first] ??= {}), rest.join("."), value);
 }
 
+// An action on many answers with what the next request has `more`, until all is done.
+async function all(data, body, preview) {
+  let found = await send(data.action, body, data.method);
+  for (let done = found.count; found.more; done += found.count) {
+    preview.textContent = `${done.toLocaleString("en")} so far …`;
+    found = await send(data.action, { ...body, ...found.more }, data.method);
+    found.summary = `${(done + found.count).toLocaleString("en")} in all; the last ones: ${found.summary}`;
+  }
+  return found;
+}
+
 function show(place, found) {
   const items = (found.items || []).map((each) => element("li", {}, each));
   const more = (found.count || 0) - items.length;
