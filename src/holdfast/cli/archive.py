@@ -21,6 +21,7 @@ from holdfast.cli.arguments import call_given
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.searched import Search, act_on_all, wanted_by
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.names import counted
@@ -110,6 +111,7 @@ def rerun(
     filter: FilterOptions,
     options: RerunFlags,
     ids: Ids = None,
+    search: Search = None,
     yes: Yes = False,
 ) -> None:
     """Run ended invocations again: by id, or all that match a filter.
@@ -120,6 +122,10 @@ def rerun(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     due = None if options.at is None else time_given(options.at, "--at")
     request = options.request
+    if search is not None:
+        _refuse_more(named, where, others=options.arguments or options.at or options.delay)
+        wanted = wanted_by(app, search, request=request or "", new_key=options.new_key)
+        return act_on_all(out, app, "rerun", wanted, yes=yes)
     if options.arguments is not None:
         return _rerun_edited(out, app, named, options, due)
     if not named:
@@ -162,6 +168,7 @@ def purge(
     app: App,
     filter: FilterOptions,
     ids: Ids = None,
+    search: Search = None,
     force: Annotated[bool, Option("--force", help="Also those whose key is still taken.")] = False,
     yes: Yes = False,
 ) -> None:
@@ -171,6 +178,9 @@ def purge(
     kept, because the same call could be stored once more.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
+    if search is not None:
+        _refuse_more(named, where)
+        return act_on_all(out, app, "purge", wanted_by(app, search, force=force), yes=yes)
     plan = app.purge(named, dry_run=True, force=force, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be removed", yes)
     done = app.purge(named, force=force, **where) if sure else plan
@@ -217,6 +227,11 @@ def retain(
 
 
 COMMANDS = {"retain": retain}
+
+
+def _refuse_more(named: list[str], where: ArchiveFilter, others: object = None) -> None:
+    if named or where or others:
+        raise UsageError("--search says which ones; give it without ids, filters, --arguments, --at and --delay")
 
 
 def past_time(app: App, text: str, option: str) -> float:
