@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.browser.conftest import Told, serving
+from tests.browser.conftest import Told, elsewhere, serving
 from tests.support import chromium
 from tests.support.patience import patient
 
@@ -41,7 +41,7 @@ def hostile_app(url: str) -> App:
     Hostile.__name__ = Hostile.__qualname__ = "<b>Hostile</b>"
 
     @app.task(name="evil<i>", log_lines=5, limit=1, limit_by="text", triggers=[on_event("<b>happened</b>")])
-    def evil(text: Any, long: str = "") -> Any:
+    def evil(text: Any = None, long: str = "") -> Any:
         context().set(where="<i>" + TEXTS[1])
         context().progress(1, total=2, message=TEXTS[0])
         log.warning("%s", HOSTILE)
@@ -61,7 +61,7 @@ def hostile_app(url: str) -> App:
 def seed(app: Any) -> dict[str, str]:
     with app.runner(concurrency=4):
         calls = {
-            "fine": app.evil.options(tags=["<b>tag</b>"], key=TEXTS[0], attributes={"<u>": TEXTS[1]}).submit(HOSTILE),
+            "fine": app.evil.options(key=TEXTS[0], attributes={"<u>": TEXTS[1]}).submit(HOSTILE),
             "long": app.evil.submit(HOSTILE, LONG),
             "failed": app.evil.submit(f"fail {HOSTILE}"),
             "long failure": app.evil.submit(f"fail {LONG}"),
@@ -93,7 +93,7 @@ def seed(app: Any) -> dict[str, str]:
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     chromium.browser()
     app = hostile_app(f"sqlite:///{tmp_path_factory.mktemp('evil')}/evil.db")
-    ids = seed(app)
+    ids = elsewhere(seed, app)
     with serving(app) as address:
         yield Told(app, ids, address)
     app.close()
@@ -103,9 +103,9 @@ def places(evil: Told) -> dict[str, list[str]]:
     app, ids = evil.app, evil.ids
     named = {
         "/invocations/{id}": [each for name, each in ids.items() if name != "event"],
-        "/tasks/{name}": [quote("evil<i>"), "evil_run"],
-        "/limits/{name}": [quote("evil<i>")],
-        "/schedules/{name}": [quote(each.name) for each in app.schedules.list()],
+        "/tasks/{name}": [quote("evil<i>", safe=""), "evil_run"],
+        "/limits/{name}": [quote("evil<i>", safe="")],
+        "/schedules/{name}": [quote(each.name, safe="") for each in app.schedules.list()],
         "/events/{id}": [ids["event"]],
         "/hook/{name}": [each.name for each in app.hooks()],
         "/runners/{id}": [],

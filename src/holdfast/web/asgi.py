@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Protocol
+from urllib.parse import quote, unquote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -84,7 +85,7 @@ class WebApp:
                 return route, await self._api(request, principal, found, parts)
             if path.startswith(webhooks.PREFIX):
                 route = webhooks.HIDDEN
-                return route, await self._webhooks.answer(request, path.removeprefix(webhooks.PREFIX))
+                return route, await self._webhooks.answer(request, unquote(path.removeprefix(webhooks.PREFIX)))
             if path.startswith(pages.STATIC):
                 route = pages.STATIC
                 return route, self._pages.static(request, path.removeprefix(pages.STATIC))
@@ -142,8 +143,10 @@ def _refused(status: int, why: str) -> Problem:
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path below the place where this app is mounted."""
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    """Return the path below the place where this app is mounted, still escaped: a name in it may have a slash."""
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1").partition("?")[0] if raw else quote(str(scope["path"]))
+    root = quote(str(scope.get("root_path", "")).rstrip("/"))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 

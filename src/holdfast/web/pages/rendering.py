@@ -131,9 +131,11 @@ def _frame(app: str, request: Request, page: WebPage | ProblemPage) -> dict[str,
     """Return what the frame of a page knows about any request."""
     root = str(request.scope.get("root_path", "")).rstrip("/")
 
-    def url(path: str, **query: Any) -> str:
+    def url(path: str, /, *parts: str, **query: Any) -> str:
         given = [(name, each) for name, value in query.items() for each in _listed(value)]
-        return f"{root}{quote(path)}" + (f"?{urlencode(given)}" if given else "")
+        return f"{root}{quote(path, safe='/%')}{'/'.join(quote(part, safe='') for part in parts)}" + (
+            f"?{urlencode(given)}" if given else ""
+        )
 
     return {
         "page": page,
