@@ -89,6 +89,7 @@ def test_defaults(tmp_path: Path) -> None:
         "trigger_task_modules": "",
         "event_retention_seconds": 604_800.0,
         "stats_retention_seconds": 30 * 86_400.0,
+        "audit_retention_seconds": 400 * 86_400.0,
         "release": "",
         "trigger_max_depth": 100,
         "sqlite_synchronous": "full",

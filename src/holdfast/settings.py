@@ -141,6 +141,7 @@ class Settings:
     stats_retention_seconds: float = _setting(
         30 * DAY, "for counters of ended calls; 0: nothing is counted", low=0, high=CENTURY
     )
+    audit_retention_seconds: float = _setting(400 * DAY, "for the audit record of actions", low=DAY, high=CENTURY)
     release: str = _setting(
         "", "the name of your code's version, which marks its deploys; empty: a digest of the tasks"
     )

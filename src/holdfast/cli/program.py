@@ -17,6 +17,7 @@ from holdfast._version import __version__
 from holdfast.cli import (
     apps,
     archive,
+    audit,
     config,
     events,
     groups,
@@ -101,6 +102,7 @@ _COMMANDS: _Commands = {
     "triggers": triggers.triggers,
     "services": services.services,
     "stats": stats.stats,
+    "audit": audit.audit,
     "monitor": monitor.monitor,
     "config": config.config,
 }

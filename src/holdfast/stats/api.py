@@ -159,8 +159,8 @@ def question(
     queue: str | Iterable[str] = (),
 ) -> StatsQuery:
     """Return the question. Raises `UsageError`."""
-    end = now if until is None else min(now, _moment("until", until, now))
-    start = _moment("since", since, now)
+    end = now if until is None else min(now, moment_of("until", until, now))
+    start = moment_of("since", since, now)
     if not 0 <= start < end:
         raise UsageError("since= has to be before until=, and neither in the future nor before 1970")
     seconds = None if step is None else length_of("step", step)
@@ -179,7 +179,8 @@ def _names(name: str, given: str | Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _moment(name: str, given: Since, now: float) -> float:
+def moment_of(name: str, given: Since, now: float) -> float:
+    """Return a moment in seconds since the epoch. Raises `UsageError`."""
     try:
         if isinstance(given, str):
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.web.routes import hooks, invocations, stats, streams, workflows
+from holdfast.web.routes import audit, hooks, invocations, stats, streams, workflows
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
 
@@ -19,5 +19,6 @@ ROUTES: tuple[ApiRoute, ...] = (
     *streams.ROUTES,
     *stats.ROUTES,
     *hooks.ROUTES,
+    *audit.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

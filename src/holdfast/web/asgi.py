@@ -7,6 +7,7 @@ into a problem document. Paths are not logged, since the path of a webhook is a 
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,7 @@ from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
 from holdfast.web import api, webhooks
+from holdfast.web.actions import action_of, audited
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
 from holdfast.web.pages.rendering import PageRenderer
@@ -79,6 +81,7 @@ class WebApp:
                 principal = self._principal(request)
                 found, parts = api.TABLE.find(request.method, path.removeprefix(PREFIX))
                 route += found.path
+                require(principal, found.role)
                 return route, await self._api(request, principal, found, parts)
             if path.startswith(webhooks.PREFIX):
                 route = webhooks.HIDDEN
@@ -87,8 +90,9 @@ class WebApp:
                 route = pages.STATIC
                 return route, self._pages.static(request.method, path.removeprefix(pages.STATIC))
             page, parts = pages.TABLE.find(request.method, path)
-            route = page.path
-            return route, await self._page(request, self._principal(request), page, parts)
+            route, principal = page.path, self._principal(request)
+            require(principal, page.role)
+            return route, await self._page(request, principal, page, parts)
         except ClientDisconnect:
             return route, None
         except Exception as error:
@@ -113,7 +117,9 @@ class WebApp:
         )
         if route.body is not None:
             asked = asked._replace(body=await body_as(request, route.body, self._runtime.settings.webhook_limit))
-        answer = await route.endpoint(asked)
+        action = action_of(route, asked)
+        work = functools.partial(route.endpoint, asked)
+        answer = await (work() if action is None else audited(asked, action, work))
         if isinstance(answer, Response):
             return answer
         text = await asyncio.to_thread(_rendered, answer)
@@ -128,6 +134,13 @@ class WebApp:
 
 def _rendered(render: Render) -> str:
     return as_json(render())
+
+
+def require(principal: Principal, role: Role) -> None:
+    """Raise `Problem` if the role of a principal is too low."""
+    if principal.role < role:
+        needed, there = role.name.lower(), principal.role.name.lower()
+        raise Problem(403, "Forbidden", f"this needs the role {needed}, and {principal.name} has the role {there}")
 
 
 def _refused(status: int, why: str) -> Problem:
