@@ -16,7 +16,9 @@ from holdfast.model.records import Entry
 from holdfast.runtime.engine import Engine
 
 T = TypeVar("T")
-PAUSE = Action("ann", "token", "10.0.0.7", "queue.pause", "mail", "the printer is on fire", "holdfast queues pause mail")
+PAUSE = Action(
+    "ann", "token", "10.0.0.7", "queue.pause", "mail", "the printer is on fire", "holdfast queues pause mail"
+)
 
 
 class Log:

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "triggers": ([], 0),
     "services": ([], 0),
     "stats": ([], 0),
+    "audit": ([], 0),
     "config": ([], 0),
     "runners": ([], 0),
     "runners drain": (["nobody"], 4),

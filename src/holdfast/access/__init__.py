@@ -1,1 +1,1 @@
-"""Who may do what, and the record of what was done: roles, tokens, sessions and the audit record."""
+"""Access: tokens and sessions, and the record of what was done by whom."""

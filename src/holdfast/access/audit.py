@@ -30,7 +30,7 @@ _MILLISECOND = 0.001
 
 
 class Action(NamedTuple):
-    """What somebody is about to do. `via` is how they are known, `source` the address or host that they do it from."""
+    """What a user is about to do. `via` is how the user is known, `source` the address or host of the user."""
 
     who: str
     via: str

@@ -24,8 +24,9 @@ def audit(
     limit: Annotated[int, Option(min=1, max=10_000, help="At most so many.")] = 50,
     before: Before = None,
 ) -> None:
-    """List who did what, newest first: by commands, pages and the API.
+    """List who did what, newest first.
 
+    It has the actions of commands, pages and the HTTP API.
     "begun" is an action without an outcome: its process ended in between, and it may have been done.
     """
     reading = ReadModel(app.runtime)

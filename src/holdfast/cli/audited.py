@@ -66,6 +66,7 @@ class _Act:
         self._app, self._has_store = app, has_store
         self._wanted, self._given = wanted, given
         self._begun: AuditRecord | None = None
+        self._found: dict[str, str] = {}  # whole names and ids, by the words of the user
         self._is_late = self._is_over = False
 
     def begin(self) -> None:
@@ -86,6 +87,8 @@ class _Act:
             self._begun, self._is_late = self._store(self._action()), False
         if self._begun is not None and not self._is_over:
             self._is_over, begun = True, self._begun
+            for word, name in self._found.items():  # the word may be a secret, as tokens of hooks are
+                detail = detail.replace(word, name)
             self._app.runtime.run(_log(self._app.runtime.ready()).end(begun, outcome, detail))
 
     def _store(self, action: Action) -> AuditRecord:
@@ -94,7 +97,8 @@ class _Act:
     def _action(self) -> Action:
         wanted, words = self._wanted, self._words()
         find = wanted.find
-        found = [find(self._app, word) for word in words] if find is not None else words
+        self._found = {word: find(self._app, word) if find is not None else word for word in words}
+        found = list(self._found.values())
         options = [] if words else self._filter()
         return Action(
             who=user_and_host(),
