@@ -33,7 +33,7 @@ async def pause(asked: Asked) -> Render | Response:
         return Response("no", status_code=409)
     if not asked.body.preview:
         DONE.append(name)
-    return lambda: {"queue": name}
+    return lambda: {"queue": name, "summary": f"{name} rests"}
 
 
 ROUTES = (
@@ -83,6 +83,7 @@ def test_an_action_leaves_a_record(client: TestClient) -> None:
     assert (record["action"], record["target"]) == ("drill.pause", "mail it")
     assert record["twin"] == "holdfast queues pause 'mail it'"
     assert (record["reason"], record["outcome"]) == ("the printer is on fire", "done")
+    assert record["detail"] == "mail it rests"
     assert act(client, "pause", names=["a", "b"]) == 200
     assert [(each["target"], each["twin"]) for each in records(client, limit=1)] == [("a b", "holdfast x 'a b'")]
     assert len(records(client, action="drill")) == 2

@@ -1,78 +1,15 @@
-"""Actions over HTTP: the record of what is about to be done is stored before a route that changes something is called,
-and its outcome after it. If the record cannot be stored, nothing is done.
-"""
+"""What an action answers: with `preview`, what it would touch; else what it did. Pages show both in the same way."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from itertools import islice
 
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from holdfast.web.documents import Document
 
-from holdfast.access.audit import DONE, FAILED, Action, AuditLog
-from holdfast.errors import HoldfastError
-from holdfast.showing import error_text
-from holdfast.web.problems import Problem
-from holdfast.web.routing import ApiRoute, Asked
-
-T = TypeVar("T")
-_NAMING = ("where", "query", "ids", "id", "names", "name", "task", "queue", "schedule", "event", "key")
-"""Fields of a body that say what is changed, where the path does not."""
+_ITEMS = 10
 
 
-def action_of(route: ApiRoute, asked: Asked) -> Action | None:
-    """Return what a request is about to do; None if it changes nothing."""
-    if not route.action or getattr(asked.body, "preview", False):
-        return None
-    who, target = asked.principal, target_of(asked)
-    words = {name: shlex.quote(value) for name, value in asked.path.items()}
-    return Action(
-        who=who.name,
-        via=who.via,
-        source=who.source,
-        name=route.action,
-        target=target,
-        reason=getattr(asked.body, "reason", ""),
-        twin=route.twin.format(**words, target=shlex.quote(target)) if route.twin else "",
-    )
-
-
-def target_of(asked: Asked) -> str:
-    """Return the ids and names that a request names: in its path, else in its body."""
-    if asked.path:
-        return " ".join(asked.path.values())
-    return " ".join(word for name in _NAMING for word in _words(getattr(asked.body, name, None)))
-
-
-def _words(value: Any) -> list[str]:
-    if isinstance(value, list | tuple | set | frozenset):
-        return [each for each in value if isinstance(each, str)]
-    return [value] if isinstance(value, str) and value else []
-
-
-async def audited(asked: Asked, action: Action, work: Callable[[], Awaitable[T]]) -> T:
-    """Do the work, with a record of it. Raises what it raises, and `StoreError` before anything is done. A client that
-    hangs up leaves a record without an outcome, and so does a process that ends.
-    """
-    log = (await asked.runtime.aready()).part(AuditLog)
-    record = await asked.runtime.arun(log.begin(action))
-    try:
-        answer = await work()
-    except ClientDisconnect:
-        raise
-    except Exception as error:
-        await asked.runtime.arun(log.end(record, FAILED, _said_of(error)))
-        raise
-    failed = isinstance(answer, Response) and answer.status_code >= 400
-    await asked.runtime.arun(log.end(record, FAILED if failed else DONE))
-    return answer
-
-
-def _said_of(error: Exception) -> str:
-    """Return what the record says of an error. The text of one that is not ours may hold anything."""
-    if isinstance(error, Problem):
-        return f"{error.title}: {error.detail}"
-    name = type(error).__name__
-    return f"{name}: {error_text(error)}" if isinstance(error, HoldfastError) else name
+def touched(summary: str, count: int | None = None, items: Iterable[str] = (), **more: object) -> Document:
+    """Return the answer to an action: a sentence, how many it touches, and the first few of them."""
+    return {"summary": summary, "count": count, "items": list(islice(items, _ITEMS)), **more}

@@ -18,7 +18,7 @@ from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
 from holdfast.web import api, webhooks
-from holdfast.web.actions import action_of, audited
+from holdfast.web.auditing import action_of, audited
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
 from holdfast.web.pages.rendering import PageRenderer
