@@ -22,7 +22,16 @@ LOOKING = {
     *("config", "runners", "groups", "groups show", "queues", "limits", "limits list", "limits show", "schedules"),
     *("schedules show", "schedules next", "events", "events show", "hooks", "hooks list", "hooks show"),
     *("workflow steps", "workflow events", "workflow check", "workflow replay", "status render"),
-    *("world messages", "world messages list", "world messages show", "store check", "store backup", "store roles"),
+    *(
+        "access token",
+        "access token list",
+        "world messages",
+        "world messages list",
+        "world messages show",
+        "store check",
+        "store backup",
+        "store roles",
+    ),
 }
 # The engine at work. What it does is in the history of invocations.
 WORKING = {"run", "worker", "monitor", "world serve"}
@@ -57,6 +66,8 @@ ACTING: dict[str, tuple[list[str], int, str, str]] = {
     "events emit": (["order.created"], 0, "event.emit", "order.created"),
     "workflow fork": (["RUN", "charge#1"], 4, "workflow.fork", "RUN"),
     "hooks resume": (["approve:42", "{}"], 4, "hook.resume", "HOOK"),
+    "access token create": (["ci", "--role", "operator"], 0, "token.create", "ci"),
+    "access token revoke": (["nobody"], 2, "token.revoke", "nobody"),
     "world import": (["mongodb://"], 2, "world.import", "mongodb://"),
     "world messages redeliver": (["msg_00000000000000000000000000"], 4, "world.redeliver", "msg_" + "0" * 26),
 }

@@ -50,6 +50,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "events emit": {"payload": "null"},
     "workflow events": {"--limit": 100},
     "workflow check": {"--limit": 100},
+    "access token create": {"--role": "viewer", "--expires": "90d"},
     "world serve": {"--host": "127.0.0.1", "--port": 8091, "--log-format": "text", "--log-level": "info"},
     "world import": {"--database": "workflow"},
     "world messages": {"--limit": 50},
