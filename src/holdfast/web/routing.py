@@ -84,6 +84,13 @@ class ApiRoute(NamedTuple):
     twin: str = ""  # the command that does the same: "holdfast queues pause {name}", with parts of the path or {target}
 
 
+def action(
+    path: str, endpoint: Endpoint, summary: str, name: str, body: type[Act] = Act, role: Role = Role.OPERATOR
+) -> ApiRoute:
+    """Return the route of an action; `name` is that of the audit record."""
+    return ApiRoute("POST", path, endpoint, summary, role=role, action=name, body=body)
+
+
 # --- finding the route
 
 
