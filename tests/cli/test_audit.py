@@ -15,6 +15,8 @@ from tests.cli.processes import Command
 from holdfast import App
 from holdfast.cli import program
 from holdfast.errors import StoreUnavailable
+from holdfast.web.api import ROUTES
+from holdfast.web.auditing import TWINS
 
 # Commands that change nothing in a store, or nothing of what is in it.
 LOOKING = {
@@ -43,9 +45,9 @@ ACTING: dict[str, tuple[list[str], int, str, str]] = {
     "submit": (["add", "1"], 0, "invocation.submit", "add"),
     "wake": (["PART"], 1, "invocation.wake", "ID"),
     "cancel": (["PART"], 0, "invocation.cancel", "ID"),
-    "rerun": (["ENDED"], 0, "invocation.rerun", "ENDED"),
-    "purge": (["--status", "success", "--yes"], 0, "invocation.purge", "status=success"),
-    "archive retain": (["30d", "ENDED", "--yes"], 0, "invocation.retain", "ENDED"),
+    "rerun": (["ENDED"], 0, "archive.rerun", "ENDED"),
+    "purge": (["--status", "success", "--yes"], 0, "archive.purge", "status=success"),
+    "archive retain": (["30d", "ENDED", "--yes"], 0, "archive.retain", "ENDED"),
     "runners drain": (["nobody"], 4, "runner.drain", "nobody"),
     "runners stop": (["nobody"], 4, "runner.stop", "nobody"),
     "groups cancel": (["01m7syd228f8a52yv43f4156h1"], 4, "group.cancel", "01m7syd228f8a52yv43f4156h1"),
@@ -73,6 +75,9 @@ ACTING: dict[str, tuple[list[str], int, str, str]] = {
 }
 
 
+WITHOUT_COMMAND: set[str] = set()  # actions of routes that no command does in the same way
+
+
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     below = getattr(command, "commands", {})
     if command.callback is not None and (not below or getattr(command, "invoke_without_command", False)):
@@ -95,6 +100,13 @@ def test_every_command_that_changes_something_names_its_action_and_takes_a_reaso
     }
     for name in ACTING:
         assert "--reason" in [option for each in ALL[name].params for option in each.opts], name
+
+
+def test_an_action_of_the_api_has_the_command_that_does_the_same() -> None:
+    commands = {action: name for name, (_, _, action, _) in ACTING.items()}
+    assert commands == TWINS
+    routes = {route.action for route in ROUTES if route.action}
+    assert routes - set(TWINS) <= WITHOUT_COMMAND
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from holdfast import App, crashpoints
 from holdfast.errors import StoreUnavailable, UsageError
-from holdfast.web import api
+from holdfast.web import api, auditing
 from holdfast.web.asgi import WebApp
 from holdfast.web.principals import Role
 from holdfast.web.routing import Act, ApiRoute, Asked, Render, RouteTable
@@ -20,11 +20,13 @@ DONE: list[str] = []
 
 
 class PauseAct(Act, kw_only=True, forbid_unknown_fields=True):
-    names: list[str] = []
+    ids: list[str] = []
+    status: tuple[str, ...] = ()
+    task: tuple[str, ...] = ()
 
 
 async def pause(asked: Asked) -> Render | Response:
-    name = asked.path.get("name") or " ".join(asked.body.names)
+    name = asked.path.get("name") or " ".join(asked.body.ids)
     if name == "unknown":
         raise UsageError("there is no queue 'unknown'")
     if name == "broken":
@@ -43,9 +45,8 @@ ROUTES = (
         role=Role.OPERATOR,
         action="drill.pause",
         body=PauseAct,
-        twin="holdfast queues pause {name}",
     ),
-    ApiRoute("POST", "/drill/pause", pause, "pause", action="drill.pause", body=PauseAct, twin="holdfast x {target}"),
+    ApiRoute("POST", "/drill/pause", pause, "pause", action="drill.pause", body=PauseAct),
 )
 
 
@@ -58,6 +59,7 @@ def app() -> Iterator[App]:
 @pytest.fixture
 def client(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     monkeypatch.setattr(api, "TABLE", RouteTable(ROUTES))
+    monkeypatch.setitem(auditing.TWINS, "drill.pause", "drill")
     DONE.clear()
     with TestClient(
         WebApp(app, is_local=True), base_url="http://127.0.0.1:8080", raise_server_exceptions=False
@@ -81,12 +83,16 @@ def test_an_action_leaves_a_record(client: TestClient) -> None:
     (record,) = records(client)
     assert (record["who"], record["via"], record["source"]) == ("local", "local", "testclient")
     assert (record["action"], record["target"]) == ("drill.pause", "mail it")
-    assert record["twin"] == "holdfast queues pause 'mail it'"
+    assert record["twin"] == "holdfast drill 'mail it'"
     assert (record["reason"], record["outcome"]) == ("the printer is on fire", "done")
     assert record["detail"] == "mail it rests"
-    assert act(client, "pause", names=["a", "b"]) == 200
-    assert [(each["target"], each["twin"]) for each in records(client, limit=1)] == [("a b", "holdfast x 'a b'")]
-    assert len(records(client, action="drill")) == 2
+    assert act(client, "pause", ids=["a", "b"]) == 200
+    assert [(each["target"], each["twin"]) for each in records(client, limit=1)] == [("a b", "holdfast drill a b")]
+    assert len(records(client, action="drill")) == len(records(client, action="pause")) == 2
+    assert act(client, "pause", status=["failed"], task=["shop:a", "shop:b"]) == 200
+    (record,) = records(client, limit=1)
+    assert record["target"] == "status=failed task=shop:a task=shop:b"
+    assert record["twin"] == "holdfast drill --status=failed --task=shop:a --task=shop:b"
     assert len(records(client, target="a b")) == 1
     assert records(client, since="2030-01-01T00:00:00Z") == []
     assert client.get("/api/v1/audit?since=noon").status_code == 400

@@ -67,7 +67,7 @@ class AuditOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class AuditFilter(NamedTuple):
-    """Which records are wanted. An empty field allows any. `action` may be a whole name, or its part before the dot."""
+    """Which records are wanted. An empty field allows any. `action` may be a whole name, or a part of it."""
 
     who: str = ""
     action: str = ""
@@ -77,7 +77,7 @@ class AuditFilter(NamedTuple):
     def allows(self, record: AuditRecord) -> bool:
         return (
             kept_text(self.who) in ("", record.who)
-            and self.action in ("", record.action, record.action.partition(".")[0])
+            and self.action in ("", record.action, *record.action.split("."))
             and kept_text(self.target) in ("", record.target)
         )
 

@@ -99,7 +99,7 @@ class RerunFlags:
     new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
-@command(action="invocation.rerun", target="ids", find=find_id)
+@command(action="archive.rerun", target="ids", find=find_id)
 def rerun(
     out: Output,
     app: App,
@@ -136,7 +136,7 @@ def rerun(
         raise typer.Exit(FAILED)
 
 
-@command(action="invocation.purge", target="ids", find=find_id)
+@command(action="archive.purge", target="ids", find=find_id)
 def purge(
     out: Output,
     app: App,
@@ -168,7 +168,7 @@ def purge(
         raise typer.Exit(FAILED)
 
 
-@command(action="invocation.retain", target="ids", find=find_id)
+@command(action="archive.retain", target="ids", find=find_id)
 def retain(
     out: Output,
     app: App,

@@ -19,35 +19,80 @@ from holdfast.web.documents import Document
 from holdfast.web.problems import Problem
 from holdfast.web.routing import ApiRoute, Asked, Render
 
-_NAMING = ("where", "query", "ids", "id", "names", "name", "task", "queue", "schedule", "event", "key")
-"""Fields of a body that say what is changed, where the path does not."""
+TWINS = {
+    "archive.purge": "purge",
+    "archive.rerun": "rerun",
+    "archive.retain": "archive retain",
+    "event.emit": "events emit",
+    "group.cancel": "groups cancel",
+    "hook.resume": "hooks resume",
+    "invocation.cancel": "cancel",
+    "invocation.submit": "submit",
+    "invocation.wake": "wake",
+    "limit.clear": "limits clear",
+    "limit.set": "limits set",
+    "queue.pause": "queues pause",
+    "queue.resume": "queues resume",
+    "runner.drain": "runners drain",
+    "runner.stop": "runners stop",
+    "schedule.backfill": "schedules backfill",
+    "schedule.create": "schedules create",
+    "schedule.delete": "schedules delete",
+    "schedule.pause": "schedules pause",
+    "schedule.resume": "schedules resume",
+    "schedule.run": "schedules run",
+    "schedule.update": "schedules update",
+    "token.create": "access token create",
+    "token.revoke": "access token revoke",
+    "workflow.fork": "workflow fork",
+    "world.import": "world import",
+    "world.redeliver": "world messages redeliver",
+}
+"""Which command does the same; a test compares them with the commands."""
+_NAMES = ("name", "id", "ids", "task")  # of a body: what is changed, where the path does not say
+_FILTERS = ("where", "query", "status", "task", "queue", "tag", "since", "until", "key", "error", "attributes")
 
 
 def action_of(route: ApiRoute, asked: Asked) -> Action | None:
     """Return what a request is about to do; None if it changes nothing."""
     if not route.action or getattr(asked.body, "preview", False):
         return None
-    who, target = asked.principal, target_of(asked)
-    words = {name: shlex.quote(value) for name, value in asked.path.items()}
+    who, names = asked.principal, names_in(asked)
+    options = [] if names else filter_in(asked)
+    twin = TWINS.get(route.action)
     return Action(
         who=who.name,
         via=who.via,
         source=who.source,
         name=route.action,
-        target=target,
+        target=" ".join(names or options),
         reason=getattr(asked.body, "reason", ""),
-        twin=route.twin.format(**words, target=shlex.quote(target)) if route.twin else "",
+        twin=""
+        if twin is None
+        else shlex.join(["holdfast", *twin.split(), *(names or [f"--{each}" for each in options])]),
     )
 
 
-def target_of(asked: Asked) -> str:
+def names_in(asked: Asked) -> list[str]:
     """Return the ids and names that a request names: in its path, else in its body."""
     if asked.path:
-        return " ".join(asked.path.values())
-    return " ".join(word for name in _NAMING for word in _words(getattr(asked.body, name, None)))
+        return list(asked.path.values())
+    found = (getattr(asked.body, name, None) for name in _NAMES)
+    return next((words for value in found if (words := _words(value))), []) if not _is_filter(asked) else []
+
+
+def filter_in(asked: Asked) -> list[str]:
+    """Return the fields of a body that say which of many are changed: ``status=failed``."""
+    return [f"{name}={word}" for name in _FILTERS for word in _words(getattr(asked.body, name, None))]
+
+
+def _is_filter(asked: Asked) -> bool:
+    return not isinstance(getattr(asked.body, "task", ""), str) and not getattr(asked.body, "ids", ())
 
 
 def _words(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{name}={each}" for name, each in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
         return [each for each in value if isinstance(each, str)]
     return [value] if isinstance(value, str) and value else []

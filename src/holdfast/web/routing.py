@@ -81,7 +81,6 @@ class ApiRoute(NamedTuple):
     role: Role = Role.VIEWER
     action: str = ""  # what it changes, for the audit record: invocation.cancel; empty: it changes nothing
     body: type[msgspec.Struct] | None = None  # an `Act`, if it is an action
-    twin: str = ""  # the command that does the same: "holdfast queues pause {name}", with parts of the path or {target}
 
 
 def action(
