@@ -135,12 +135,13 @@ class AccessTokens:
             return None
         return record if self._store.now() < record.expires_at else None
 
+    def is_use_due(self, record: TokenRecord) -> bool:
+        """Return whether the use of a token is to be noted: once an hour."""
+        return record.used_at is None or self._store.now() >= record.used_at + _USED_SECONDS
+
     async def note_use(self, record: TokenRecord) -> None:
-        """Note that a token is used, once an hour. A failure is not reported: it only concerns the list."""
-        now = self._store.now()
-        if record.used_at is not None and now < record.used_at + _USED_SECONDS:
-            return
-        used = msgspec.structs.replace(record, used_at=now)
+        """Note that a token is used. A failure is not reported: it only concerns the list."""
+        used = msgspec.structs.replace(record, used_at=self._store.now())
         self.known = self.known._replace(tokens={**self.known.tokens, record.id: used})
         try:
             for entry in await self._store.entries(self._app, TOKEN, [record.id]):

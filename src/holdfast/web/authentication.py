@@ -133,7 +133,8 @@ class Authentication:
         record = tokens.valid(given)
         if record is None:
             return None
-        await self._runtime.arun(tokens.note_use(record))
+        if tokens.is_use_due(record):
+            await self._runtime.arun(tokens.note_use(record))
         return Principal(record.name, Role[record.role.upper()], "token", source)
 
     def _by_proxy(self, request: Request) -> Principal | None:
