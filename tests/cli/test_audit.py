@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from tests.cli.processes import Command
+from tests.cli.processes import Command, Process
 
 from holdfast import App
 from holdfast.cli import program
@@ -211,3 +212,16 @@ def test_the_list_is_for_people_too(holdfast: Command, known: dict[str, str]) ->
     page = holdfast("audit", "--json", "--limit", "2").json
     assert len(page["records"]) == 2
     assert len(records(holdfast, "--before", page["before"])) == 1
+
+
+@pytest.mark.slow
+def test_a_crash_in_between_leaves_begun(
+    holdfast: Command, known: dict[str, str], start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("HOLDFAST_CRASH_AT", "audit.begun")
+        killed = start("queues", "pause", "mail").ends()
+    assert killed.code == -signal.SIGKILL
+    (record,) = records(holdfast)
+    assert (record["action"], record["outcome"], record["ended_at"]) == ("queue.pause", "begun", None)
+    assert not any(each["pause"] for each in holdfast("queues", "--json").json["queues"] if each["name"] == "mail")

@@ -15,6 +15,7 @@ from tests.web.entrance import API_TOKEN, BASE, Entrance, csrf_in, log_in
 from holdfast import App
 from holdfast.access.audit import AuditFilter, AuditLog
 from holdfast.access.tokens import AccessTokens
+from holdfast.errors import StoreReadOnly
 from holdfast.web.asgi import WebApp
 from holdfast.web.logins import next_in
 from holdfast.web.principals import Role
@@ -186,6 +187,23 @@ def test_no_altered_cookie_is_a_session(data: st.DataObject) -> None:
         client.cookies.set(name, changed, domain="shop.example", path="/")
         answer = client.get("/", headers={"Cookie": f"{name}={changed}"})
         assert answer.status_code == (200 if changed == cookie.value else 303)
+
+
+def test_where_the_store_is_read_only_tokens_are_good_and_logins_are_not(
+    entrance: Entrance, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the role of a monitor on MongoDB, which may only read."""
+
+    async def refuse(*args: Any) -> bool:
+        raise StoreReadOnly("this user may only read")
+
+    monkeypatch.setattr(entrance.app.runtime.ready().store, "put_entry", refuse)
+    bearer = {"Authorization": f"Bearer {entrance.tokens[Role.VIEWER]}"}
+    assert client.get("/api/v1", headers=bearer).status_code == 200
+    answer = log_in(client, API_TOKEN)
+    assert (answer.status_code, answer.json()["title"]) == (403, "StoreReadOnly")
+    with entrance.client("10.0.0.7", headers={"X-User": "ann"}) as behind_proxy:
+        assert behind_proxy.get("/").status_code == 200
 
 
 # --- on a loopback address
