@@ -1,13 +1,15 @@
 // Live updates: the server names topics that have changed; the page fetches itself and replaces its regions.
 //
 // A region is an element with an id and `data-live`. One that the pointer or the focus is in, or that comes before what
-// the pointer is about to click, waits until they have left. Nothing is fetched while the tab is hidden.
+// the pointer is about to click, waits until they have left; but the user's own action is shown at once. Nothing is
+// fetched while the tab is hidden.
 const PAUSE = 1000; // at least, between two updates
 const CLICKABLE = "a, button, input, select, textarea, summary, label, [data-row]";
 
 const root = () => document.body.dataset.root;
 let wanted = false;
 let running = false;
+let acted = false;
 let last = 0;
 let pointer = null;
 let source = null;
@@ -18,7 +20,7 @@ export function live() {
   document.addEventListener("pointermove", (event) => { pointer = event.target; });
   document.addEventListener("pointerleave", () => { pointer = null; });
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start(topics)));
-  document.addEventListener("holdfast:changed", () => { wanted = true; update(); });
+  document.addEventListener("holdfast:changed", () => { wanted = acted = true; update(); });
   setInterval(update, 500);
   if (!document.hidden) start(topics);
 }
@@ -47,7 +49,7 @@ function say(text) {
 
 async function update() {
   if (!wanted || running || document.hidden || Date.now() - last < PAUSE || document.querySelector("dialog[open]")) return;
-  if (busy().length && busy().length === regions().length) return; // all would wait
+  if (!acted && busy().length && busy().length === regions().length) return; // all would wait
   running = true;
   wanted = false;
   try {
@@ -55,7 +57,8 @@ async function update() {
     if (answer.redirected && new URL(answer.url).pathname !== location.pathname) return location.reload(); // logged out
     if (!answer.ok) return say(`the server answered ${answer.status}`);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const waiting = busy();
+    const waiting = acted ? [] : busy();
+    acted = false;
     for (const region of regions()) {
       const other = fresh.getElementById(region.id);
       if (!other || other.outerHTML === region.dataset.shown) continue;
@@ -88,6 +91,7 @@ function busy() {
 
 function replace(region, other) {
   const open = new Set([...region.querySelectorAll("details[open]")].map((each) => each.dataset.key || each.querySelector("summary")?.textContent));
+  const focus = region.contains(document.activeElement) ? document.activeElement.dataset.action : "";
   const shown = other.outerHTML;
   region.className = other.className;
   region.hidden = other.hidden;
@@ -96,5 +100,6 @@ function replace(region, other) {
   for (const each of region.querySelectorAll("details")) {
     if (open.has(each.dataset.key || each.querySelector("summary")?.textContent)) each.open = true;
   }
+  if (focus) region.querySelector(`[data-action="${CSS.escape(focus)}"]`)?.focus();
   region.dispatchEvent(new CustomEvent("holdfast:replaced", { bubbles: true }));
 }
