@@ -408,7 +408,8 @@ def cancel(
 ) -> None:
     """End invocations that wait or run.
 
-    By id, or all that a search means. Waiting ones end at once, running ones after they have cleaned up. Safe to repeat.
+    By id, or all that a search means. Waiting ones end at once, running ones after they have cleaned up. Safe to
+    repeat.
     """
     if bool(ids) is (search is not None):
         raise UsageError("say which ones: by ids, or by --search 'task:charge status:registered'")
