@@ -246,7 +246,7 @@ def history(out: Output, app: App, id: InvocationId) -> None:
         out.line(f"rerun as {again.id} at {moment(again.created_at)}, {again.status}")
 
 
-@command()
+@command(action="invocation.wake", target="id", find=find_id)
 def wake(out: Output, app: App, id: InvocationId) -> None:
     """Give a parked invocation another try; end sleeps of a workflow.
 
@@ -391,7 +391,7 @@ def _why(entry: HistoryEntry) -> str:
 _SAID = {Status.CANCELLED: "is cancelled", Status.CANCELLING: "is asked to end"}
 
 
-@command()
+@command(action="invocation.cancel", target="ids", find=find_id)
 def cancel(
     out: Output,
     app: App,
@@ -417,6 +417,7 @@ def cancel(
         if children is not None:
             raise UsageError("--children is for ids; with --search, children end as they declare")
         return act_on_all(out, app, "cancel", wanted_by(app, search, by=by or "", reason=reason), yes=yes)
+    out.agreed()
     ids = ids or []
     named = [find_id(app, id) for id in ids]
     ends = {id: app.invocation(id).cancel(reason, by=by, children=children) for id in named}

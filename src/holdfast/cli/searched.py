@@ -50,6 +50,7 @@ def act_on_all(out: Output, app: App, name: str, wanted: BulkWanted, *, yes: boo
             yes = bool(typer.confirm(f"{many} {deed.would}. Go on?"))
     if not yes or not number.number:
         return out.document({"dry_run": True, "matched": number.number, "more": number.more})
+    out.agreed()
     done, left = app.runtime.run(_all(actions, name, wanted))
     out.document({"dry_run": False, "matched": number.number, "done": done, "left": left, "request": wanted.request})
     for id, why in list(left.items())[:_SHOWN]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.web.routes import (
     archive,
+    audit,
     bulk,
     calls,
     events,
@@ -39,5 +40,6 @@ ROUTES: tuple[ApiRoute, ...] = (
     *events.ROUTES,
     *tasks.ROUTES,
     *archive.ROUTES,
+    *audit.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

@@ -74,7 +74,8 @@ async def _answer(asked: Asked, body: Bulk, name: str) -> Document:
 
 
 def _route(name: str, summary: str, role: Role) -> ApiRoute:
-    return action(f"/invocations/bulk-{name}", _acting(name), summary, f"invocation.bulk-{name}", Bulk, role)
+    noun = "archive" if DEEDS[name].of_ended else "invocation"
+    return action(f"/invocations/bulk-{name}", _acting(name), summary, f"{noun}.{name}", Bulk, role)
 
 
 ROUTES = (
