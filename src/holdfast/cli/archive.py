@@ -151,6 +151,7 @@ def rerun(
 def _rerun_edited(out: Output, app: App, named: list[str], options: RerunFlags, due: dt.datetime | None) -> None:
     if len(named) != 1 or options.arguments is None:
         raise UsageError("--arguments are those of one invocation: give its id")
+    out.agreed()
     record = app.invocation(named[0]).record()
     fresh = app.invocation(record.id).rerun(
         at=due,

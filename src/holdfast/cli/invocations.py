@@ -406,9 +406,10 @@ def cancel(
     search: Search = None,
     yes: Yes = False,
 ) -> None:
-    """End invocations that wait or run: by id, or all that a search means.
+    """End invocations that wait or run.
 
-    Waiting ones end at once, running ones after they have cleaned up. Safe to repeat.
+    By id, or all that a search means. Waiting ones end at once, running ones after they have cleaned up. Safe to
+    repeat.
     """
     if bool(ids) is (search is not None):
         raise UsageError("say which ones: by ids, or by --search 'task:charge status:registered'")
@@ -416,6 +417,7 @@ def cancel(
         if children is not None:
             raise UsageError("--children is for ids; with --search, children end as they declare")
         return act_on_all(out, app, "cancel", wanted_by(app, search, by=by or "", reason=reason), yes=yes)
+    out.agreed()
     ids = ids or []
     named = [find_id(app, id) for id in ids]
     ends = {id: app.invocation(id).cancel(reason, by=by, children=children) for id in named}
