@@ -15,6 +15,7 @@ from tests.support.windows import excess
 
 from holdfast.model import changes
 from holdfast.model.cancellation import cancel
+from holdfast.model.claims import blocked
 from holdfast.model.limits import Limit
 from holdfast.model.rates import CHANGE, LimitChange, Rate, rate_key, rate_of
 from holdfast.model.records import Cancellation, Entry, Terms
@@ -191,6 +192,26 @@ def test_a_cancelled_call_that_was_next_stops_nobody() -> None:
         await stage.begun(3, within=4.0 + 2 * SWEEP)
         assert stage.order == ["0", "2", "3"]
         assert excess(stage.began[""], 0.5, 1) <= 0
+
+    virtually(scenario)
+
+
+def test_a_waiter_that_its_bucket_does_not_know_goes_on_beside_steady_traffic() -> None:
+    """On MongoDB a claim may put a call off while another one finds that nobody waits any more."""
+
+    async def scenario(fleet: Fleet) -> None:
+        stage = Stage(fleet)
+        await fleet.started(stage.task(rate_of("5/s", 2)))
+        await asyncio.sleep(3.0)  # for the turn at the services
+        await stage.submit("first")
+        await stage.begun(1)
+        record = await fleet.record(await stage.submit("forgotten", due_at=fleet.clock.now() + 0.05))
+        away = blocked(record, operation="late", at=fleet.clock.now(), why="it waits for a start")
+        await fleet.store.apply([away])
+        for number in range(20):
+            await stage.submit(f"{number}")
+            await asyncio.sleep(0.4)
+        assert stage.order.index("forgotten") <= 2 + SWEEP / 0.4
 
     virtually(scenario)
 

@@ -125,6 +125,8 @@ class Chain(Generic[R]):
         """Return the chain with a call for the case that a link does not succeed. It takes a dict: `invocation`,
         `task`, `status`, `type` and `message`.
         """
+        if self.error is not None:
+            raise UsageError(f"on_error() is given already: {self.error}; have that task submit the other one")
         found = as_chain(call)
         if len(found.calls) != 1 or found.error is not None:
             raise UsageError("on_error() takes one call: have that task submit what is to follow it")
@@ -206,6 +208,8 @@ class Group(Generic[R]):
         """Return the group with a call, or chain, for when all members have ended and not all have succeeded. It takes
         a list of dicts about those. Without it, the call of `then` fails then, and is not run.
         """
+        if self._error is not None:
+            raise UsageError(f"on_error() is given already: {self._error}; give it a chain")
         return self._with(error=as_chain(call))
 
     def _with(self, **changed: Any) -> Group[R]:

@@ -115,10 +115,16 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last: tuple[tuple[str, Moment], ...] = ()  # the last calls that took a start, and when
 
     def under(self, rate: Rate) -> Bucket:
-        """Return the bucket under a rate: the starts that were used come back at the pace of that rate."""
+        """Return the bucket under a rate: the starts that were used come back at the pace of that rate.
+
+        A larger burst begins without its new starts. Else two runners that know different rates, as during a deploy,
+        would fill the bucket each time they take turns.
+        """
         if (rate.interval, rate.burst) == (self.interval, self.burst):
             return self
         missing = max(0.0, self.full_at - self.at) / self.interval
+        if self.taken:
+            missing += max(0, rate.burst - self.burst)
         full_at = min(self.at + min(missing, rate.burst) * rate.interval, LATEST)
         ahead = None if self.ahead is None else min(self.ahead, self.at + rate.interval)
         since = self.since if self.full_at <= self.at else min(self.since, full_at)

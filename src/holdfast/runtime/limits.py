@@ -157,7 +157,9 @@ class Limits:
         return len(gone)
 
     async def _forgotten(self, keys: Collection[str], now: float) -> list[Release]:
-        """Return the wishes for waiters of rates, of whom one should long be on its way, and none is."""
+        """Return the wishes for waiters of rates, of whom one should long be on its way, and none is; and for those
+        that their bucket does not know: two claims were at work at once, and no other claim lets them go on.
+        """
         self._next_looks = {key: at for key, at in self._next_looks.items() if key in keys}
         looks = sorted(key for key in keys if self._next_looks.get(key, now) <= now)[:_AT_ONCE]
         found = {each.name: each for each in await self._store.entries(self._app, RATE, looks)} if looks else {}
@@ -171,7 +173,7 @@ class Limits:
             count = 1 if bucket is None else min(_AT_ONCE, max(1, bucket.left(now)))
             if name in self._rates and self._rates[name] is None:
                 count = _AT_ONCE  # the task has no rate any more
-            elif bucket is not None and now < bucket.stalled_at():
+            elif bucket is not None and bucket.waiting and now < bucket.stalled_at():
                 self._next_looks[key] = bucket.stalled_at()
                 continue
             waiting, unserved = await self._on_their_way(key)
