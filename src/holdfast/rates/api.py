@@ -122,7 +122,7 @@ class LimitAccess:
         by: str | None = None,
     ) -> LimitChange:
         """Change the limit or the rate of a task, or the rate of a shared name, until `clear`. What is not given stays
-        as an earlier change has it, or as it is declared. A rate without a burst brings its own: what one second brings.
+        as an earlier change has it, or as it is declared. A rate without a burst brings its own.
 
         Runners follow within 2 s. Running calls go on, and count.
         """
