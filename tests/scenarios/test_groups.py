@@ -290,6 +290,22 @@ def test_a_failure_cancels_the_others_if_declared(app: App) -> None:
     assert "has failed" in (found[0].record().reason)
 
 
+def test_a_failure_that_cancels_waits_for_members_that_run(app: App) -> None:
+    shop = Shop(app)
+    found = group([shop.fail.s(1), shop.hold.s(2)], on_failure="cancel").on_error(shop.tell).submit()
+    callback: Any = found.callback
+    with app.runner(concurrency=3):
+        deadline = time.monotonic() + PATIENCE
+        while found[1].status != "cancelling":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises((ResultTimeout, InvocationNotFound)):
+            callback.result(0.3)
+        shop.gate.set()
+        assert [each["status"] for each in callback.result(PATIENCE)] == ["failed"]  # what runs may still succeed
+    assert found[1].status == "success"
+
+
 def test_cancelling_a_group_is_a_failure_to_its_callback(here: App) -> None:
     shop = Shop(here)
     found = group([shop.add.options(delay="1h").s(n) for n in range(3)]).then(shop.total).on_error(shop.tell).submit()
