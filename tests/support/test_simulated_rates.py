@@ -87,4 +87,4 @@ def test_a_planted_bug_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], expected: str, plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    caught(expected, range(40), plan)
+    caught(expected, range(36, 76), plan)
