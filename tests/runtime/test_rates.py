@@ -258,6 +258,19 @@ def test_waiters_of_a_task_that_has_no_rate_any_more_go_on() -> None:
     virtually(scenario)
 
 
+def test_a_task_without_a_rate_that_has_the_name_of_a_shared_one_changes_nothing() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        stage = Stage(fleet)
+        paced = replace(stage.task(rate_of("1/s", 1), name="paced"), rate_name="work")
+        await fleet.started(paced, stage.task(None, name="work"))
+        for number in range(100):
+            await stage.submit(f"{number:03}", task="paced")
+        await stage.begun(20)
+        assert max(len(record.history) for record in fleet.store._of(APP)) <= 6, "waiters are let go on and put off"
+
+    virtually(scenario)
+
+
 def test_a_call_under_a_limit_and_a_rate_keeps_to_both() -> None:
     async def scenario(fleet: Fleet) -> None:
         stage = Stage(fleet)

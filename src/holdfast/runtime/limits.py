@@ -171,7 +171,7 @@ class Limits:
             if bucket is not None and name in rates:
                 bucket = bucket.under(self._changed.rate(name, rates[name]))
             count = 1 if bucket is None else min(_AT_ONCE, max(1, bucket.left(now)))
-            if name in self._rates and self._rates[name] is None:
+            if name in self._rates and name not in rates:
                 count = _AT_ONCE  # the task has no rate any more
             elif bucket is not None and bucket.waiting and now < bucket.stalled_at():
                 self._next_looks[key] = bucket.stalled_at()
