@@ -20,6 +20,7 @@ from holdfast.groups import rules
 from holdfast.groups.handles import ChainInvocation, InvocationGroup, handle_of
 from holdfast.groups.records import GroupRecord
 from holdfast.groups.service import Groups
+from holdfast.groups.words import Composed
 from holdfast.ids import InvocationId
 from holdfast.invocation import Invocation
 from holdfast.model.records import Follow, InvocationRecord, NextCall, Terms
@@ -63,7 +64,7 @@ class AnySubmittable(Protocol):
     ) -> Invocation[Any]: ...
 
 
-class TaskCall(Generic[R]):
+class TaskCall(Composed, Generic[R]):
     """A call of a task, with its arguments: ``add.s(1, 2)``."""
 
     def __init__(
@@ -99,7 +100,7 @@ class TaskCall(Generic[R]):
         return self.task.link(engine, self.args, self.kwargs, takes=self.takes)
 
 
-class Chain(Generic[R]):
+class Chain(Composed, Generic[R]):
     """Calls one after another, each with the result of the one before."""
 
     def __init__(self, calls: tuple[TaskCall[Any], ...], error: TaskCall[Any] | None = None) -> None:
@@ -173,7 +174,7 @@ class Chain(Generic[R]):
             raise KeyTaken(f"the key of {found.task} belongs to {id}, which other calls follow: use another key")
 
 
-class Group(Generic[R]):
+class Group(Composed, Generic[R]):
     """Calls that belong together: `group` makes it."""
 
     def __init__(

@@ -148,6 +148,7 @@ class Claimer:
         self._outage = outage
         self._permit = permit
         self._owner = owner
+        self.is_bounded = limits.is_bounded
         self._limits = limits if limits.is_bounded else None
 
     def _now(self) -> float:

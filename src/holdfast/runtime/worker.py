@@ -147,7 +147,6 @@ class Worker:
         self._wakeup = Wakeup()
         self._search = Outage(engine.rng, engine.telemetry)
         slots = RunningLimits(engine, limits_of(self.tasks.values()), rates_of(self.tasks.values()))
-        self._is_bounded = slots.is_bounded
         self._claimer = Claimer(engine, self._search, permit, owner=self.owner, limits=slots)
         self._outage = Outage(engine.rng, engine.telemetry)
         self.begun = permit.begun or BegunCalls(slots=self._concurrency)
@@ -496,7 +495,7 @@ class Worker:
 
     def _bounded(self) -> int:
         """Return how many slots calls under limits and rates have, which may keep them for long."""
-        return sum(map(is_bounded, self._running.records.values())) if self._is_bounded else 0
+        return sum(map(is_bounded, self._running.records.values())) if self._claimer.is_bounded else 0
 
     async def _prefetch(self) -> None:
         try:
@@ -660,7 +659,7 @@ class Worker:
         now = self._loop_time()
         counted = self._throughput.current(now)
         for record, outcome, seconds in ended:
-            if self._ahead and not is_bounded(record):  # no claim ahead takes such calls
+            if self._ahead and not (self._claimer.is_bounded and is_bounded(record)):  # no claim ahead takes such calls
                 self._reserve.learn(record.task, seconds, now)
             fingerprint = None if isinstance(outcome, Returned) else self.tasks[record.task].fingerprint
             if isinstance(outcome, Unfit) and fingerprint is not None:
