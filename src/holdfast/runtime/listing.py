@@ -114,6 +114,8 @@ def _several(value: str | Iterable[str]) -> list[str]:
 
 
 def pairs(attributes: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    if not isinstance(attributes, Mapping):
+        raise UsageError(f"attributes={attributes!r:.80}: expected names and texts, such as {{'customer': 'c-17'}}")
     for name, value in attributes.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"attributes={{{name!r}: {value!r:.80}}}: an attribute has a name and a text")
