@@ -1,7 +1,7 @@
 """What rates and limits cost: `python -m benchmarks.rates [--stores sqlite,mongo] [--rounds 3]`.
 
 Each round drains the same plain calls alone, beside a backlog of a task with a limit, and beside one of a task with a
-rate; then calls of 1,000 keys, without a rate, under a rate that nobody comes near, and under a tight one.
+rate; then calls of 1,000 keys, without a rate, under one that is never reached, and under a tight one.
 """
 
 from __future__ import annotations
