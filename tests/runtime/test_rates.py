@@ -15,6 +15,7 @@ from tests.support.windows import excess
 
 from holdfast.model import changes
 from holdfast.model.cancellation import cancel
+from holdfast.model.changes import MoveUp
 from holdfast.model.claims import blocked
 from holdfast.model.limits import Limit
 from holdfast.model.rates import CHANGE, LimitChange, Rate, rate_key, rate_of
@@ -240,6 +241,24 @@ def test_a_change_at_run_time_reaches_all_runners_and_outlives_them() -> None:
         assert 8 <= len(stage.began[""]) - before <= 11
         moved = [abs(int(name) - place) for place, name in enumerate(stage.order)]
         assert max(moved) < 10, "those of the second in which the rate changed"
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize("after", [5.0, 5.5, 6.0, 6.5])
+def test_a_call_that_was_put_off_before_runners_heard_of_a_change_goes_on_by_it(after: float) -> None:
+    """A change lets calls that wait in the queue be looked at, perhaps by a runner that still goes by the old rate."""
+
+    async def scenario(fleet: Fleet) -> None:
+        stage = Stage(fleet)
+        await fleet.started(stage.task(rate_of("1/h", 1)))
+        for number in range(3):
+            await stage.submit(f"{number}")
+        await asyncio.sleep(after)
+        assert await fleet.store.put_entry(changed(fleet, 1, rate="10/s"))
+        (late,) = await fleet.store.find(APP, Filter(statuses=frozenset({Status.REROUTED})), 10)
+        await fleet.store.apply([MoveUp(app=APP, id=late.id, due_at=fleet.clock.now())])
+        await stage.begun(3, within=10.0)
 
     virtually(scenario)
 

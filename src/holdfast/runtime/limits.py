@@ -55,6 +55,7 @@ class Limits:
         self._rates = rates or {}
         self.is_bounded = any(self._limits.values()) or any(self._rates.values())
         self._changed = engine.part(ChangedLimits)
+        self._seen: Mapping[str, LimitChange] = {}  # the changes that the last sweep went by
         self._next_looks: dict[str, float] = {}  # by the key of a rate: when its waiters may have been forgotten
         self._freed: Counter[str] = Counter()
         self._pump: asyncio.Task[None] | None = None
@@ -135,6 +136,8 @@ class Limits:
         if not self.is_bounded:
             self._next_sweep = now + FOREIGN_SECONDS
         await self.refresh()
+        if self._seen != self._changed.changes:  # under another rate a waiter may be late by now
+            self._seen, self._next_looks = self._changed.changes, {}
         held = dict(await self._store.waiting_keys(self._app))
         rated = {key: held.pop(key) for key in list(held) if is_rate_key(key)}
         self._sent = {key: sent for key, sent in self._sent.items() if key in held or key in rated}
@@ -225,22 +228,22 @@ class ChangedLimits:
         self._app = engine.app
         self._clock = engine.clock
         self._stale_at = float("-inf")
-        self._changes: Mapping[str, LimitChange] = {}
+        self.changes: Mapping[str, LimitChange] = {}
 
     async def refresh(self) -> None:
         """Read the changes, unless they were read lately."""
         if self._clock.monotonic() >= self._stale_at:
-            self._changes = await changes_of(self._store, self._app)
+            self.changes = await changes_of(self._store, self._app)
             self._stale_at = self._clock.monotonic() + FRESH_SECONDS
 
     def limit(self, task: str, declared: Limit) -> Limit:
         """Return the limit of a task that is in force."""
-        change = self._changes.get(task)
+        change = self.changes.get(task)
         return declared if change is None or change.limit is None else replace(declared, max_running=change.limit)
 
     def rate(self, name: str, declared: Rate) -> Rate:
         """Return the rate of a task, or of a name that tasks share, that is in force."""
-        change = self._changes.get(name)
+        change = self.changes.get(name)
         return declared if change is None else change.rate_after(declared)
 
 
