@@ -1398,7 +1398,7 @@ BUGS = (
         "model/rates.py",
         "if record.terms.rate_key is None or (record.run is not None and record.epoch > 0):",
         "if record.terms.rate_key is None or record.epoch > 0:",
-        PACED,
+        RATED,
         "a rate is exceeded when the work of a dead runner is taken over, and by retries",
     ),
     Bug(
@@ -1436,6 +1436,15 @@ BUGS = (
         "elif bucket is not None and now < bucket.stalled_at():",
         PACED,
         "a waiter that its bucket does not know waits for ever beside steady traffic",
+    ),
+    Bug(
+        "a changed rate is not looked at anew",
+        RATES,
+        "runtime/limits.py",
+        "            self._seen, self._next_looks = self._changed.changes, {}\n",
+        "            self._seen = self._changed.changes\n",
+        PACED,
+        "a call that was put off under 1/h waits for an hour, although the rate is 10/s by now",
     ),
     # --- groups and chains
     Bug(
