@@ -23,7 +23,15 @@ class Pace(NamedTuple):
     burst: int
 
 
-PACES = {"steady": Pace(50, 5), "ann": Pace(10, 2), "bob": Pace(10, 2), "api": Pace(20, 4), "shaky": Pace(25, 3)}
+LASTING = "lasting"
+PACES = {
+    "steady": Pace(50, 5),
+    "ann": Pace(10, 2),
+    "bob": Pace(10, 2),
+    "api": Pace(20, 4),
+    "shaky": Pace(25, 3),
+    LASTING: Pace(5, 2),
+}
 
 
 class Start(NamedTuple):
@@ -84,6 +92,14 @@ def shaky(key: str) -> str:
     return key
 
 
+def lasting(key: str) -> str:
+    """Runs until its process is killed, or the test says so."""
+    note_start(key)
+    while context().attempt == 1 and not (Path(os.environ["HOLDFAST_TEST_LEDGERS"]) / "release").exists():
+        time.sleep(0.02)
+    return key
+
+
 def _rate(key: str) -> dict[str, Any]:
     return {"rate": f"{PACES[key].per_second}/s", "burst": PACES[key].burst}
 
@@ -93,6 +109,7 @@ TASKS: dict[Callable[..., Any], dict[str, Any]] = {
     by_customer: _rate("ann") | {"rate_by": "key"},
     read_api: _rate("api") | {"rate_name": "api"},
     write_api: _rate("api") | {"rate_name": "api"},
+    lasting: _rate(LASTING),
     shaky: _rate("shaky") | {"retries": Fixed(2, 0.05)},
 }
 
