@@ -64,6 +64,7 @@ def words_of_the_code() -> set[str]:
 
 # Pages that also name options of other systems.
 OF_OTHERS = (
+    "coming-from-dramatiq.md",
     *("coming-from-celery.md", "coming-from-huey.md", "coming-from-pynenc.md", "coming-from-temporal.md"),
     *("coming-from-workflow-worlds-mongodb.md", "workflow-devkit.md", "django.md", "docker.md"),
 )
