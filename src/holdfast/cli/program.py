@@ -18,6 +18,7 @@ from holdfast.cli import (
     apps,
     archive,
     config,
+    dev,
     events,
     groups,
     hooks,
@@ -85,6 +86,7 @@ def _start(
 
 _Commands = Mapping[str, Callable[..., None]]
 _COMMANDS: _Commands = {
+    "dev": dev.dev,
     "run": run.run,
     "submit": submit.submit,
     "wake": invocations.wake,
@@ -153,6 +155,7 @@ def _make() -> typer.Typer:
     )
     program.callback()(_start)
     program.command(hidden=True)(run.worker)
+    program.command("dev-pages", hidden=True)(dev.pages)
     for name, (itself, commands) in _GROUPS.items():
         group = _group(itself if isinstance(itself, str) else itself.__doc__ or "", commands)
         if isinstance(itself, str):
