@@ -29,8 +29,9 @@ def monitor(
 ) -> None:
     """Serve the pages, the HTTP API and webhooks.
 
-    It goes on until SIGINT or SIGTERM. The API is under /api/v1, webhooks are under /hooks. With --url, what needs code is not offered. On a loopback
-    address it answers programs of this machine; elsewhere it needs the token of the setting api_token.
+    It goes on until SIGINT or SIGTERM. The API is under /api/v1, webhooks are under /hooks. With --url, what needs
+    code is not offered. On a loopback address it answers programs of this machine; elsewhere it needs the token of the
+    setting api_token.
     """
     try:
         from holdfast.web.serving import refuse_open_address, serve

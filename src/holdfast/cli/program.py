@@ -38,6 +38,7 @@ from holdfast.cli import (
     streams,
     submit,
     tasks,
+    top,
     triggers,
     workflow,
     world,
@@ -103,6 +104,7 @@ _COMMANDS: _Commands = {
     "triggers": triggers.triggers,
     "services": services.services,
     "stats": stats.stats,
+    "top": top.top,
     "monitor": monitor.monitor,
     "config": config.config,
 }
