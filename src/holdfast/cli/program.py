@@ -19,6 +19,7 @@ from holdfast.cli import (
     archive,
     config,
     dev,
+    doctor,
     events,
     groups,
     hooks,
@@ -105,6 +106,7 @@ _COMMANDS: _Commands = {
     "services": services.services,
     "stats": stats.stats,
     "top": top.top,
+    "doctor": doctor.doctor,
     "monitor": monitor.monitor,
     "config": config.config,
 }

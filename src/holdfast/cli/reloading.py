@@ -22,7 +22,7 @@ _SKIPPED = frozenset({".venv", "venv", "site-packages", "node_modules", ".git", 
 Seen = dict[Path, tuple[int, int]]
 
 
-class Watch(abc.ABC):
+class RestartWatch(abc.ABC):
     """Looks in a thread for a reason to start anew; `why` is what it has found."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Watch(abc.ABC):
     def _watch(self) -> None: ...
 
 
-class Reload(Watch):
+class Reload(RestartWatch):
     """Calls `stop` when a source file has changed, and is Python. `before` are the files as they were before the code
     was imported.
     """

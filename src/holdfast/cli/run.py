@@ -44,8 +44,8 @@ from holdfast.cli.output import FAILED, Output
 from holdfast.cli.reloading import (
     LOOK_SECONDS,
     Reload,
+    RestartWatch,
     Seen,
-    Watch,
     files_now,
     start_anew,
     start_anew_after_a_change,
@@ -445,7 +445,7 @@ class _Signals:
 # --- starting anew
 
 
-class Restart(Watch):
+class Restart(RestartWatch):
     """Starts anew when this process cannot use the store any more."""
 
     def __init__(self, runner: EmbeddedRunner, settings: Settings) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import pymongo
 from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
@@ -39,6 +40,7 @@ async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool
     seen = clock.now()
     return [
         await _version(database),
+        await _server(database),
         *await _indexes(database, signal_seconds),
         _replica_set(hello),
         _clock(hello, hello_before, seen),
@@ -78,6 +80,11 @@ async def _version(database: AsyncDatabase[Document]) -> Finding:
     detail = f"version {version}, readable from version {found['min_reader']}; this Holdfast knows {known}"
     advice = "holdfast store prepare; else the first use brings it up to date" if version < known else ""
     return _finding("schema", not advice, detail, advice)
+
+
+async def _server(database: AsyncDatabase[Document]) -> Finding:
+    found = await database.command("buildInfo")
+    return _finding("MongoDB", True, f"server {found.get('version', 'unknown')}, driver {pymongo.version}")
 
 
 async def _indexes(database: AsyncDatabase[Document], signal_seconds: int) -> list[Finding]:

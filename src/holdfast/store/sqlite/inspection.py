@@ -40,7 +40,8 @@ def _finding(subject: str, ok: bool, detail: str, advice: str = "") -> Finding:
 
 def inspect(connection: sqlite3.Connection, path: Path, synchronous: str, *, deep: bool) -> list[Finding]:
     version, pages = _version(connection), _pages(connection, deep=deep)
-    around = [_file_mode(path), *_names(path), _durability(synchronous)]
+    library = _finding("SQLite", True, f"library {sqlite3.sqlite_version}")
+    around = [library, _file_mode(path), *_names(path), _durability(synchronous)]
     if not version.ok or not pages.ok:
         # The tables are others than those that are known here, or not there; or to read them would end in an error.
         return [version, *around, pages]
