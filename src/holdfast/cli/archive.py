@@ -19,6 +19,7 @@ from holdfast.cli import reach
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.progress import walking
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError
 from holdfast.model.names import counted
@@ -114,12 +115,14 @@ def rerun(
     due = None if options.at is None else time_given(options.at, "--at")
     request = options.request
     if not named:
-        plan = app.rerun(dry_run=True, request=request, **where)
+        with walking(out, app, "looking"):
+            plan = app.rerun(dry_run=True, request=request, **where)
         if not _confirmed(out, app, where, len(plan.originals), "run again", yes):
             return out.document({"dry_run": True, "matched": len(plan.originals), "ids": plan.originals})
         request = plan.request
         out.aside(f"request {request}; if this is cut short, repeat it with --request {request}")
-    done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
+    with walking(out, app, "running again", len(named) or len(plan.originals)):
+        done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
     refused = dict(done.refused)
     pairs = list(zip([id for id in done.originals if id not in refused], done.invocations, strict=True))
     reruns = [{"id": new.id, "rerun_of": old} for old, new in pairs]
@@ -147,9 +150,11 @@ def purge(
     kept, because the same call could be stored once more.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
-    plan = app.purge(named, dry_run=True, force=force, **where)
+    with walking(out, app, "looking"):
+        plan = app.purge(named, dry_run=True, force=force, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be removed", yes)
-    done = app.purge(named, force=force, **where) if sure else plan
+    with walking(out, app, "removing", len(plan.originals)):
+        done = app.purge(named, force=force, **where) if sure else plan
     matched = {"dry_run": not sure, "matched": len(plan.originals)}
     out.document(matched | {"removed": done.removed, "kept": dict(done.kept)})
     for id, why in done.kept[:_SHOWN]:
@@ -177,9 +182,11 @@ def retain(
     are kept as their task declares.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
-    plan = app.archive.retain(retention, named, dry_run=True, **where)
+    with walking(out, app, "looking"):
+        plan = app.archive.retain(retention, named, dry_run=True, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be kept for another time", yes)
-    done = app.archive.retain(retention, named, **where) if sure else plan
+    with walking(out, app, "keeping", len(plan.originals)):
+        done = app.archive.retain(retention, named, **where) if sure else plan
     facts = {"dry_run": not sure, "matched": len(plan.originals), "over": plan.over, "refused": dict(done.refused)}
     out.document(facts | {"ids": done.originals})
     if plan.over:

@@ -20,7 +20,7 @@ from holdfast.errors import SchemaMismatch
 from holdfast.model.decoding import INVOCATION, shown
 from holdfast.model.records import read_body
 from holdfast.store import findings
-from holdfast.store.contract import Finding
+from holdfast.store.contract import Finding, Observe
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.documents import Document, from_document, runner_of
 from holdfast.store.mongo.entries import entry_of
@@ -34,7 +34,9 @@ _SKEW_SECONDS = 1.0
 _HISTORY_WINDOW = "minSnapshotHistoryWindowInSeconds"
 
 
-async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int) -> list[Finding]:
+async def inspect(
+    database: AsyncDatabase[Document], clock: Clock, *, deep: bool, signal_seconds: int, observe: Observe
+) -> list[Finding]:
     hello_before = clock.now()
     hello = await database.command("hello")
     seen = clock.now()
@@ -47,7 +49,7 @@ async def inspect(database: AsyncDatabase[Document], clock: Clock, *, deep: bool
         await _write_concern(database),
         await _history_window(database),
         await _allowed("quarantine", _quarantine(database)),
-        *([await _allowed("records", _deep(database))] if deep else []),
+        *([await _allowed("records", _deep(database, observe))] if deep else []),
     ]
 
 
@@ -190,8 +192,8 @@ async def _quarantine(database: AsyncDatabase[Document]) -> Finding:
     return findings.set_aside(kinds, whys, f"the collection {schema.QUARANTINE}")
 
 
-async def _deep(database: AsyncDatabase[Document]) -> Finding:
-    reading = findings.Reading()
+async def _deep(database: AsyncDatabase[Document], observe: Observe) -> Finding:
+    reading = findings.Reading(lambda count: observe("walked", {"count": count}))
     for name, decode in _DECODERS:
         found = database[name].find(NO_SENTINEL if name == schema.INVOCATIONS else {})
         async for document in found.sort("_id", ASCENDING) if name == schema.LOG else found:
