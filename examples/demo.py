@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
@@ -67,6 +68,8 @@ def main() -> None:
             show(app, file)
         crash(Path(folder))
         say("Next: [bold]holdfast --help[/], and the README.")
+        if sys.stdout.isatty() and not os.environ.get("CI"):
+            look_around(Path(folder))
 
 
 def show(app: App, file: Path) -> None:
@@ -129,6 +132,17 @@ def crash(folder: Path) -> None:
             print_history(parcel)
         finally:
             runner.send_signal(signal.SIGINT)
+
+
+def look_around(folder: Path) -> None:
+    """Serve the pages of the parcels until Ctrl-C, with a runner that does what one submits there."""
+    say("\nLook at it all in a browser; Ctrl-C ends the demo.")
+    environment = os.environ | {"HOLDFAST_URL": f"sqlite:///{folder / 'parcels.db'}"}
+    command = [sys.executable, "-m", "holdfast", "dev", "parcels:app", "--log-level", "error"]
+    with subprocess.Popen(command, cwd=Path(__file__).parent, env=environment) as pages:
+        while pages.poll() is None:
+            with contextlib.suppress(KeyboardInterrupt):  # it has heard it too, and ends in order
+                pages.wait()
 
 
 def parcels_weigh(parcel: int, seconds: float) -> str:

@@ -29,7 +29,7 @@ Start = Callable[..., "Process"]
 def started(start: Start, *arguments: str) -> tuple[Process, str]:
     """Return the command, and the address of its pages, once its worker takes calls."""
     process = start("dev", "shop:app", "--port", "0", "--no-open", *arguments)
-    address = process.says("the pages are at ").split()[4]
+    address = process.says("open http://").split()[1]
     process.says("it serves 3 tasks")
     return process, address
 
@@ -96,7 +96,7 @@ def test_it_waits_for_code_that_can_be_imported(shop: Path, start: Start) -> Non
     process = start("dev", "shop:app", "--port", "0")
     process.says("Nothing runs until a file changes.")
     (shop / "shop.py").write_text(code)
-    process.says("the pages are at ")
+    process.says("open http://")
     process.signal(signal.SIGTERM)
     assert process.ends().code == 0
 

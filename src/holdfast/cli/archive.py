@@ -17,6 +17,7 @@ from holdfast.app import App
 from holdfast.archive.api import ArchiveFilter
 from holdfast.cli import reach
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
+from holdfast.cli.completion import ids as ids_offered
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.progress import walking
@@ -29,7 +30,10 @@ from holdfast.showing import brief, fields, length, moment
 _SHOWN = 20
 _TITLES = ("id", "task", "status", "ended", "attempt", "error or reason")
 
-Ids = Annotated[list[str] | None, Argument(metavar="ID", help="Ended invocations, or the beginnings of their ids.")]
+Ids = Annotated[
+    list[str] | None,
+    Argument(metavar="ID", help="Ended invocations, or the beginnings of their ids.", autocompletion=ids_offered),
+]
 
 
 @dataclasses.dataclass

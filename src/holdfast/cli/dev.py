@@ -92,7 +92,7 @@ def dev(
 
 def _tell(out: Output, address: str, *, is_opened: bool) -> None:
     out.document({"address": address, "api": f"{address}/api/v1"})
-    out.line(f"the pages are at {address} (Ctrl-C stops all)")
+    out.line(f"open {address} (Ctrl-C stops all)")
     sys.stdout.flush()
     if is_opened and out.is_terminal and not out.json and may_open_browser(os.environ, sys.platform):
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

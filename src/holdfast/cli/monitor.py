@@ -48,5 +48,5 @@ def monitor(
 
 def _tell(out: Output, address: str) -> None:
     out.document({"address": address, "api": f"{address}/api/v1"})
-    out.line(f"the pages are at {address} (Ctrl-C stops it)")
+    out.line(f"open {address} (Ctrl-C stops it)")
     out.line(f"the HTTP API is at {address}/api/v1")

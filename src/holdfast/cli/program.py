@@ -17,6 +17,7 @@ from holdfast._version import __version__
 from holdfast.cli import (
     apps,
     archive,
+    completion,
     config,
     dev,
     doctor,
@@ -156,6 +157,7 @@ def _make() -> typer.Typer:
         "Durable background tasks and workflows for Python: nothing lost, nothing stuck, everything explained.",
         _COMMANDS,
         "\n\n".join((_THE_APP, _JSON, _EXIT_CODES)),
+        completes=True,
     )
     program.callback()(_start)
     program.command(hidden=True)(run.worker)
@@ -174,14 +176,14 @@ def _make() -> typer.Typer:
     return program
 
 
-def _group(summary: str, commands: _Commands, epilog: str = _EXIT_CODES) -> typer.Typer:
+def _group(summary: str, commands: _Commands, epilog: str = _EXIT_CODES, *, completes: bool = False) -> typer.Typer:
     # Plain help and plain tracebacks: rich would triple the time that --help takes, and would show the values of
     # local variables, which may be secrets.
     group = typer.Typer(
         help=summary,
         epilog=epilog,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completes,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
@@ -193,6 +195,8 @@ def _group(summary: str, commands: _Commands, epilog: str = _EXIT_CODES) -> type
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with one of the codes that ``holdfast --help`` lists."""
     _tolerate_any_text()
+    if completion.VARIABLE in os.environ:
+        completion.complete(_command())
     try:
         code = _obey(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # here, where a broken pipe can still be handled

@@ -10,7 +10,6 @@ from holdfast.app import App
 from holdfast.cli import live
 from holdfast.cli.command import command
 from holdfast.cli.output import Output
-from holdfast.masking import mask_url
 from holdfast.model.names import counted
 from holdfast.showing import brief, length, moment
 from holdfast.stats import Distribution
@@ -46,7 +45,7 @@ def top(
 def _print(out: Output, app: App, load: Load) -> None:
     busy, places = sum(each.running for each in load.alive), sum(each.runner.capacity for each in load.alive)
     total = load.stats.total
-    out.line(f"{app.name} on {mask_url(app.url)}, {moment(load.at)}")
+    out.line(f"{app.name}, {moment(load.at)}")
     out.line(f"{counted(len(load.alive), 'runner')} alive, {busy} of {counted(places, 'slot')} busy")
     out.line(
         f"last {SINCE}: {total.ended:,} ended ({total.per_second:,.1f} per second), {total.failed:,} failed, "

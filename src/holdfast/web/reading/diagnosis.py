@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.model.eligibility import RUNNER, Lane, Reason, lane_obstacle, offer_of
 from holdfast.model.explain import living
 from holdfast.model.names import counted
-from holdfast.model.rates import shown_key
+from holdfast.model.rates import is_rate_key, shown_key
 from holdfast.model.records import RunnerRecord, runner_of
 from holdfast.model.status import FINAL
 from holdfast.runtime.app_runtime import AppRuntime
@@ -337,7 +337,7 @@ async def _holders(store: Store, app: str) -> list[Symptom]:
     for key in list(await store.waiting_keys(app))[:_HOLDERS]:
         held = await store.find(app, Filter(limit_key=key), _HOLDERS, order=Order.SLOT)
         if ended := [each.id for each in held if each.status in FINAL]:
-            name = f"limit {shown_key(key)}"
+            name = f"limit {shown_key(key) if is_rate_key(key) else key}"
             detail = f"calls wait for it, and ended calls hold its slots: {', '.join(ended[:_NAMED])}"
             found.append(Symptom(name, WRONG, detail, "holdfast store check --deep; restore a backup"))
     return found
