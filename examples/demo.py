@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -135,11 +136,12 @@ def crash(folder: Path) -> None:
 
 
 def look_around(folder: Path) -> None:
-    """Serve the pages of the parcels until Ctrl-C, with a runner that does what one submits there."""
-    say("\nLook at it all in a browser; Ctrl-C ends the demo.")
-    environment = os.environ | {"HOLDFAST_URL": f"sqlite:///{folder / 'parcels.db'}"}
-    command = [sys.executable, "-m", "holdfast", "dev", "parcels:app", "--log-level", "error"]
-    with subprocess.Popen(command, cwd=Path(__file__).parent, env=environment) as pages:
+    """Serve the pages of the shop's store until Ctrl-C."""
+    url = f"sqlite:///{folder / 'shop.db'}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "holdfast", "monitor", "--url", url, "--port", port, "--log-level", "error"]
+    with subprocess.Popen(command) as pages:
         while pages.poll() is None:
             with contextlib.suppress(KeyboardInterrupt):  # it has heard it too, and ends in order
                 pages.wait()
