@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.web.pages import table
-from holdfast.web.pages.filters import FILTERS, command
+from holdfast.web.pages.filters import FILTERS, command, harmless
 from holdfast.web.pages.page import WebPage
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, not_found
@@ -44,6 +44,7 @@ class PageRenderer:
             loader=PackageLoader("holdfast.web.pages"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=harmless,
             trim_blocks=True,
             lstrip_blocks=True,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.web.pages import overview
+from holdfast.web.pages import archive, events, hooks, overview, queues, schedules, tasks
 from holdfast.web.pages.page import PageTable, WebPage
 
 STATIC = "/static/"
@@ -24,7 +24,15 @@ class NavigationEntry(NamedTuple):
     title: str
 
 
-PAGES: tuple[WebPage, ...] = (*overview.PAGES,)
+PAGES: tuple[WebPage, ...] = (
+    *overview.PAGES,
+    *tasks.PAGES,
+    *queues.PAGES,
+    *schedules.PAGES,
+    *events.PAGES,
+    *hooks.PAGES,
+    *archive.PAGES,
+)
 TABLE = PageTable(PAGES)
 
 _ORDER = (

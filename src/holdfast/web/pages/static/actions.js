@@ -4,7 +4,7 @@
 //   <button data-action="/invocations/ID/cancel" data-title="Cancel" data-twin="holdfast cancel ID"
 //           data-body='{"…": …}' data-fields='[{"name": "priority", "label": "Priority", "kind": "number", "value": 3}]'>
 //
-// Kinds of fields: text, number, json, checkbox, select (with "choices"). `data-no-preview` is for routes without one;
+// Kinds of fields: text, number, json, checkbox, select (with "choices"); an `optional` one that is empty is not sent. `data-no-preview` is for routes without one;
 // `data-go` is the page to open afterwards, with {name} for members of the answer.
 const root = () => document.body.dataset.root;
 
@@ -64,7 +64,11 @@ function open(button) {
   dialog.addEventListener("close", () => { dialog.remove(); button.focus(); });
   form.querySelector("[data-close]").addEventListener("click", () => dialog.close());
 
-  const body = () => Object.assign({}, fixed, ...fields.map((each) => each.read()), { reason: reason.value });
+  const body = () => {
+    const whole = structuredClone(fixed);
+    for (const each of fields) for (const [name, value] of Object.entries(each.read())) put(whole, name, value);
+    return { ...whole, reason: reason.value };
+  };
   let asked = 0;
   const look = async () => {
     if (data.noPreview !== undefined) return;
@@ -104,6 +108,13 @@ function open(button) {
   look();
 }
 
+// A name with dots leads to a member of a member: kwargs.customer.
+function put(whole, name, value) {
+  const [first, ...rest] = name.split(".");
+  if (!rest.length) whole[first] = value;
+  else put((whole[first] ??= {}), rest.join("."), value);
+}
+
 function show(place, found) {
   const items = (found.items || []).map((each) => element("li", {}, each));
   const more = (found.count || 0) - items.length;
@@ -121,7 +132,7 @@ function field(given) {
   else input = element("input", { id, type: given.kind === "number" ? "number" : "text", step: "any", value, autocomplete: "off" });
   const read = () => {
     if (given.kind === "checkbox") return { [given.name]: input.checked };
-    if (input.value === "" && given.kind !== "text") return {};
+    if (input.value === "" && (given.kind !== "text" || given.optional)) return {};
     if (given.kind === "number") return { [given.name]: Number(input.value) };
     if (given.kind === "json") {
       try { return { [given.name]: JSON.parse(input.value) }; } catch (error) { throw new Error(`${given.label}: ${error.message}`); }
