@@ -38,7 +38,7 @@ def complete(command: Any) -> NoReturn:
     os._exit(code if isinstance(code, int) else 0)
 
 
-def in_time(work: Callable[[], Offers], seconds: float = SECONDS) -> Offers:
+def in_time(work: Callable[[], Offers], seconds: float | None = None) -> Offers:
     """Return what `work` returns, or nothing if it fails or takes longer."""
     found: Offers = []
 
@@ -53,7 +53,7 @@ def in_time(work: Callable[[], Offers], seconds: float = SECONDS) -> Offers:
 
     thread = threading.Thread(target=quietly, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(SECONDS if seconds is None else seconds)
     return [] if thread.is_alive() else found
 
 

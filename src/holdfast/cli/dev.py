@@ -257,7 +257,7 @@ def pages(
 
 
 def _say_ready(line: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # nobody has read it since the first time
+    with contextlib.suppress(OSError):  # the parent reads the first one only
         line.send(_READY, socket.MSG_DONTWAIT)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from holdfast.app import App
@@ -21,7 +23,7 @@ def doctor(out: Output, app: App) -> None:
     nothing is wrong, hints aside, with 1 if something is, and with 2 if it was called in a wrong way.
     """
     with reach.brief_retries(shared(app)):
-        found = DiagnosisReading(app.runtime).diagnose()
+        found = DiagnosisReading(app.runtime, _file_of(app)).diagnose()
     out.document({"url": mask_url(app.url), **found.document()})
     rows = [
         (each.state.upper() if each.state == WRONG else each.state, each.subject, each.detail + _arrow(each.advice))
@@ -34,6 +36,14 @@ def doctor(out: Output, app: App) -> None:
     out.line(f"{wrong} wrong, {hints} to think about, {well} well")
     if not found.is_well:
         raise typer.Exit(FAILED)
+
+
+def _file_of(app: App) -> Path | None:
+    if not app.url.startswith("sqlite"):
+        return None
+    from holdfast.store.sqlite import path_of  # here, because it loads sqlite3, and --help does not need that
+
+    return path_of(app.url)
 
 
 def _arrow(advice: str) -> str:

@@ -73,7 +73,6 @@ from holdfast.telemetry.logs import logging_telemetry
 
 LogFormatOption = Annotated[LogFormat, Option(help="Lines for people or for machines.")]
 LogLevelOption = Annotated[LogLevel, Option(help="From which level on.")]
-ParentOption = Annotated[int | None, Option(hidden=True, help="A socket of the process that started this one.")]
 
 GRACE_SECONDS = 3  # for a worker without a runner to hand back what it holds
 
@@ -108,6 +107,8 @@ class ProcessOptions:
     memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Replace a worker with more memory: 500M, 2G.")] = (
         None
     )
+
+    parent: Annotated[int | None, Option(hidden=True, help="A socket of the process that started the runner.")] = None
 
     def limits(self) -> dict[str, Any]:
         """Return the options as `Supervisor` takes them. Raises `UsageError`."""
@@ -145,7 +146,6 @@ def run(
     reload: Annotated[bool, Option("--reload", help="Start anew when a source file changes.")] = False,
     health: HealthOptions,
     lines: LogOptions,
-    parent: ParentOption = None,
 ) -> None:
     """Run submitted calls, until SIGINT, SIGTERM, SIGQUIT or SIGHUP.
 
@@ -155,8 +155,8 @@ def run(
     """
     logs.configure(lines.log_format, lines.log_level)
     outlive_the_terminal()
-    if parent is not None:
-        stop_with_parent(parent)
+    if processes.parent is not None:
+        stop_with_parent(processes.parent)
     given = serve.given()
     if app and app_option and app != app_option:
         raise UsageError(f"the app is named twice: {app}, and --app {app_option}")

@@ -67,21 +67,22 @@ class Diagnosis(NamedTuple):
 
 
 class DiagnosisReading:
-    """Look into one app."""
+    """Look into one app, whose store is in a `file` if it is a SQLite store."""
 
-    def __init__(self, runtime: AppRuntime) -> None:
+    def __init__(self, runtime: AppRuntime, file: Path | None) -> None:
         self._runtime = runtime
+        self._file = file
         self._queues = Queues(runtime)
 
     def diagnose(self) -> Diagnosis:
         """Return the diagnosis, for commands. What cannot be reached is part of it."""
         runtime = self._runtime
         found = [_versions(), *of_settings(runtime.settings, runtime.url)]
-        if not self._is_there():
+        if self._file is not None and not self._file.exists():  # to look into it would be to make it
             return Diagnosis([*found, Symptom("store", WRONG, "it is not there yet", "holdfast store prepare")])
         try:
             checked = [_of_check(each) for each in runtime.run(self._check())]
-            found += [*_file_place(runtime.url), *checked]
+            found += [*(() if self._file is None else _file_place(self._file)), *checked]
             if any(each.state == WRONG and each.subject.startswith(_BY_OPENING) for each in checked):
                 why = "to open the store would repair it"
                 found.append(Symptom("work", UNCHECKED, why, "mend what is wrong above, and ask again"))
@@ -92,14 +93,6 @@ class DiagnosisReading:
             advice = "see docs/operations/troubleshooting.md"
             found.append(Symptom("store", WRONG, f"it cannot be read: {error_text(error)}", advice))
         return Diagnosis(found)
-
-    def _is_there(self) -> bool:
-        """Return False for a SQLite file that is not there: to look would be to make it."""
-        if not self._runtime.url.startswith("sqlite"):
-            return True
-        from holdfast.store.sqlite import path_of
-
-        return path_of(self._runtime.url).exists()
 
     async def _check(self) -> Sequence[Finding]:
         return await self._runtime.make_engine()().store.check()
@@ -209,13 +202,9 @@ def _secrets(settings: Settings) -> Iterator[Symptom]:
         yield Symptom("hook_secret", HINT, "hook_secret and hook_secret_previous are the same", advice)
 
 
-def _file_place(url: str) -> Iterator[Symptom]:
-    """Look at the folder of a SQLite file: whoever may write it may put another file there."""
-    if not url.startswith("sqlite"):
-        return
-    from holdfast.store.sqlite import path_of
-
-    folder = Path(path_of(url)).parent
+def _file_place(file: Path) -> Iterator[Symptom]:
+    """Look at the folder of a SQLite file: a user who may write there may put another file in its place."""
+    folder = file.parent
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & stat.S_IWOTH:
         detail = f"every user of this host may write in {folder} (mode {mode:04o}), and runners execute what is stored"
