@@ -101,6 +101,17 @@ def test_it_waits_for_code_that_can_be_imported(shop: Path, start: Start) -> Non
     assert process.ends().code == 0
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("mongo")
+def test_on_mongodb(shop: Path, holdfast: Command, start: Start, mongo_url: str) -> None:
+    (shop / "shop.py").write_text((shop / "shop.py").read_text().replace("sqlite:///shop.db", mongo_url))
+    process, address = started(start)
+    assert holdfast("submit", "add", "1", "--app", "shop:app", "--wait", "--timeout", "60").out.strip() == "1"
+    assert "Holdfast" in page(address)
+    process.interrupt_all()
+    assert process.ends().code == 0
+
+
 def test_a_port_that_was_asked_for_is_taken_or_refused(shop: Path, holdfast: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         answer = holdfast("dev", "shop:app", "--port", other.getsockname()[1])
