@@ -104,7 +104,7 @@ class RerunFlags:
     new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
-@command()
+@command(action="archive.rerun", target="ids", find=find_id)
 def rerun(
     out: Output,
     app: App,
@@ -128,6 +128,7 @@ def rerun(
             return out.document({"dry_run": True, "matched": len(plan.originals), "ids": plan.originals})
         request = plan.request
         out.aside(f"request {request}; if this is cut short, repeat it with --request {request}")
+    out.agreed()
     with walking(out, app, "running again", len(named) or len(plan.originals)):
         done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
     refused = dict(done.refused)
@@ -142,7 +143,7 @@ def rerun(
         raise typer.Exit(FAILED)
 
 
-@command()
+@command(action="archive.purge", target="ids", find=find_id)
 def purge(
     out: Output,
     app: App,
@@ -160,6 +161,8 @@ def purge(
     with walking(out, app, "looking"):
         plan = app.purge(named, dry_run=True, force=force, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be removed", yes)
+    if sure:
+        out.agreed()
     with walking(out, app, "removing", len(plan.originals)):
         done = app.purge(named, force=force, **where) if sure else plan
     matched = {"dry_run": not sure, "matched": len(plan.originals)}
@@ -174,7 +177,7 @@ def purge(
         raise typer.Exit(FAILED)
 
 
-@command()
+@command(action="archive.retain", target="ids", find=find_id)
 def retain(
     out: Output,
     app: App,
@@ -192,6 +195,8 @@ def retain(
     with walking(out, app, "looking"):
         plan = app.archive.retain(retention, named, dry_run=True, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be kept for another time", yes)
+    if sure:
+        out.agreed()
     with walking(out, app, "keeping", len(plan.originals)):
         done = app.archive.retain(retention, named, **where) if sure else plan
     facts = {"dry_run": not sure, "matched": len(plan.originals), "over": plan.over, "refused": dict(done.refused)}
