@@ -483,6 +483,11 @@ class AppRuntime:
         """Return the tasks that a runner serves."""
         return list({task.name: task.definition for task in self.tasks.values()}.values())
 
+    @property
+    def has_code(self) -> bool:
+        """Return whether this process knows a task of the app. Else only what needs no code can be offered."""
+        return any(not definition.is_hidden for definition in self.definitions)
+
     def ready(self, session: object = None) -> Engine:
         """Return the engine, opened; `session` is that of a user's own transaction."""
         handle = self.opened()

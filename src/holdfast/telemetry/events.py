@@ -454,6 +454,12 @@ class TriggersNotPublished(OfStore, frozen=True):
 # --- the web app
 
 
+class RecordsWalked(Event, frozen=True):
+    """So many more stored records were looked at, by work that looks at all of a kind."""
+
+    count: int
+
+
 class WebServing(Event, frozen=True):
     """The server of ``holdfast monitor`` answers at this address."""
 
@@ -644,6 +650,7 @@ _REPORTS: dict[str, Callable[[Facts], Event]] = {
     "index_missing": lambda report: StoreDamaged(report["why"]),
     "log_renewed": lambda report: StoreRepaired(f"its files were renewed: {report['why']}"),
     "index_made": lambda report: StoreRepaired(f"an index was made again: {report['why']}"),
+    "walked": lambda report: RecordsWalked(report["count"]),
     "risk": lambda report: StoreExposed(report["why"]),
     "change_stream_broken": lambda report: HintsInterrupted(report["why"]),
     "change_stream_open": lambda report: HintsRestored(),

@@ -61,7 +61,7 @@ class PageRenderer:
         make, now = await page.view(asked), engine.store.now()
 
         def draw() -> str:
-            common = _common(engine.app, page, asked, now)
+            common = _common(engine.app, page, asked, now) | {"has_code": self._runtime.has_code}
             return self._templates.get_template(page.template).render({**common, **make()})
 
         return Response(await asyncio.to_thread(draw), media_type="text/html", headers=PAGE_HEADERS)
