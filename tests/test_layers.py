@@ -19,9 +19,10 @@ SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 LAYERS = [
     ["errors", "ids", "clock", "codec", "settings", "masking", "showing", "crashpoints", "_version"],
     ["model"],
-    ["store", "executors", "telemetry"],
+    ["store", "executors", "telemetry", "tracing"],
     ["runtime", "fleet", "invocation"],
-    ["schedules", "triggers", "archive", "around", "groups", "rates", "streams", "workflows", "stats", "web", "world"],
+    ["schedules", "triggers", "archive", "around", "groups", "rates", "streams", "workflows", "stats", "web", "world"]
+    + ["metrics"],
     ["app", "task", "direct", "declaring", "retries", "hooks", "webhooks"],
     ["cli", "testing"],
 ]
@@ -41,9 +42,10 @@ SIDEWAYS = {
     "showing": {"clock", "masking"},
     "settings": {"errors", "clock", "masking", "schedules"},
     "schedules": {"errors", "clock"},
-    "executors": {"telemetry"},  # user code is where logs come from; stores report to their observer
+    "executors": {"telemetry", "tracing"},  # user code is where logs come from; stores report to their observer
     "fleet": {"runtime"},
     "invocation": {"runtime"},
+    "metrics": {"stats"},
     "triggers": {"schedules"},
     "workflows": {"streams"},
     "web": FEATURES - {"web", "world"},

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
-from holdfast.web import api, webhooks
+from holdfast.web import api, health, webhooks
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
 from holdfast.web.pages.rendering import PageRenderer
@@ -47,6 +47,7 @@ class WebApp:
         self._reading = ReadModel(app.runtime)
         self._pages = PageRenderer(app.runtime)
         self._webhooks = webhooks.WebhookEndpoint(app.runtime)
+        self._health = health.HealthChecks(app.runtime, is_local=is_local)
         self.streams = OpenStreams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,6 +81,9 @@ class WebApp:
                 found, parts = api.TABLE.find(request.method, path.removeprefix(PREFIX))
                 route += found.path
                 return route, await self._api(request, principal, found, parts)
+            if path in health.PATHS:
+                route = path
+                return route, _plain(await self._health.answer(request.method, path, request.headers))
             if path.startswith(webhooks.PREFIX):
                 route = webhooks.HIDDEN
                 return route, await self._webhooks.answer(request, path.removeprefix(webhooks.PREFIX))
@@ -134,6 +138,11 @@ def _refused(status: int, why: str) -> Problem:
     if status == 401:
         return Problem(401, "Unauthorised", why, headers={"www-authenticate": 'Bearer realm="holdfast"'})
     return Problem(status, "Forbidden", why)
+
+
+def _plain(answer: health.HealthAnswer) -> Response:
+    headers = {**SAFE_HEADERS, "cache-control": "no-store"}
+    return Response(answer.body, answer.status, headers, answer.media_type)
 
 
 def path_of(scope: Scope) -> str:
