@@ -21,8 +21,6 @@ LAYERS = [
     ["model"],
     ["store", "executors", "telemetry", "tracing"],
     ["runtime", "fleet", "invocation"],
-    ["schedules", "triggers", "archive", "around", "groups", "rates", "streams", "workflows", "stats", "web", "world"]
-    + ["metrics"],
     ["app", "task", "direct", "declaring", "retries", "hooks", "webhooks"],
     ["cli", "testing"],
 ]

@@ -563,9 +563,11 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
         "busy_timeout_seconds": settings.sqlite_busy_timeout_seconds,
     }
     opened = store or open_store(url, clock=clock, observe=store_observer(shared["telemetry"]), options=options)
-    if isinstance(measures := shared["measures"], Measures):
-        measures.watch_store(opened)
+    measures, tracer = (shared.pop(name, None) for name in ("measures", "tracer"))
     engine = Engine(store=opened, settings=settings, clock=clock, **shared)
+    if measures is not None:
+        measures.watch_store(opened)
+    engine.measures, engine.tracer = measures, tracer
     engine.outbox = engine.part(TriggerOutbox)
     engine.part(Counters).attach()
     engine.outbox.receivers |= {

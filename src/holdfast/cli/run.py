@@ -46,7 +46,7 @@ from holdfast.cli.discovery import app_for_tasks
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.output import FAILED, Output
 from holdfast.clock import parse_duration
-from holdfast.errors import ConfigurationError, HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.executors.child_process import SIGNALS, AsyncChannel, end_for_lost_descriptors, end_group, end_with_parent
 from holdfast.executors.loop import when_a_loop_is_broken
 from holdfast.executors.terminal import let_go_of_a_closed_terminal, outlive_the_terminal

@@ -17,10 +17,10 @@ from holdfast.metrics.rules import (
     ROSTER,
     RUNNERS,
     UP,
-    Kind,
+    Histogram,
+    LabelNames,
     Metric,
-    Names,
-    Spread,
+    MetricKind,
     Tables,
     counted,
     next_question_at,
@@ -51,7 +51,7 @@ class Exposition:
     def __init__(self, measures: Measures | None, heartbeat_age: Callable[[], float | None] = lambda: None) -> None:
         self._measures = measures
         self._heartbeat_age = heartbeat_age
-        self._queues = Names()
+        self._queues = LabelNames()
         self._known: Gauges = {UP: {(): 0.0}}
         self._next_question = float("-inf")
         self._asking: asyncio.Task[None] | None = None
@@ -126,12 +126,12 @@ def _families(tables: Tables, gauges: Gauges) -> Iterator[Any]:
 
     for metric in METRICS:
         known = (metric.name, metric.says)
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricKind.COUNTER:
             counter = CounterMetricFamily(*known, labels=metric.labels)
             for labels, many in counted(metric, tables).items():
                 counter.add_metric(values_of(metric, labels), many)
             yield counter
-        elif metric.kind is Kind.HISTOGRAM:
+        elif metric.kind is MetricKind.HISTOGRAM:
             histogram = HistogramMetricFamily(*known, labels=metric.labels)
             for labels, spread in tables.spreads.get(metric.name, {}).items():
                 histogram.add_metric(values_of(metric, labels), _buckets(metric, spread), spread.total)
@@ -143,7 +143,7 @@ def _families(tables: Tables, gauges: Gauges) -> Iterator[Any]:
             yield gauge
 
 
-def _buckets(metric: Metric, spread: Spread) -> list[tuple[str, float]]:
+def _buckets(metric: Metric, spread: Histogram) -> list[tuple[str, float]]:
     made, so_far = [], 0
     for bound, many in zip([*map(str, metric.bounds), "+Inf"], spread.counts, strict=True):
         so_far += many

@@ -26,7 +26,7 @@ from holdfast.metrics.rules import (
     SKIPS,
     STORE,
     WAITED,
-    Names,
+    LabelNames,
     Tables,
     relabelled,
 )
@@ -60,7 +60,7 @@ class Measures:
         self._monotonic = monotonic
         self.tables = Tables({}, {})  # since the start of the process, those of its workers included
         self._fresh = Tables({}, {})  # since the last time that they were taken
-        self._tasks, self._queues = Names(), Names()
+        self._tasks, self._queues = LabelNames(), LabelNames()
         self._operations: deque[tuple[str, float]] = deque(maxlen=_MOST_WAITING)
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None

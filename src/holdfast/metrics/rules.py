@@ -15,7 +15,7 @@ SHARE = 20  # a question to the store is not repeated before so many times its d
 FRESH_SECONDS = 5.0  # nor before that
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -25,7 +25,7 @@ class Metric(NamedTuple):
     """A metric: a line of the table in the docs."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     says: str
     bounds: tuple[float, ...] = ()  # of a histogram
@@ -33,7 +33,7 @@ class Metric(NamedTuple):
     @property
     def series(self) -> tuple[str, ...]:
         """Return the names of its series at the endpoint."""
-        if self.kind is Kind.HISTOGRAM:
+        if self.kind is MetricKind.HISTOGRAM:
             return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
         return (self.name,)
 
@@ -44,28 +44,43 @@ _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 OUTCOMES = ("succeeded", "failed", "cancelled")
 TAKEN_BACK = ("running", "pending", "killed")
 
-ENDED = Metric("holdfast_ended_total", Kind.COUNTER, ("task", "outcome"), "calls that ended: succeeded, failed, …")
-RETRIED = Metric("holdfast_retried_total", Kind.COUNTER, ("task",), "attempts that failed and are followed by another")
-RECOVERED = Metric("holdfast_recovered_total", Kind.COUNTER, ("was",), "calls taken back: running, pending or killed")
-LOST = Metric("holdfast_lost_total", Kind.COUNTER, (), "writes that came too late: the claim was another's")
-SKIPS = Metric("holdfast_slot_skips_total", Kind.COUNTER, (), "turns at the services that a runner left unused")
-DEATHS = Metric("holdfast_worker_deaths_total", Kind.COUNTER, (), "worker processes that died, or had to be killed")
-WAITED = Metric("holdfast_wait_seconds", Kind.HISTOGRAM, ("queue",), "from due to the start of an attempt", _TIMES)
-RAN = Metric("holdfast_run_seconds", Kind.HISTOGRAM, ("task",), "from the start of an attempt to its end", _TIMES)
-STORE = Metric("holdfast_store_seconds", Kind.HISTOGRAM, ("operation",), "operations of the store", _SHORT)
+ENDED = Metric(
+    "holdfast_ended_total", MetricKind.COUNTER, ("task", "outcome"), "calls that ended: succeeded, failed, …"
+)
+RETRIED = Metric(
+    "holdfast_retried_total", MetricKind.COUNTER, ("task",), "attempts that failed and are followed by another"
+)
+RECOVERED = Metric(
+    "holdfast_recovered_total", MetricKind.COUNTER, ("was",), "calls taken back: running, pending or killed"
+)
+LOST = Metric("holdfast_lost_total", MetricKind.COUNTER, (), "writes that came too late: the claim was another's")
+SKIPS = Metric("holdfast_slot_skips_total", MetricKind.COUNTER, (), "turns at the services that a runner left unused")
+DEATHS = Metric(
+    "holdfast_worker_deaths_total", MetricKind.COUNTER, (), "worker processes that died, or had to be killed"
+)
+WAITED = Metric(
+    "holdfast_wait_seconds", MetricKind.HISTOGRAM, ("queue",), "from due to the start of an attempt", _TIMES
+)
+RAN = Metric("holdfast_run_seconds", MetricKind.HISTOGRAM, ("task",), "from the start of an attempt to its end", _TIMES)
+STORE = Metric("holdfast_store_seconds", MetricKind.HISTOGRAM, ("operation",), "operations of the store", _SHORT)
 LAG = Metric(
-    "holdfast_loop_lag_seconds", Kind.HISTOGRAM, (), "how late the engine's loops were, twice a second", _SHORT
+    "holdfast_loop_lag_seconds", MetricKind.HISTOGRAM, (), "how late the engine's loops were, twice a second", _SHORT
 )
 HEARTBEAT = Metric(
-    "holdfast_heartbeat_age_seconds", Kind.GAUGE, (), "since this runner sent a heartbeat that was answered"
+    "holdfast_heartbeat_age_seconds", MetricKind.GAUGE, (), "since this runner sent a heartbeat that was answered"
 )
 DEPTH = Metric(
-    "holdfast_queue_depth", Kind.GAUGE, ("queue", "state"), "calls in a queue: waiting, scheduled, blocked, running"
+    "holdfast_queue_depth",
+    MetricKind.GAUGE,
+    ("queue", "state"),
+    "calls in a queue: waiting, scheduled, blocked, running",
 )
-OLDEST = Metric("holdfast_queue_oldest_seconds", Kind.GAUGE, ("queue",), "age of the oldest call that waits, from due")
-RUNNERS = Metric("holdfast_runners", Kind.GAUGE, (), "runners on the roster")
-ROSTER = Metric("holdfast_roster_heartbeat_age_seconds", Kind.GAUGE, (), "the oldest heartbeat on the roster")
-UP = Metric("holdfast_store_up", Kind.GAUGE, (), "1 if the store has answered the questions of this scrape")
+OLDEST = Metric(
+    "holdfast_queue_oldest_seconds", MetricKind.GAUGE, ("queue",), "age of the oldest call that waits, from due"
+)
+RUNNERS = Metric("holdfast_runners", MetricKind.GAUGE, (), "runners on the roster")
+ROSTER = Metric("holdfast_roster_heartbeat_age_seconds", MetricKind.GAUGE, (), "the oldest heartbeat on the roster")
+UP = Metric("holdfast_store_up", MetricKind.GAUGE, (), "1 if the store has answered the questions of this scrape")
 
 METRICS = (
     *(ENDED, RETRIED, RECOVERED, LOST, WAITED, RAN, STORE, LAG, HEARTBEAT, SKIPS, DEATHS),
@@ -74,28 +89,28 @@ METRICS = (
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-class Spread(msgspec.Struct):
+class Histogram(msgspec.Struct):
     """How many values fell into each bucket, and their sum. The last bucket is for all that are larger."""
 
     counts: list[int]
     total: float = 0.0
 
     @classmethod
-    def of(cls, metric: Metric) -> Spread:
+    def of(cls, metric: Metric) -> Histogram:
         return cls([0] * (len(metric.bounds) + 1))
 
     def note(self, metric: Metric, value: float) -> None:
         self.counts[bisect_left(metric.bounds, value)] += 1
         self.total += value if value > 0 else 0.0
 
-    def add(self, other: Spread) -> None:
+    def add(self, other: Histogram) -> None:
         self.counts = [ours + theirs for ours, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
 
 Labels = str  # values of labels, with a line break between them: no name of ours has one
 Counters = dict[str, dict[Labels, int]]
-Spreads = dict[str, dict[Labels, Spread]]
+Spreads = dict[str, dict[Labels, Histogram]]
 
 
 class Tables(msgspec.Struct, array_like=True):
@@ -111,14 +126,14 @@ class Tables(msgspec.Struct, array_like=True):
         cells = self.counters.setdefault(metric.name, {})
         cells[labels] = cells.get(labels, 0) + many
 
-    def spread(self, metric: Metric, labels: Labels = "") -> Spread:
+    def spread(self, metric: Metric, labels: Labels = "") -> Histogram:
         cells = self.spreads.setdefault(metric.name, {})
         if labels not in cells:
-            cells[labels] = Spread.of(metric)
+            cells[labels] = Histogram.of(metric)
         return cells[labels]
 
 
-class Names:
+class LabelNames:
     """The first names have a label of their own; all others share one."""
 
     def __init__(self, most: int = MOST_NAMES) -> None:
@@ -134,7 +149,7 @@ class Names:
         return name
 
 
-def relabelled(metric: Metric, labels: Labels, tasks: Names, queues: Names) -> Labels:
+def relabelled(metric: Metric, labels: Labels, tasks: LabelNames, queues: LabelNames) -> Labels:
     """Return the labels of a worker as its runner has them: together its workers may have more names than one."""
     bounded = {"task": tasks, "queue": queues}
     values = zip(metric.labels, labels.split("\n"), strict=False)

@@ -97,8 +97,6 @@ class Engine:
         telemetry: Telemetry,
         codec: Codec | None = None,
         settings: Settings | None = None,
-        measures: MeasurePort | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -107,8 +105,8 @@ class Engine:
         self.codec = codec or Codec()
         self.settings = settings or Settings()
         self.telemetry = telemetry
-        self.measures = measures
-        self.tracer = tracer
+        self.measures: MeasurePort | None = None  # if metrics are on
+        self.tracer: Tracer | None = None  # if tracing is on
         self.hub = Hub(telemetry)
         self.make_run_executor: MakeRunExecutor | None = None
         self.read_progress: ReadProgress | None = None

@@ -141,8 +141,7 @@ def _refused(status: int, why: str) -> Problem:
 
 
 def _plain(answer: health.HealthAnswer) -> Response:
-    headers = {**SAFE_HEADERS, "cache-control": "no-store"}
-    return Response(answer.body, answer.status, headers, answer.media_type)
+    return Response(answer.body, answer.status, SAFE_HEADERS, answer.media_type)
 
 
 def path_of(scope: Scope) -> str:
