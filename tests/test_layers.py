@@ -21,6 +21,10 @@ LAYERS = [
     ["model"],
     ["store", "executors", "telemetry", "tracing"],
     ["runtime", "fleet", "invocation"],
+    [
+        *("schedules", "triggers", "archive", "around", "groups", "rates", "streams", "workflows", "stats", "metrics"),
+        *("web", "world"),
+    ],
     ["app", "task", "direct", "declaring", "retries", "hooks", "webhooks"],
     ["cli", "testing"],
 ]

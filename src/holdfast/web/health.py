@@ -1,7 +1,7 @@
 """Health, readiness and `/metrics`, of the web app and of a runner.
 
-Who may read `/metrics` is said in docs/decisions/0023-metrics-and-traces.md. Health says "ok" or "no", and nothing else:
-it needs no token.
+Who may read `/metrics` is said in docs/decisions/0023-metrics-and-traces.md. Health says "ok" or "no" and nothing else,
+so it needs no token.
 """
 
 from __future__ import annotations
