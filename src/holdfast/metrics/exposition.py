@@ -132,10 +132,10 @@ def _families(tables: Tables, gauges: Gauges) -> Iterator[Any]:
                 counter.add_metric(values_of(metric, labels), many)
             yield counter
         elif metric.kind is MetricKind.HISTOGRAM:
-            histogram = HistogramMetricFamily(*known, labels=metric.labels)
-            for labels, spread in tables.spreads.get(metric.name, {}).items():
-                histogram.add_metric(values_of(metric, labels), _buckets(metric, spread), spread.total)
-            yield histogram
+            family = HistogramMetricFamily(*known, labels=metric.labels)
+            for labels, histogram in tables.histograms.get(metric.name, {}).items():
+                family.add_metric(values_of(metric, labels), _buckets(metric, histogram), histogram.total)
+            yield family
         elif metric in gauges:
             gauge = GaugeMetricFamily(*known, labels=metric.labels)
             for values, value in gauges[metric].items():
@@ -143,9 +143,9 @@ def _families(tables: Tables, gauges: Gauges) -> Iterator[Any]:
             yield gauge
 
 
-def _buckets(metric: Metric, spread: Histogram) -> list[tuple[str, float]]:
+def _buckets(metric: Metric, histogram: Histogram) -> list[tuple[str, float]]:
     made, so_far = [], 0
-    for bound, many in zip([*map(str, metric.bounds), "+Inf"], spread.counts, strict=True):
+    for bound, many in zip([*map(str, metric.bounds), "+Inf"], histogram.counts, strict=True):
         so_far += many
         made.append((bound, float(so_far)))
     return made

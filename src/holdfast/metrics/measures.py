@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -26,11 +27,12 @@ from holdfast.metrics.rules import (
     SKIPS,
     STORE,
     WAITED,
+    Histogram,
     LabelNames,
     Tables,
     relabelled,
 )
-from holdfast.model.changes import Change
+from holdfast.model.changes import Applied, Change
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.stats.rules import began_at
@@ -52,6 +54,15 @@ _OPERATIONS = (
 )
 
 
+class _Cell(msgspec.Struct):
+    """First attempts of a task in a queue that succeeded."""
+
+    ran: list[int]
+    waited: list[int]
+    seconds_run: float = 0.0
+    seconds_waited: float = 0.0
+
+
 class Measures:
     """Count for one app in one process. `monotonic` is the clock that durations go by."""
 
@@ -61,11 +72,12 @@ class Measures:
         self.tables = Tables({}, {})  # since the start of the process, those of its workers included
         self._fresh = Tables({}, {})  # since the last time that they were taken
         self._tasks, self._queues = LabelNames(), LabelNames()
+        self._quick: dict[tuple[str, str], _Cell] = {}
         self._operations: deque[tuple[str, float]] = deque(maxlen=_MOST_WAITING)
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._counts: dict[type[e.Event], Callable[[Any], None]] = {
-            **dict.fromkeys((e.Settled, e.Failed, e.Retried, e.Recovered, e.Killed), self._settled),
+            e.ChangesWritten: self._written,
             e.ChangeLost: self._lost,
             e.SlotSkipped: lambda event: self._fresh.count(SKIPS),
             e.WorkerDied: lambda event: self._fresh.count(DEATHS),
@@ -84,13 +96,37 @@ class Measures:
         if (count := self._counts.get(type(event))) is not None:
             count(event)
 
-    def _settled(self, event: e.Settled) -> None:
-        record, change = event.record, event.change
-        if record.app != self._app:
-            return
+    def _written(self, event: e.ChangesWritten) -> None:
+        """Count changes. Most are first attempts that succeeded: they are counted here, without further calls."""
+        quick = self._quick
+        for (record, change), verdict in zip(event.wanted, event.verdicts, strict=True):
+            if not isinstance(verdict, Applied):
+                continue
+            last = record.history[-1] if record.history else None
+            if (
+                change.name != "completed"
+                or record.epoch != 1
+                or record.run is not None
+                or last is None
+                or last.status is not Status.RUNNING
+            ):
+                self._count(record, change)
+                continue
+            cell = quick.get((record.task, record.queue))
+            if cell is None:
+                cell = quick[record.task, record.queue] = _Cell(
+                    [0] * (len(RAN.bounds) + 1), [0] * (len(RAN.bounds) + 1)
+                )
+            began = last.at
+            ran, waited = change.at - began, began - max(record.due_at, record.created_at)
+            cell.ran[bisect_left(RAN.bounds, ran)] += 1
+            cell.waited[bisect_left(WAITED.bounds, waited)] += 1
+            cell.seconds_run += ran if ran > 0 else 0.0
+            cell.seconds_waited += waited if waited > 0 else 0.0
+
+    def _count(self, record: InvocationRecord, change: Change) -> None:
         outcome = _OUTCOMES.get(change.path[-1])
-        is_retried = change.name == "retried"
-        if outcome is None and not is_retried:
+        if outcome is None and change.name != "retried":
             taken_back = [_TAKEN_BACK[status] for status in change.path if status in _TAKEN_BACK]
             if taken_back:
                 self._fresh.count(RECOVERED, taken_back[0])
@@ -100,20 +136,21 @@ class Measures:
             tables.count(ENDED, f"{task}\n{outcome}")
         else:
             tables.count(RETRIED, task)
-        self._note_times(record, change, task)
-
-    def _note_times(self, record: InvocationRecord, change: Change, task: str) -> None:
-        last = record.history[-1] if record.history else None
-        if record.epoch == 1 and record.run is None and last is not None and last.status is Status.RUNNING:
-            began: tuple[float, float | None] | None = last.at, max(record.due_at, record.created_at)  # as of most
-        else:
-            began = None if change.never_began else began_at(record)
+        began = None if change.never_began else began_at(record)
         if began is None:
             return
         start, due = began
-        self._fresh.spread(RAN, task).note(RAN, change.at - start)
+        tables.histogram(RAN, task).note(RAN, change.at - start)
         if due is not None:
-            self._fresh.spread(WAITED, self._queues.label(record.queue)).note(WAITED, start - due)
+            tables.histogram(WAITED, self._queues.label(record.queue)).note(WAITED, start - due)
+
+    def _count_quick(self) -> None:
+        for (name, queue), cell in self._quick.items():
+            task = self._tasks.label(name)
+            self._fresh.count(ENDED, f"{task}\nsucceeded", sum(cell.ran))
+            self._fresh.histogram(RAN, task).add(Histogram(cell.ran, cell.seconds_run))
+            self._fresh.histogram(WAITED, self._queues.label(queue)).add(Histogram(cell.waited, cell.seconds_waited))
+        self._quick.clear()
 
     def _lost(self, event: e.ChangeLost) -> None:
         if event.record.app == self._app:
@@ -158,7 +195,7 @@ class Measures:
     def _count_operations(self) -> None:
         for _ in range(len(self._operations)):
             name, seconds = self._operations.popleft()
-            self._fresh.spread(STORE, name).note(STORE, seconds)
+            self._fresh.histogram(STORE, name).note(STORE, seconds)
 
     # --- the loop
 
@@ -169,7 +206,7 @@ class Measures:
         self._timer = loop.call_at(self._due, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._fresh.spread(LAG).note(LAG, max(0.0, loop.time() - self._due))
+        self._fresh.histogram(LAG).note(LAG, max(0.0, loop.time() - self._due))
         self._count_operations()
         self.begin()
 
@@ -188,6 +225,7 @@ class Measures:
     def _gathered(self) -> Tables:
         """Add what is fresh to the tables, and return it."""
         self._count_operations()
+        self._count_quick()
         fresh, self._fresh = self._fresh, Tables({}, {})
         self._add(fresh)
         return fresh
@@ -202,10 +240,10 @@ class Measures:
             if (metric := BY_NAME.get(name)) is not None:
                 for labels, many in cells.items():
                     self.tables.count(metric, relabelled(metric, labels, *names), many)
-        for name, spreads in other.spreads.items():
+        for name, histograms in other.histograms.items():
             if (metric := BY_NAME.get(name)) is not None:
-                for labels, spread in spreads.items():
-                    self.tables.spread(metric, relabelled(metric, labels, *names)).add(spread)
+                for labels, histogram in histograms.items():
+                    self.tables.histogram(metric, relabelled(metric, labels, *names)).add(histogram)
 
     def now(self) -> Tables:
         """Return a copy of all that was counted since the start of this process. On the engine's loop."""

@@ -110,24 +110,24 @@ class Histogram(msgspec.Struct):
 
 Labels = str  # values of labels, with a line break between them: no name of ours has one
 Counters = dict[str, dict[Labels, int]]
-Spreads = dict[str, dict[Labels, Histogram]]
+Histograms = dict[str, dict[Labels, Histogram]]
 
 
 class Tables(msgspec.Struct, array_like=True):
     """Counts by metric and labels."""
 
     counters: Counters = {}
-    spreads: Spreads = {}
+    histograms: Histograms = {}
 
     def __bool__(self) -> bool:
-        return bool(self.counters or self.spreads)
+        return bool(self.counters or self.histograms)
 
     def count(self, metric: Metric, labels: Labels = "", many: int = 1) -> None:
         cells = self.counters.setdefault(metric.name, {})
         cells[labels] = cells.get(labels, 0) + many
 
-    def spread(self, metric: Metric, labels: Labels = "") -> Histogram:
-        cells = self.spreads.setdefault(metric.name, {})
+    def histogram(self, metric: Metric, labels: Labels = "") -> Histogram:
+        cells = self.histograms.setdefault(metric.name, {})
         if labels not in cells:
             cells[labels] = Histogram.of(metric)
         return cells[labels]

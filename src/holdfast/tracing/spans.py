@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from holdfast.showing import without_secrets
 
 PARENT, STATE, LINK = "traceparent", "tracestate", "link"
 _MOST_STATE = 512
+_FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _MOST_TEXT = 2_000
 _OUTCOMES = {
     "Returned": "succeeded",
@@ -87,7 +89,7 @@ class Tracer:
     def attempt(self, record: InvocationRecord) -> CallSpan:
         """Return the span of an attempt that begins, or of a workflow that goes on."""
         trace = record.terms.trace or {}
-        above = self._w3c.extract(trace, self._empty) if PARENT in trace else self._empty
+        above = self.extracted(trace) if PARENT in trace else self._empty
         before = record.errors[-1].trace if record.errors else ""
         facts = {
             **_PROCESSING,
@@ -99,19 +101,18 @@ class Tracer:
         kind = self._trace.SpanKind.CONSUMER
         return self._begun(f"run {record.task}", above, kind, facts, [trace.get(LINK, ""), before])
 
-    def step(self, name: str, attempt: int, above: Any) -> CallSpan:
+    def step(self, name: str, call: str, attempt: int, above: Any) -> CallSpan:
         """Return the span of a step that begins, below the span of its run."""
-        facts = {"holdfast.step": name, "holdfast.attempt": attempt}
+        facts = {"holdfast.step": call, "holdfast.attempt": attempt}
         return self._begun(f"step {name}", above, self._trace.SpanKind.INTERNAL, facts, ())
 
     def _begun(self, name: str, above: Any, kind: Any, facts: Mapping[str, Any], linked: Sequence[str]) -> CallSpan:
-        links = [self._link(each) for each in linked if each] if any(linked) else None
+        links = None
+        if any(linked):
+            found = [span for each in linked if (span := self._remote(each)) is not None]
+            links = [self._trace.Link(each.get_span_context()) for each in found]
         span = self._tracer.start_span(name, above, kind, facts, links)
         return CallSpan(self, span, self._trace.set_span_in_context(span, above))
-
-    def _link(self, traceparent: str) -> Any:
-        found = self._trace.get_current_span(self._w3c.extract({PARENT: traceparent}, self._empty))
-        return self._trace.Link(found.get_span_context())
 
     def attach(self, context: Any) -> object:
         return self._context.attach(context)
@@ -120,8 +121,17 @@ class Tracer:
         self._context.detach(token)
 
     def extracted(self, carrier: Mapping[str, str]) -> Any:
-        """Return the context in a carrier, on top of nothing."""
-        return self._w3c.extract(carrier, self._empty)
+        """Return the context in a carrier, on top of nothing. What is no context of W3C is none."""
+        span = self._remote(carrier.get(PARENT, ""), carrier.get(STATE, ""))
+        return self._empty if span is None else self._trace.set_span_in_context(span, self._empty)
+
+    def _remote(self, traceparent: str, state: str = "") -> Any:
+        if (found := _FORM.fullmatch(traceparent)) is None:
+            return None
+        trace, span, flags = (int(part, 16) for part in found.groups())
+        made = self._trace.TraceState.from_header([state]) if state else None
+        context = self._trace.SpanContext(trace, span, True, self._trace.TraceFlags(flags), made)
+        return self._trace.NonRecordingSpan(context) if context.is_valid else None
 
     def fail(self, span: Any, why: str, error: ErrorRecord | None) -> None:
         """Mark a span as failed."""
@@ -159,8 +169,9 @@ class CallSpan:
         """Return a record that is submitted below this span."""
         return self._tracer.with_trace(record, self.carrier)
 
-    def step(self, name: str, attempt: int) -> CallSpan:
-        return self._tracer.step(name, attempt, self.context)
+    def step(self, name: str, call: str, attempt: int) -> CallSpan:
+        """Return the span of a step below this one. `call` is its id in the run."""
+        return self._tracer.step(name, call, attempt, self.context)
 
     def end(self, outcome: object, why: str = "") -> None:
         """End it as the outcome of the call says, or as failed, with this reason."""

@@ -108,7 +108,7 @@ class Attempts:
             chunks=self._run.host.streams.of_step(self._run, command, attempt, frozenset(past.streams)),
         )
         if isinstance(above := self._run.call.span, CallSpan):
-            running.span = above.step(id, attempt)
+            running.span = above.step(command.call.name, id, attempt)
             call = call._replace(span=running.span)
         timeout = command.options.timeout or step.timeout
         if timeout is not None:
