@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from holdfast.errors import MissingExtra, StoreError
@@ -46,12 +46,21 @@ def refuse_without_library() -> None:
 
 
 class Exposition:
-    """Answer scrapes of one process. `heartbeat_age` is that of its runner, if it has one."""
+    """Answer scrapes of one process. `heartbeat_age` is that of its runner, if it has one. `declared` returns
+    the tasks and the queues of its code: they have a 0 from the start, and each queue has one again when it is empty.
+    """
 
-    def __init__(self, measures: Measures | None, heartbeat_age: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        measures: Measures | None,
+        heartbeat_age: Callable[[], float | None] = lambda: None,
+        declared: Callable[[], tuple[Iterable[str], Iterable[str]]] = lambda: ((), ()),
+    ) -> None:
         self._measures = measures
         self._heartbeat_age = heartbeat_age
+        self._declared = declared
         self._queues = LabelNames()
+        self._seen: set[str] = set()
         self._known: Gauges = {UP: {(): 0.0}}
         self._next_question = float("-inf")
         self._asking: asyncio.Task[None] | None = None
@@ -69,7 +78,10 @@ class Exposition:
         if (age := self._heartbeat_age()) is not None:
             gauges[HEARTBEAT] = {(): age}
         measures = self._measures
-        return Tables({}, {}) if measures is None else measures.now(), gauges
+        if measures is None:
+            return Tables({}, {}), gauges
+        measures.expect(self._declared()[0])
+        return measures.now(), gauges
 
     async def _ask(self, engine: Engine) -> None:
         began = engine.clock.monotonic()
@@ -87,6 +99,9 @@ class Exposition:
         depths = await engine.store.queue_depths(engine.app, at)
         roster = await engine.store.roster(engine.app)
         found: Gauges = {UP: {(): 1.0}, DEPTH: {}, OLDEST: {}, RUNNERS: {(): float(len(roster))}}
+        self._seen.update(map(self._queues.label, [*self._declared()[1], *(depth.name for depth in depths)]))
+        for queue in self._seen:
+            self._take(found, QueueDepth(name=queue), at)
         for depth in depths:
             self._take(found, depth, at)
         beats = [at - runner.heartbeat_at for runner in roster]

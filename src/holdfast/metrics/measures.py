@@ -10,7 +10,7 @@ import asyncio
 import functools
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from holdfast.metrics.rules import (
     ENDED,
     LAG,
     LOST,
+    OUTCOMES,
     RAN,
     RECOVERED,
     RETRIED,
@@ -244,6 +245,15 @@ class Measures:
             if (metric := BY_NAME.get(name)) is not None:
                 for labels, histogram in histograms.items():
                     self.tables.histogram(metric, relabelled(metric, labels, *names)).add(histogram)
+
+    def expect(self, tasks: Iterable[str]) -> None:
+        """Begin the counts of these tasks with 0: the first count of a series that was not there before is no increase
+        for Prometheus.
+        """
+        for task in map(self._tasks.label, tasks):
+            self.tables.count(RETRIED, task, 0)
+            for outcome in OUTCOMES:
+                self.tables.count(ENDED, f"{task}\n{outcome}", 0)
 
     def now(self) -> Tables:
         """Return a copy of all that was counted since the start of this process. On the engine's loop."""

@@ -157,18 +157,9 @@ def relabelled(metric: Metric, labels: Labels, tasks: LabelNames, queues: LabelN
 
 
 def counted(metric: Metric, tables: Tables) -> dict[Labels, int]:
-    """Return the counts of a counter, with a 0 for what can be expected: the first count of a series that was not
-    there before is no increase for Prometheus.
-    """
-    found = tables.counters.get(metric.name, {})
-    if metric is ENDED:
-        tasks = dict.fromkeys(labels.partition("\n")[0] for labels in found)
-        zeros = dict.fromkeys((f"{task}\n{outcome}" for task in tasks for outcome in OUTCOMES), 0)
-    elif metric is RECOVERED:
-        zeros = dict.fromkeys(TAKEN_BACK, 0)
-    else:
-        zeros = {} if metric.labels else {"": 0}
-    return zeros | found
+    """Return the counts of a counter, with a 0 for what has not been counted yet and is known to come."""
+    zeros = dict.fromkeys(TAKEN_BACK, 0) if metric is RECOVERED else {} if metric.labels else {"": 0}
+    return zeros | tables.counters.get(metric.name, {})
 
 
 def values_of(metric: Metric, labels: Labels) -> Sequence[str]:

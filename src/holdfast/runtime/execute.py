@@ -235,6 +235,7 @@ class RunningCalls:
                 self._forget(record.id)
                 continue
             self._began[record.id] = now
+            span = None if self._tracer is None else self._tracer.attempt(record)
             call = Call(
                 record.id,
                 task.name,
@@ -251,12 +252,12 @@ class RunningCalls:
                 waits=self.waits if record.run is None else None,
                 notes=self.notes.of if record.run is None else None,
                 around=self.around_of(task) if self._is_surrounded and record.run is None else None,
+                span=span,
             )
             if self.abandoned or record.terms is not PLAIN:
                 call = self._limited(call, record)
-            if self._tracer is not None:
-                self._spans[call.key] = span = self._tracer.attempt(record)
-                call = call._replace(span=span)
+            if span is not None:
+                self._spans[call.key] = span
             if record.has_streams and record.run is None and self._chunks is not None:
                 self._chunks.begin_again(call)
             batches.setdefault(kind, []).append(call)

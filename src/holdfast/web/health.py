@@ -47,7 +47,8 @@ class HealthChecks:
         self._runtime = runtime
         self._is_local = is_local
         self._is_ready = is_ready
-        self._exposition = Exposition(cast(Measures | None, runtime.measures), heartbeat_age)
+        measures = cast(Measures | None, runtime.measures)
+        self._exposition = Exposition(measures, heartbeat_age, self._declared)
         self._asked_at = float("-inf")
         self._answered = False
         self._lock = asyncio.Lock()
@@ -71,6 +72,10 @@ class HealthChecks:
 
     async def _gathered(self) -> tuple[Tables, Gauges]:
         return await self._exposition.gather(await self._runtime.engine())
+
+    def _declared(self) -> tuple[list[str], set[str]]:
+        tasks = [task for task in self._runtime.definitions if not task.is_hidden]
+        return [task.name for task in tasks], {queue for task in tasks for queue in task.queues}
 
     async def _health(self, path: str) -> HealthAnswer:
         try:
