@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -14,11 +12,9 @@ import pytest
 from msgspec.structs import replace
 from tests.cli.processes import eventually
 from tests.metrics.conftest import RunnerProcess
-from tests.metrics.promql import Evaluation, Scrape, expressions, scraped
+from tests.metrics.promql import Evaluation, Scrape, expressions
 from tests.support.patience import patient
 
-from holdfast.metrics.exposition import text_of
-from holdfast.metrics.rules import METRICS, Metric, MetricKind, Tables
 from holdfast.model.records import RunnerRecord
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "monitoring"
