@@ -14,6 +14,7 @@ from tests.tracing.conftest import Spans, each_trace
 
 from holdfast import App, context
 from holdfast.errors import TimedOut, WorkerLost
+from holdfast.retries import Fixed
 from holdfast.tracing import linked
 
 own = trace.get_tracer("shop")
@@ -71,7 +72,7 @@ def test_an_attempt_is_below_its_submit_and_above_the_spans_of_its_code(app: App
 
 
 def test_an_attempt_after_a_failed_one_links_to_it(app: App, spans: Spans) -> None:
-    @app.task(name="bad", retries=1)
+    @app.task(name="bad", retries=Fixed(1, "1ms"))
     def bad() -> None:
         raise ValueError("no luck at mongodb://user:geheim@host/db")
 
@@ -79,9 +80,9 @@ def test_an_attempt_after_a_failed_one_links_to_it(app: App, spans: Spans) -> No
         run = bad.submit()
         with pytest.raises(ValueError, match="no luck"):
             run.result()
-        again = app.rerun(run.id)
+        (again,) = app.rerun([run.id]).invocations
         with pytest.raises(ValueError, match="no luck"):
-            app.invocation(again.id).result()
+            again.result()
     first, second, third = spans.named("run bad")[:3]
     assert spans.above(first) == spans.above(second) == "submit bad"
     assert [link.context.span_id for link in first.links] == []
