@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import sys
-from typing import Annotated, Any, cast
+from collections.abc import Sequence
+from typing import Annotated, cast
 
 import typer
 from typer import Argument, Option
@@ -23,7 +24,8 @@ from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
-from holdfast.showing import brief, fields, length, moment
+from holdfast.showing import brief, length
+from holdfast.web.reading.archive import ArchiveReading
 
 _SHOWN = 20
 _TITLES = ("id", "task", "status", "ended", "attempt", "error or reason")
@@ -74,9 +76,10 @@ def archive(
     before: Before = None,
 ) -> None:
     """Search ended invocations: latest end first, with reasons."""
-    records, place = app.runtime.run(app.archive.page(limit, page_given(before), filter.where(app)))
-    last = place and place[1]
-    out.document({"invocations": [_facts(record) for record in records], "before": last})
+    page = ArchiveReading(app.runtime).page(filter.where(app), limit=limit, before=page_given(before))
+    found = app.runtime.run(page)
+    records, last = found.records, found.before
+    out.document(found.document())
     _table(out, app, records)
     if last is not None and len(records) < limit:
         out.aside(f"note: it has looked at as much as it does at a time; to go on: --before {last}")
@@ -218,7 +221,7 @@ def _confirmed(out: Output, app: App, where: ArchiveFilter | None, count: int, w
     return bool(typer.confirm(f"{counted(count, 'invocation')} would {what}. Go on?"))
 
 
-def _table(out: Output, app: App, records: list[InvocationRecord]) -> None:
+def _table(out: Output, app: App, records: Sequence[InvocationRecord]) -> None:
     now = reach.time_of(app)
     rows = [
         (r.id, r.task, r.status.value, f"{length(now - r.changed_at)} ago", r.attempt, brief(_why(r))) for r in records
@@ -234,12 +237,3 @@ def _why(record: InvocationRecord) -> str:
     if error.message in reason or (reason.partition(": ")[2] or reason) in error.message:  # the same, and maybe more
         return reason or str(error)
     return f"{error} ({reason})"
-
-
-def _facts(record: InvocationRecord) -> dict[str, Any]:
-    error = record.error
-    same = ("id", "task", "status", "queue", "tags", "key", "created_at", "retain_until", "attempt", "reason")
-    return fields(record, *same, "rerun_of") | {
-        "ended_at": moment(record.changed_at),
-        "error": error and {"type": error.type_name, "message": error.message},
-    }

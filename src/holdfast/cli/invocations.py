@@ -17,13 +17,13 @@ from holdfast.cli.command import Before, InvocationId, command, page_given
 from holdfast.cli.events import origin_of
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
-from holdfast.cli.policies import describe_policy
 from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable
 from holdfast.groups.looking import Family, drawn, family_of
 from holdfast.ids import InvocationId as WholeId
 from holdfast.ids import is_id
 from holdfast.model.names import core_app, counted
 from holdfast.model.notes import NO_NOTES
+from holdfast.model.policies import describe_policy
 from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.listing import Keep, filter_of, is_allowed, with_key

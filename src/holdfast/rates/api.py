@@ -126,7 +126,7 @@ class LimitAccess:
 
         Runners follow within 2 s. Running calls go on, and count.
         """
-        self._check(name, limit, rate, burst)
+        self.check(name, limit, rate, burst)
         store = engine.store
         while True:
             before = await _entry(engine, name)
@@ -171,7 +171,7 @@ class LimitAccess:
                 found.setdefault(task.rate_name, []).append(task)
         return found
 
-    def _check(self, name: str, limit: int | None, rate: str | None, burst: int | None) -> None:
+    def check(self, name: str, limit: int | None, rate: str | None, burst: int | None) -> None:
         """Raise `UsageError` for a change that has no meaning, as far as the code is known."""
         valid_name("task", name)
         if limit is None and rate is None and burst is None:

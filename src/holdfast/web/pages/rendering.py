@@ -15,8 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
 from holdfast.runtime.app_runtime import AppRuntime
-from holdfast.showing import length, moment
 from holdfast.web.pages import table
+from holdfast.web.pages.filters import FILTERS, command, harmless
 from holdfast.web.pages.page import WebPage
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, not_found
@@ -44,10 +44,12 @@ class PageRenderer:
             loader=PackageLoader("holdfast.web.pages"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=harmless,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"moment": moment, "length": length}
+        self._templates.filters |= FILTERS
+        self._templates.globals["command"] = command
 
     async def answer(self, page: WebPage, asked: Asked) -> Response:
         """Return a page as a response."""
@@ -86,6 +88,8 @@ def _common(app: str, page: WebPage, asked: Asked, now: float) -> dict[str, Any]
         "url": url,
         "query": asked.query,
         "navigation": table.NAVIGATION,
+        "topics": [each.format_map(asked.path) for each in page.topics],
+        "csrf": "",
         "app_name": app,
         "principal": asked.principal,
         "may_operate": asked.principal.role >= Role.OPERATOR,
