@@ -165,6 +165,7 @@ def test_a_loop_that_hangs_is_not_live(make_app: MakeApp, monkeypatch: pytest.Mo
 _PROGRAM = """
 import sys
 from holdfast import App
+from holdfast.telemetry.events import ChangesWritten
 app = App("memory://"{settings})
 @app.task
 def add(a): return a
@@ -176,16 +177,17 @@ with app.runner():
     assert add.submit(1).result() == flow.submit(1).result() == 1
 engine = app.runtime.ready()
 print(sorted(name for name in ("prometheus_client", "opentelemetry") if name in sys.modules))
-print(engine.measures is None, engine.tracer is None, "apply" in vars(engine.store))
+wants = engine.telemetry.wants(ChangesWritten)
+print(engine.measures is None, engine.tracer is None, "apply" in vars(engine.store), wants)
 """
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ("", "[]\nTrue True False\n"),
-        (", metrics=True", "[]\nFalse True True\n"),  # only who answers /metrics needs the library
-        (", tracing=True", "['opentelemetry']\nTrue False False\n"),
+        ("", "[]\nTrue True False False\n"),
+        (", metrics=True", "[]\nFalse True True True\n"),  # only who answers /metrics needs the library
+        (", tracing=True", "['opentelemetry']\nTrue False False False\n"),
     ],
 )
 def test_nothing_is_loaded_that_is_off(settings: str, said: str, tmp_path: Path) -> None:

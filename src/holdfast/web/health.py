@@ -1,7 +1,7 @@
 """Health, readiness and `/metrics`, of the web app and of a runner.
 
-Who may read `/metrics` is said in docs/decisions/0023-metrics-and-traces.md. Health says "ok" or "no" and nothing else,
-so it needs no token.
+Access to `/metrics` is described in docs/decisions/0023-metrics-and-traces.md. Health says "ok" or "no" and nothing
+else, so it needs no token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIVE, READY, METRICS = "/health/live", "/health/ready", "/metrics"
 PATHS = (LIVE, READY, METRICS)
 SECONDS = 2.0  # for the engine's loop, and for the store
 _SCRAPE_SECONDS = 8.0  # of the 10 that Prometheus waits
-_FRESH_SECONDS = 1.0  # the store is not asked more often, whoever asks
+_FRESH_SECONDS = 1.0  # the store is not asked more often, however many requests come
 
 
 class HealthAnswer(NamedTuple):

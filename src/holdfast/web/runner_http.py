@@ -119,7 +119,7 @@ def _with_reason(runner: EmbeddedRunner) -> HealthAnswer:
 
 
 def _refuse_open(settings: Settings, host: str) -> None:
-    """Raise `ConfigurationError` if others could read the metrics, and `MissingExtra` if nobody could."""
+    """Raise `ConfigurationError` if others could read the metrics, and `MissingExtra` without the library."""
     if not settings.metrics:
         return
     refuse_without_library()
