@@ -81,8 +81,7 @@ class Measures:
             e.ChangesWritten: self._written,
             e.ChangeLost: self._lost,
             e.SlotSkipped: lambda event: self._fresh.count(SKIPS),
-            e.WorkerDied: lambda event: self._fresh.count(DEATHS),
-            e.WorkerKilled: lambda event: self._fresh.count(DEATHS),
+            e.WorkerDied: lambda event: self._fresh.count(DEATHS),  # one that its runner had to kill, too
         }
 
     # --- events

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from holdfast.errors import ConfigurationError
+from holdfast.metrics.exposition import refuse_without_library
 from holdfast.settings import Settings
 from holdfast.telemetry.events import WebServing
 from holdfast.web.asgi import ServedApp, WebApp
@@ -26,10 +27,13 @@ GRACE_SECONDS = 5
 def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], object] = lambda address: None) -> None:
     """Serve an app until SIGINT or SIGTERM. `started` gets the address, once it is taken.
 
-    Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token.
+    Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token, and
+    `MissingExtra` if metrics are on and could not be written.
     """
     runtime = app.runtime
     refuse_open_address(host, runtime.settings)
+    if runtime.settings.metrics:
+        refuse_without_library()
     with listening(host, port, "the web app") as taken, _heard_signals():
         web = WebApp(app, is_local=is_loopback(taken.getsockname()[0]))
         address = address_in_words(host, taken.getsockname()[1])
