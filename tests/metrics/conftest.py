@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -87,6 +88,8 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunnerPr
                 app.task(name=name, retries=retries)(_never)
             eventually(lambda: app.runners(), "the runner has joined")
             yield RunnerProcess(process, app, address)
+        process.signal(signal.SIGINT)
+        process.ends()
     finally:
         process.end()
 
