@@ -186,7 +186,7 @@ def test_an_event_is_emitted_and_shown_with_what_it_caused(get: Get, page: Any, 
 def test_tasks_are_shown_with_options_figures_and_a_form(shop: BusyShop, get: Get, page: Any) -> None:
     listed = {each["name"]: each for each in get("/tasks")["tasks"]}
     assert listed["add"]["signature"] == "(a: int, b: int = 0) -> int"
-    assert (listed["pack"]["limit"], listed["fetch"]["rate"]) == ("2", "100/m")
+    assert (listed["pack"]["limit"], listed["fetch"]["rate"]) == ("2", "100/m, burst 2 by place")
     assert listed["add"]["runners"] == {"add": 1}
     shown = page("/tasks/add")
     assert "kwargs.a" in shown

@@ -196,7 +196,8 @@ class _Table:
         yield from self._aligned(row)
         shown = len(self.widths)
         beneath = [(title, cell) for title, cell in zip(self.titles, row, strict=True)][shown:]
-        parts = [cell if len(beneath) == 1 or not title else f"{title}: {cell}" for title, cell in beneath if cell]
+        is_text = len(beneath) == 1 and any(" " in each[-1] for each in self.rows)  # which says itself what it is
+        parts = [cell if is_text or not title else f"{title}: {cell}" for title, cell in beneath if cell]
         for line in _wrapped(_GAP.join(parts), self.limit - len(_MARGIN)) if parts else ():
             yield f"{_MARGIN}{line}"
 

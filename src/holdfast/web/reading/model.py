@@ -23,7 +23,7 @@ from holdfast.runtime.streams import Chunk, StreamInfo
 from holdfast.runtime.wait import get_all, get_readable
 from holdfast.showing import describe, fields
 from holdfast.stats import Stats
-from holdfast.stats.api import Since, question, read_stats
+from holdfast.stats.api import Since, stats_of
 from holdfast.store.contract import Filter
 from holdfast.streams.reader import LogReader, StreamReading
 from holdfast.streams.rules import ALL, first_index
@@ -254,8 +254,8 @@ class ReadModel:
     ) -> StatsAnswer:
         """Return what ended over a time, how long it took, and what failed. Raises `UsageError`."""
         engine = await self._runtime.engine()
-        wanted = question(engine.store.now(), since, until, step=step, task=task, queue=queue)
-        return StatsAnswer(await read_stats(engine, wanted))
+        found = await stats_of(self._runtime, engine, since, until, step=step, task=task, queue=queue)
+        return StatsAnswer(found)
 
     async def hooks(self, *, run: str | None = None, before: str | None = None, limit: int = 100) -> HookPage:
         """Return stored hooks, or those of a run; `before` is the name of the last one of the page before."""
