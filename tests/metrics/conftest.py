@@ -21,7 +21,7 @@ from holdfast import App
 
 TOKEN = "a-token-for-the-scrapes"
 SHOP = """
-import os, signal
+import threading
 from holdfast import App, context
 
 app = App("sqlite:///shop.db")
@@ -36,10 +36,10 @@ def add(a, b=0):
 def boom():
     raise ValueError("no")
 
-@app.task(name="die")
-def die():
+@app.task(name="hang")
+def hang():
     if context().attempt == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
 """
 FAST = {  # services take turns every 1.2 s
     "ATOMIC_SERVICE_INTERVAL_MINUTES": "0.02",
@@ -84,7 +84,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunnerPr
     try:
         address = re.findall(r"(http://[^ ]+)/health", process.says("/health"))[0]
         with App(f"sqlite:///{tmp_path / 'shop.db'}", metrics=False) as app:
-            for name, retries in (("add", 1), ("boom", 0), ("die", 0)):
+            for name, retries in (("add", 1), ("boom", 0), ("hang", 0)):
                 app.task(name=name, retries=retries)(_never)
             eventually(lambda: app.runners(), "the runner has joined")
             yield RunnerProcess(process, app, address)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sqlite3
 import time
 from contextlib import closing
@@ -66,7 +68,12 @@ def test_rules_fire_in_their_situation_and_not_before(runner: RunnerProcess, tmp
         app.get_task("boom").submit()
     # Before any worker is killed: it would take its last half second of counts with it.
     eventually(lambda: fires("HoldfastFailures", good, watch.latest()), "HoldfastFailures")
-    for run in app.get_task("die").map([()] * 6):
+    runs = [app.get_task("hang").submit() for _ in range(6)]
+    eventually(lambda: all(run.status == "running" for run in runs), "they hang")
+    (record,) = app.runners()
+    for worker in record.workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    for run in runs:
         run.result(patient(60))
     join_idle_runner(runner)
     for alert in ("HoldfastWorkWaits", "HoldfastRecoveries", "HoldfastSlotSkips"):
