@@ -81,7 +81,7 @@ class Measures:
             e.ChangesWritten: self._written,
             e.ChangeLost: self._lost,
             e.SlotSkipped: lambda event: self._fresh.count(SKIPS),
-            e.WorkerDied: lambda event: self._fresh.count(DEATHS),  # one that its runner had to kill, too
+            e.WorkerDied: lambda event: self._fresh.count(DEATHS),  # killed workers included
         }
 
     # --- events
