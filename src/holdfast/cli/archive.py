@@ -99,7 +99,7 @@ class RerunFlags:
     new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
-@command()
+@command(action="archive.rerun", target="ids", find=find_id)
 def rerun(
     out: Output,
     app: App,
@@ -122,6 +122,7 @@ def rerun(
             return out.document({"dry_run": True, "matched": len(plan.originals), "ids": plan.originals})
         request = plan.request
         out.aside(f"request {request}; if this is cut short, repeat it with --request {request}")
+    out.agreed()
     done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
     refused = dict(done.refused)
     pairs = list(zip([id for id in done.originals if id not in refused], done.invocations, strict=True))
@@ -135,7 +136,7 @@ def rerun(
         raise typer.Exit(FAILED)
 
 
-@command()
+@command(action="archive.purge", target="ids", find=find_id)
 def purge(
     out: Output,
     app: App,
@@ -152,6 +153,8 @@ def purge(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     plan = app.purge(named, dry_run=True, force=force, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be removed", yes)
+    if sure:
+        out.agreed()
     done = app.purge(named, force=force, **where) if sure else plan
     matched = {"dry_run": not sure, "matched": len(plan.originals)}
     out.document(matched | {"removed": done.removed, "kept": dict(done.kept)})
@@ -165,7 +168,7 @@ def purge(
         raise typer.Exit(FAILED)
 
 
-@command()
+@command(action="archive.retain", target="ids", find=find_id)
 def retain(
     out: Output,
     app: App,
@@ -182,6 +185,8 @@ def retain(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     plan = app.archive.retain(retention, named, dry_run=True, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be kept for another time", yes)
+    if sure:
+        out.agreed()
     done = app.archive.retain(retention, named, **where) if sure else plan
     facts = {"dry_run": not sure, "matched": len(plan.originals), "over": plan.over, "refused": dict(done.refused)}
     out.document(facts | {"ids": done.originals})

@@ -239,7 +239,7 @@ def history(out: Output, app: App, id: InvocationId) -> None:
         out.line(f"rerun as {again.id} at {moment(again.created_at)}, {again.status}")
 
 
-@command()
+@command(action="invocation.wake", target="id", find=find_id)
 def wake(out: Output, app: App, id: InvocationId) -> None:
     """Give a parked invocation another try; end sleeps of a workflow.
 
@@ -388,7 +388,7 @@ def _why(entry: HistoryEntry) -> str:
 _SAID = {Status.CANCELLED: "is cancelled", Status.CANCELLING: "is asked to end"}
 
 
-@command()
+@command(action="invocation.cancel", target="ids", find=find_id)
 def cancel(
     out: Output,
     app: App,

@@ -68,7 +68,7 @@ def show(
     out.table(titles, rows, empty=f"no call has taken a start under a rate '{task}' in the last hour")
 
 
-@command()
+@command(action="limit.set", target="task")
 def set_limit(
     out: Output,
     app: App,
@@ -89,7 +89,7 @@ def set_limit(
     out.line(f"'{task}' is changed: {_what(done)}; to go back to the code: holdfast limits clear {task}")
 
 
-@command()
+@command(action="limit.clear", target="task")
 def clear(out: Output, app: App, task: LimitName) -> None:
     """End the change of a limit or rate: what the code declares holds again."""
     task = app.limits.whole_name(task)

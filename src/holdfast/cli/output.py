@@ -13,7 +13,7 @@ import os
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -55,6 +55,10 @@ class Output:
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
         self.known: dict[str, object] = {}
         """What an error document contains too, such as the id of what was submitted."""
+        self.agreed: Callable[[], object] = lambda: None
+        """Called before an action that the user may be asked about: its audit record is stored then."""
+        self.did: Callable[[str], object] = lambda detail: None
+        """Called when an action is done, and more follows, with what came of it."""
 
     @property
     def is_terminal(self) -> bool:
@@ -144,6 +148,7 @@ class Output:
         print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             self.fail("NotConfirmed", "nothing was done; --yes does it without asking")
+        self.agreed()
 
     def note(self, text: str) -> None:
         """Print a note to stderr: it is not part of the answer."""

@@ -162,8 +162,8 @@ def question(
     queue: str | Iterable[str] | None = (),
 ) -> StatsQuery:
     """Return the question. Raises `UsageError`."""
-    end = now if until is None else min(now, _moment("until", until, now))
-    start = _moment("since", since, now)
+    end = now if until is None else min(now, moment_of("until", until, now))
+    start = moment_of("since", since, now)
     if not 0 <= start < end:
         raise UsageError("since= has to be before until=, and neither in the future nor before 1970")
     seconds = None if step is None else length_of("step", step)
@@ -175,7 +175,8 @@ def question(
     return StatsQuery(start, end, None if seconds is None else int(seconds), frozenset(task), frozenset(queues))
 
 
-def _moment(name: str, given: Since, now: float) -> float:
+def moment_of(name: str, given: Since, now: float) -> float:
+    """Return a moment in seconds since the epoch. Raises `UsageError`."""
     try:
         if isinstance(given, str):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.web.routes import (
     archive,
+    audit,
     events,
     hooks,
     invocations,
@@ -35,5 +36,6 @@ ROUTES: tuple[ApiRoute, ...] = (
     *events.ROUTES,
     *tasks.ROUTES,
     *archive.ROUTES,
+    *audit.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

@@ -15,13 +15,20 @@ from holdfast.metrics.exposition import CONTENT_TYPE, Exposition, Gauges, text_o
 from holdfast.metrics.measures import Measures
 from holdfast.metrics.rules import Tables
 from holdfast.runtime.app_runtime import AppRuntime
-from holdfast.web.rules import Refusal, is_same, names_this_machine
+from holdfast.web.rules import is_same, names_this_machine
 
 LIVE, READY, METRICS = "/health/live", "/health/ready", "/metrics"
 PATHS = (LIVE, READY, METRICS)
 SECONDS = 2.0  # for the engine's loop, and for the store
 _SCRAPE_SECONDS = 8.0  # of the 10 that Prometheus waits
 _FRESH_SECONDS = 1.0  # the store is not asked more often, however many requests come
+
+
+class ScrapeRefusal(NamedTuple):
+    """Why `/metrics` does not answer: the status of HTTP, and what to do."""
+
+    status: int
+    why: str
 
 
 class HealthAnswer(NamedTuple):
@@ -103,15 +110,17 @@ class HealthChecks:
             return self._answered
 
 
-def refuse_scrape(headers: Mapping[str, str], *, token: str, is_local: bool) -> Refusal | None:
+def refuse_scrape(headers: Mapping[str, str], *, token: str, is_local: bool) -> ScrapeRefusal | None:
     """Return why `/metrics` does not answer; None if it does."""
     if token:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and is_same(given.strip(), token):
             return None
-        return Refusal(401, "give the token of the setting metrics_token: 'Authorization: Bearer TOKEN'")
+        return ScrapeRefusal(401, "give the token of the setting metrics_token: 'Authorization: Bearer TOKEN'")
     if not is_local:
-        return Refusal(403, "set metrics_token: others reach this address")
+        return ScrapeRefusal(403, "set metrics_token: others reach this address")
     if not names_this_machine(headers.get("host", "")):
-        return Refusal(403, "the Host header does not name this machine: use http://127.0.0.1 or http://localhost")
+        return ScrapeRefusal(
+            403, "the Host header does not name this machine: use http://127.0.0.1 or http://localhost"
+        )
     return None
