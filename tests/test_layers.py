@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 LAYERS = [
     ["errors", "ids", "clock", "codec", "settings", "masking", "showing", "crashpoints", "_version"],
     ["model"],
-    ["store", "executors", "telemetry"],
+    ["store", "executors", "telemetry", "tracing"],
     ["runtime", "fleet", "invocation"],
     [
         "schedules",
@@ -31,6 +31,7 @@ LAYERS = [
         "streams",
         "workflows",
         "stats",
+        "metrics",
         "access",
         "web",
         "world",
@@ -54,9 +55,10 @@ SIDEWAYS = {
     "showing": {"clock", "masking"},
     "settings": {"errors", "clock", "masking", "schedules"},
     "schedules": {"errors", "clock"},
-    "executors": {"telemetry"},  # user code is where logs come from; stores report to their observer
+    "executors": {"telemetry", "tracing"},  # user code is where logs come from; stores report to their observer
     "fleet": {"runtime"},
     "invocation": {"runtime"},
+    "metrics": {"stats"},
     "triggers": {"schedules"},
     "workflows": {"streams"},
     "web": FEATURES - {"web", "world"},

@@ -19,6 +19,7 @@ import holdfast
 from holdfast import crashpoints, errors
 from holdfast.cli import program as cli
 from holdfast.declaring import CallOptions, TaskOptions
+from holdfast.metrics.rules import METRICS
 from holdfast.model.eligibility import Reason
 from holdfast.model.status import Status
 from holdfast.settings import PREFIX, SPECS
@@ -45,6 +46,19 @@ def test_the_figures_of_the_readme_are_those_of_the_page_on_performance() -> Non
     measured = re.findall(r"[\d.,]+", (DOCS / "operations" / "performance.md").read_text())
     assert len(figures) == 6
     assert set(figures) <= set(measured)
+
+
+def test_the_page_on_dashboards_has_every_metric() -> None:
+    wanted = [
+        [f"`{each.name}`", each.kind, ", ".join(f"`{name}`" for name in each.labels), each.says] for each in METRICS
+    ]
+    assert rows("operations/dashboards.md", "## Every metric") == wanted
+
+
+def test_the_page_on_dashboards_has_every_alert() -> None:
+    rules = (ROOT / "integrations" / "monitoring" / "holdfast.rules.yml").read_text()
+    named = [row[0].strip("`") for row in rows("operations/dashboards.md", "## Prometheus")]
+    assert named == re.findall(r"- alert: (\w+)", rules)
 
 
 def test_the_readme_names_the_extras() -> None:

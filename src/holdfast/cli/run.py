@@ -8,7 +8,8 @@ nothing is lost. It also does so when its process cannot use the store any more:
 while code in its own process has connections to a deleted log. It waits for as long as other runners wait until they
 declare it dead: until then the file may come back, or the code may close its connections.
 
-``GET /health`` answers 200 while the runner's heartbeats are written, and 503 and why while they are not.
+``GET /health`` answers 200 while the runner's heartbeats are written, and 503 and why while they are not; see
+`holdfast.web.runner_http`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import functools
 import logging
 import os
@@ -27,9 +27,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import FrameType, TracebackType
-from typing import Annotated, Any, NoReturn, Self
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 from msgspec.structs import replace
@@ -52,7 +51,7 @@ from holdfast.cli.reloading import (
     stop_with_parent,
 )
 from holdfast.clock import parse_duration
-from holdfast.errors import ConfigurationError, HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.executors.child_process import SIGNALS, AsyncChannel, end_for_lost_descriptors, end_group, end_with_parent
 from holdfast.executors.loop import when_a_loop_is_broken
 from holdfast.executors.terminal import let_go_of_a_closed_terminal, outlive_the_terminal
@@ -70,6 +69,7 @@ from holdfast.settings import Settings
 from holdfast.showing import error_text, fields, sentence
 from holdfast.telemetry.events import RestartDue, StopAsked, WorkerBroke
 from holdfast.telemetry.logs import logging_telemetry
+from holdfast.web.runner_http import RunnerHttp, address_of
 
 LogFormatOption = Annotated[LogFormat, Option(help="Lines for people or for machines.")]
 LogLevelOption = Annotated[LogLevel, Option(help="From which level on.")]
@@ -121,10 +121,14 @@ class ProcessOptions:
 
 @dataclasses.dataclass
 class HealthOptions:
-    """The address for health checks."""
+    """The address for health checks, and for /metrics."""
 
     health_port: Annotated[int | None, Option(help="Answer GET /health at this port.", min=0, max=65535)] = None
     health_host: Annotated[str, Option(help="Where to answer health checks.")] = "127.0.0.1"
+
+    def address(self, settings: Settings) -> tuple[str, int] | None:
+        """Return where to answer: as the options say, or the setting runner_http. Raises `ConfigurationError`."""
+        return address_of(settings) if self.health_port is None else (self.health_host, self.health_port)
 
 
 @dataclasses.dataclass
@@ -171,9 +175,9 @@ def run(
         _note_what_is_idle(out, chosen, list(given["queues"] or {}))
         with contextlib.ExitStack() as around:
             watch = around.enter_context(Reload(runner.request_stop, out.note, before)) if reload else None
-            if health.health_port is not None:
-                port = around.enter_context(Health(runner, health.health_host, health.health_port)).port
-                out.note(f"health checks are answered at http://{health.health_host}:{port}/health")
+            if (address := health.address(chosen.settings)) is not None:
+                server = around.enter_context(RunnerHttp(chosen.runtime, runner, *address))
+                out.note(f"health checks are answered at {server.address}/health")
             restart = around.enter_context(Restart(runner, chosen.settings))
             id, account, was_told = _until_stopped(runner)
     if not was_told and (why := restart.why or (watch and watch.why)):
@@ -263,7 +267,7 @@ def _attach(app: App, stream: socket.socket, stop: _StopRequest) -> bool:
     async def job() -> bool:
         engine = await app.runtime.engine()
         channel: AsyncChannel[FromRunner] = await AsyncChannel.open(stream, FromRunner)
-        attached = AttachedWorker(channel, app.runtime.clock, engine.telemetry)
+        attached = AttachedWorker(channel, app.runtime.clock, engine.telemetry, engine.measures)
         loop = asyncio.get_running_loop()
         stop.then(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(attached.stop))
 
@@ -465,51 +469,3 @@ class Restart(RestartWatch):
                 self.why = why
                 self._runner.request_stop(hurry=True)
                 return
-
-
-# --- health checks
-
-
-def _complaint(why: str) -> str:
-    return f"the store does not answer the heartbeats of this runner{': ' if why else ''}{why}\n"
-
-
-class Health:
-    def __init__(self, runner: EmbeddedRunner, host: str, port: int) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path not in ("/health", "/"):
-                    self.send_error(404)
-                    return
-                connected = runner.is_connected
-                body = b"ok\n" if connected else _complaint(runner.why_disconnected).encode(errors="backslashreplace")
-                self.send_response(200 if connected else 503)
-                self.send_header("Content-Type", "text/plain; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            why = "another program uses that port; choose another, or 0 for a free one" if taken else str(error)
-            raise ConfigurationError(f"health checks cannot be answered at {host}:{port}: {why}.") from error
-        self._server.daemon_threads = True
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, name="holdfast-health", daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -7,14 +7,14 @@ store reports to its observer becomes events here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.errors import StoreError
-from holdfast.model.changes import Change
+from holdfast.model.changes import Change, Verdict
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
 
@@ -100,6 +100,13 @@ class Settled(Event, frozen=True):
 
 class RanHere(Settled, frozen=True):
     """A caller has tried a call itself. The change is what followed from it, and is not stored."""
+
+
+class ChangesWritten(Event, frozen=True):
+    """The engine has asked the store for these changes, each to its record, and this is what became of them."""
+
+    wanted: Sequence[tuple[InvocationRecord, Change]]
+    verdicts: Sequence[Verdict]
 
 
 class Failed(Settled, frozen=True):

@@ -263,7 +263,7 @@ ROWS: dict[type[e.Event], Row] = {
 
 Kinds: TypeAlias = frozenset[type[e.Event]]
 
-SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started, e.StartedHere, e.Refused, e.RanHere})
+SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started, e.StartedHere, e.Refused, e.RanHere, e.ChangesWritten})
 """Events that have no line: they are many, or only for listeners."""
 
 RETRIES: Kinds = frozenset({e.StoreRetry, e.StoreGaveUp, e.StoreAnswers})

@@ -17,6 +17,7 @@ import uvicorn
 from holdfast.access.rules import TokenRecord
 from holdfast.access.tokens import AccessTokens
 from holdfast.errors import ConfigurationError
+from holdfast.metrics.exposition import refuse_without_library
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.telemetry.events import WebServing
 from holdfast.web.asgi import ServedApp, WebApp
@@ -28,9 +29,12 @@ GRACE_SECONDS = 5
 def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], object] = lambda address: None) -> None:
     """Serve an app until SIGINT or SIGTERM. `started` gets the address, once it is taken.
 
-    Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token.
+    Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token, and
+    `MissingExtra` if metrics are on and could not be written.
     """
     refuse_open_address(host, app.runtime)
+    if app.runtime.settings.metrics:
+        refuse_without_library()
     with listening(host, port, "the web app") as taken:
         address = address_in_words(host, taken.getsockname()[1])
         app.runtime.telemetry.emit(WebServing(address))
