@@ -24,6 +24,7 @@ from holdfast.archive.retention import Retention
 from holdfast.around.listeners import Listeners
 from holdfast.around.programs import KEEP_BYTES, CommandFailed, CommandResult, Programs
 from holdfast.clock import Clock, Duration, parse_duration
+from holdfast.codec.sealing import ring_of
 from holdfast.declaring import (
     DirectOptions,
     TaskOptions,
@@ -64,6 +65,7 @@ from holdfast.stats.counters import Counters
 from holdfast.stats.service import StatsUpkeep
 from holdfast.store import open_store
 from holdfast.store.contract import Store
+from holdfast.store.sealed import sealed_store
 from holdfast.streams.reader import StreamReading
 from holdfast.streams.service import StreamUpkeep
 from holdfast.streams.writer import ChunkWriter
@@ -556,6 +558,7 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
         "busy_timeout_seconds": settings.sqlite_busy_timeout_seconds,
     }
     opened = store or open_store(url, clock=clock, observe=store_observer(shared["telemetry"]), options=options)
+    opened = sealed_store(opened, ring_of(settings.encryption_keys, settings.encryption_keys_file))
     engine = Engine(store=opened, settings=settings, clock=clock, **shared)
     engine.outbox = engine.part(TriggerOutbox)
     engine.part(Counters).attach()

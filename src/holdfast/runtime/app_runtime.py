@@ -29,6 +29,7 @@ import msgspec
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec, Payload
+from holdfast.codec.sealing import ring_of
 from holdfast.errors import BlockingCall, ConfigurationError, CorruptRecord, StoreError, UsageError
 from holdfast.executors.lifespan import Hooks
 from holdfast.executors.loop import LoopThread
@@ -453,6 +454,8 @@ class AppRuntime:
         self.url = url
         self.settings = settings
         self.codec = Codec()
+        if (ring := ring_of(settings.encryption_keys, settings.encryption_keys_file)) is not None:
+            self.codec.name_payload = ring.name_payload
         self.hooks = Hooks()
         self.tasks: dict[str, DeclaredTask] = {}  # by each of their names
         self.verifiers: dict[str, Callable[..., object]] = {}  # of webhooks, by name
