@@ -64,6 +64,7 @@ __all__ = [
     "Codec",
     "DataCodec",
     "ErrorRecord",
+    "NamePayload",
     "Packed",
     "Payload",
     "Payloads",

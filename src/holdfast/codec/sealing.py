@@ -18,7 +18,6 @@ import binascii
 import hashlib
 import hmac
 import re
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -88,7 +88,11 @@ def following(link: NextCall, result: bytes) -> Passed:
 
 
 def collected(
-    link: NextCall, values: Sequence[bytes], payloads: Mapping[str, bytes], limits: SizeLimits, name_of: NamePayload | None = None
+    link: NextCall,
+    values: Sequence[bytes],
+    payloads: Mapping[str, bytes],
+    limits: SizeLimits,
+    name_of: NamePayload | None = None,
 ) -> Passed:
     """Return the call of a link whose first argument is the list of these values, as they were encoded. What they refer
     to is among the `payloads`, and becomes part of the list. Raises `Refused` if the list is too large.

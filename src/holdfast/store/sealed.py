@@ -177,7 +177,13 @@ class SealedStore:
         return await self._as_stored(over, lambda there: self.below.put_entry(fresh, there))
 
     async def entries(
-        self, app: str, kind: str, names: Sequence[str] | None = None, *, order: EntryOrder = EntryOrder.NAME, **more: Any
+        self,
+        app: str,
+        kind: str,
+        names: Sequence[str] | None = None,
+        *,
+        order: EntryOrder = EntryOrder.NAME,
+        **more: Any,
     ) -> Sequence[Entry]:
         found = await self.below.entries(app, kind, names, order=order, **more)
         if kind not in sealing.SEALED_KINDS:
@@ -291,6 +297,6 @@ def _place_of_piece(app: str, digest: str, number: int, packed: bool) -> Place:
 def _refuse(key: str, what: str) -> None:
     if key:
         raise EncryptionKeyMissing(
-            f"{what} has a value that is encrypted with the key '{key}', which this process lacks: see encryption_keys. "
-            "A process with that key can do it."
+            f"{what} has a value that is encrypted with the key '{key}', which this process lacks: see "
+            "encryption_keys. A process with that key can do it."
         )

@@ -25,7 +25,7 @@ from holdfast.codec.sealing import NO_HEAD, KeyRing, Place, head_of, is_broken, 
 from holdfast.model.changes import Change, NoteUpdate, Push, RunUpdate, Write
 from holdfast.model.log import Page
 from holdfast.model.notes import LogLine, Notes
-from holdfast.model.records import Entry, FailedAttempt, Follow, InvocationRecord, NextCall, RunState
+from holdfast.model.records import PLAIN, Entry, FailedAttempt, Follow, InvocationRecord, NextCall, RunState
 
 HIDDEN = "<encrypted>"
 # The names of fields with values in the bodies of entries, by kind; they are sealed wherever they stand in the body.
@@ -170,9 +170,7 @@ def _places(app: str, id: str) -> Callable[[str], Place]:
     return lambda field: Place(app, id, field)
 
 
-def _errors(
-    errors: tuple[FailedAttempt, ...], place: Callable[[str], Place], turn: Turn
-) -> tuple[FailedAttempt, ...]:
+def _errors(errors: tuple[FailedAttempt, ...], place: Callable[[str], Place], turn: Turn) -> tuple[FailedAttempt, ...]:
     return tuple(replace(each, error=turn.error(each.error, place(f"errors/{each.number}"))) for each in errors)
 
 
@@ -254,8 +252,8 @@ def _turned_event(value: Any, where: str, place: Callable[[str], Place], turn: T
     turned = {name: _turned_event(item, f"{where}/{name}", place, turn) for name, item in value.items()}
     if isinstance(secret := value.get("secret"), str):
         turned["secret"] = turn.text(secret, place(f"{where}/secret"))
-    if isinstance(why := value.get("why"), str) and isinstance(error := value.get("error"), dict):
-        turned["why"] = turn.why(why, msgspec.convert(error, ErrorRecord))
+    if isinstance(why := value.get("why"), str) and isinstance(failed := value.get("error"), dict):
+        turned["why"] = turn.why(why, msgspec.convert(failed, ErrorRecord))
     return turned
 
 
@@ -308,12 +306,13 @@ def _turned_json(value: Any, place: Place, turn: Turn) -> Any:
     return value if opened == value else msgspec.json.decode(opened)
 
 
-
 # --- what is still sealed
 
 
 def sealed_in(record: InvocationRecord) -> str:
-    """Return why a worker cannot run an invocation: the key that it lacks. Empty: it can, or it is damaged."""
+    """Return the key that a worker lacks to run an invocation; empty if it lacks none, or the invocation is damaged."""
+    if record.terms is PLAIN and record.run is None and record.notes is None:
+        return missing_key(record.arguments)
     inbox = [] if record.run is None else [entry.body for entry in record.run.inbox]
     follow = record.terms.follow
     after = [] if follow is None else [link.call.arguments for link in (*follow.rest, follow.on_error) if link]
