@@ -300,6 +300,7 @@ class App:
             kind = AsyncWorkflow if definition.is_coroutine else Workflow
         task = (make or kind)(runtime, definition)
         runtime.tasks.update(dict.fromkeys(definition.names, task))
+        runtime.codec.parameters.update(dict.fromkeys(definition.names, tuple(definition.signature.parameters)))
         for each in evaluators(runtime, definition):
             self._declare(each)
         return task

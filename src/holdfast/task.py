@@ -40,7 +40,7 @@ from holdfast.model.records import (
 from holdfast.runtime.app_runtime import AppRuntime, completed, refuse_on_loop, running_body
 from holdfast.runtime.definition import ALL_ARGUMENTS, TaskDefinition
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.fitting import Fitting
+from holdfast.runtime.fitting import Fitting, secret_parameters, with_secrets
 from holdfast.runtime.payloads import whole
 from holdfast.telemetry.tasks import here
 from holdfast.workflows.api import submitted_in_body
@@ -240,6 +240,10 @@ class Submittable(Generic[P, R]):
     def si(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall[R]:
         """Return a call like `s`, which takes nothing of what it follows."""
         return TaskCall(self, args, kwargs, takes=False)
+
+    @functools.cached_property
+    def _secrets(self) -> frozenset[str]:
+        return secret_parameters(self.definition.function, self.definition.signature)
 
     @property
     def runtime(self) -> AppRuntime:
@@ -444,6 +448,8 @@ class Submittable(Generic[P, R]):
             bind(task.signature, args, kwargs, task.name)
         except ArgumentsDoNotBind as error:
             raise self._with_hint(error, kwargs) from None
+        if secrets := self._secrets:
+            args, kwargs = with_secrets(secrets, task.signature, args, kwargs)
         if self._fitting is not None:
             self._fitting.check(args, kwargs)
         if task.check is not None:

@@ -17,7 +17,7 @@ gone, and would judge old data by new rules. The same holds for exceptions, whos
 Only if that fails does a careful pass look at each leaf: it finds big integers, or the path of what must be refused.
 
 The modules, each importing only from those above it: `extensions` (codes, leaves, refusals), `payloads` (values stored
-apart), `sealing` (encryption), `classes` (the registry's shapes), `values` (writer and reader), `failures`
+apart), `sealing` (encryption), `secret`, `classes` (the registry's shapes), `values` (writer and reader), `failures`
 (exceptions), `data` (values without their classes, digests, damage). Outside, import from here.
 """
 
@@ -85,8 +85,10 @@ class Codec:
 
     _reader: type[Reader] = Reader
     name_payload: NamePayload | None = None  # of an app that encrypts
+    parameters: dict[str, tuple[str, ...]]  # of tasks by name, so that arguments can be hidden by their names
 
     def __init__(self) -> None:
+        self.parameters = {}
         self._by_type: dict[type, Shape] = {}
         self._by_name: dict[str, Shape] = {}
         self._errors = KnownErrors()

@@ -34,7 +34,7 @@ from holdfast.errors import BlockingCall, ConfigurationError, CorruptRecord, Sto
 from holdfast.executors.lifespan import Hooks
 from holdfast.executors.loop import LoopThread
 from holdfast.ids import Ids, InvocationId
-from holdfast.masking import mask_url
+from holdfast.masking import hide_also, mask_url
 from holdfast.model.decoding import RATE
 from holdfast.model.explain import MAX_NAMED, Explanation, RunWait, Surroundings, explain
 from holdfast.model.limits import Limit
@@ -456,6 +456,7 @@ class AppRuntime:
         self.codec = Codec()
         if (ring := ring_of(settings.encryption_keys, settings.encryption_keys_file)) is not None:
             self.codec.name_payload = ring.name_payload
+        hide_also(settings.secret_names)
         self.hooks = Hooks()
         self.tasks: dict[str, DeclaredTask] = {}  # by each of their names
         self.verifiers: dict[str, Callable[..., object]] = {}  # of webhooks, by name
