@@ -103,8 +103,8 @@ def _named_parts(value: Any) -> Mapping[Any, Any] | None:
 def _with_parts(value: Any, below: Mapping[Any, Any], changed: Mapping[Any, Any]) -> Any:
     if isinstance(value, Mapping):
         return dict(below)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return value._replace(**changed)
+    if isinstance(value, tuple) and (replaced := getattr(value, "_replace", None)) is not None:
+        return replaced(**changed)
     if isinstance(value, list | tuple):
         return type(value)(below.values())
     try:

@@ -39,6 +39,7 @@ from holdfast.model.limits import is_bounded
 from holdfast.model.names import counted
 from holdfast.model.parking import lacks_key, lock_seconds, may_fit, unfit_code
 from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, RunState, Serves, runner_of
+from holdfast.model.sealing import sealed_in
 from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.cancel import CancellationListener
 from holdfast.runtime.claim import MANY, Claimer, Demand, Lanes, Permit, Reserve
@@ -53,7 +54,6 @@ from holdfast.runtime.settle import Settler, Throughput
 from holdfast.runtime.wait import get_readable, pages
 from holdfast.runtime.waits import WorkerWaits
 from holdfast.store.contract import Ability, Filter
-from holdfast.store.sealing import sealed_in
 from holdfast.telemetry import Telemetry
 from holdfast.telemetry import events as e
 

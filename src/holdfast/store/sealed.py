@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from holdfast.codec import MARK
 from holdfast.codec.sealing import KeyRing, Place, is_broken, is_sealed
 from holdfast.errors import CorruptRecord, EncryptionKeyMissing
+from holdfast.model import sealing
 from holdfast.model.claims import Claim, Claimed
 from holdfast.model.decoding import PAYLOAD, PIECE, corrupt
 from holdfast.model.log import AppendVerdict, Behind, Page
 from holdfast.model.records import Entry, InvocationRecord, Piece, StoredPayload
-from holdfast.store import sealing
 from holdfast.store.contract import BlockingInsert, EntryOrder, Order, Store, Transaction
 
 _CHANGED = "it was changed, or belongs to another place"
@@ -42,7 +42,12 @@ def guard(store: Any) -> None:
     The methods are replaced on the store itself: a call more for each operation is what an app without encryption pays.
     """
     if isinstance(getattr(store.insert, "__func__", None), FunctionType):
-        checks = {"insert": _check_records, "apply": _check_writes, "append": _check_pages, "put_entry": _check_entry}
+        checks: dict[str, Callable[[Any], None]] = {
+            "insert": _check_records,
+            "apply": _check_writes,
+            "append": _check_pages,
+            "put_entry": _check_entry,
+        }
         for name, check in checks.items():
             setattr(store, name, _checked(getattr(store, name), check))
         if isinstance(store, BlockingInsert):
