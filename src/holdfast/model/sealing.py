@@ -270,7 +270,8 @@ def turned_entry(entry: Entry, turn: Turn) -> Entry:
         return entry
     place = _places(entry.app, f"{entry.kind}/{entry.name}")
     try:
-        return replace(entry, body=msgspec.json.encode(_turned_body(body, names, "", place, turn)))
+        turned = _turned_body(body, names, "", place, turn)
+        return entry if turned == body else replace(entry, body=msgspec.json.encode(turned))
     except Exception:
         if isinstance(turn, SealTurn):
             raise
