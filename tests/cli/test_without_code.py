@@ -73,6 +73,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "streams": (["ID"], 0),
     "store prepare": ([], 0),
     "store check": ([], 0),
+    "store keys": ([], 0),
     "store backup": (["copy.db"], 0),
     "store roles": ([], 2),
     "world messages": ([], 0),

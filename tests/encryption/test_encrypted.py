@@ -21,6 +21,7 @@ from holdfast.ids import InvocationId
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import Status
 from holdfast.retries import Fixed
+from holdfast.store.key_use import KeySurvey
 from holdfast.triggers import from_event
 
 CANARY = "canary-4711"
@@ -125,6 +126,18 @@ def test_values_from_before_stay_readable_and_older_keys_too(url: str) -> None:
                 assert app.invocation(call.id).result(timeout=patient(30)).startswith("paid ")
         assert b"k1" in stored(app, first.id, raw=True).arguments
         assert b"k2" in (stored(app, first.id, raw=True).result or b"")
+
+
+def test_a_survey_tells_which_keys_are_needed(url: str) -> None:
+    if url == "memory://":
+        pytest.skip("it ends with its app")
+    with App(url, name="shop", encryption_keys=key("k1"), **FAST) as app:
+        declare(app)["follow"].submit(LARGE)
+    with App(url, name="shop", encryption_keys=f"{key('k2')},{key('k1')},{key('k0')}", **FAST) as app:
+        declare(app)["follow"].submit(CANARY)
+        survey = KeySurvey(app.runtime.ready().store, "shop")
+        used = {use.key: (use.invocations, use.payloads) for use in app.runtime.run(survey.run(["k2", "k1", "k0"]))}
+        assert used == {"k2": (1, 0), "k1": (1, 1), "k0": (0, 0)}
 
 
 def test_a_process_without_the_key_shows_that_and_passes_nothing_on(url: str) -> None:

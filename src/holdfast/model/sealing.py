@@ -348,7 +348,7 @@ def missing_for_entry(entry: Entry) -> str:
     names = _FIELDS.get(entry.kind)
     if names is None:
         return ""
-    collector = _Collector()
+    collector = KeyCollector()
     try:
         _turned_body(msgspec.json.decode(entry.body), names, "", _places(entry.app, entry.name), collector)
     except Exception:
@@ -357,25 +357,34 @@ def missing_for_entry(entry: Entry) -> str:
 
 
 def missing_for_page(page: Page) -> str:
-    collector = _Collector()
+    collector = KeyCollector()
     turned_page(page, collector)
     return collector.key
 
 
-class _Collector(OpenTurn):
-    """Finds the first key that is needed, and changes nothing."""
+class KeyCollector(OpenTurn):
+    """Finds the keys of the values that it meets, empty for those in the clear, and changes nothing."""
 
     def __init__(self) -> None:
-        self.key = ""
+        self.keys: set[str] = set()
+
+    @property
+    def key(self) -> str:
+        """Return one of the keys; empty if there are none."""
+        return next(iter(self.keys - {""}), "")
 
     def value(self, data: bytes, place: Place) -> bytes:
-        self.key = self.key or missing_key(data)
+        self.keys.add(missing_key(data))
         return data
 
     def error(self, error: ErrorRecord, place: Place) -> ErrorRecord:
-        self.key = self.key or missing_key(error.data)
+        self.keys.add(missing_key(error.data))
         return error
 
+    def notes(self, notes: Notes, place: Place) -> Notes:
+        self.keys.add(missing_key(notes.checkpoint))
+        return notes
+
     def text(self, text: str, place: Place) -> str:
-        self.key = self.key or missing_key(_sealed_text(text))
+        self.keys.add(missing_key(_sealed_text(text)))
         return text
