@@ -158,7 +158,7 @@ class Settings:
     world_service_url: str = _setting(
         "", "of the application that runs workflows; empty: as it registers", form="web", also="WORKFLOW_SERVICE_URL"
     )
-    world_hosts: str = _setting("", "to which the World may deliver, beside this machine; with commas; * for any")
+    world_hosts: str = _setting("", "to which the World may deliver, with commas; * for any; empty: this machine")
     world_concurrency: int = _setting(
         20, "deliveries of the World at once, per server", low=1, high=10_000, also="WORKFLOW_CONCURRENCY"
     )
