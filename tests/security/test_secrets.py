@@ -60,6 +60,7 @@ def test_a_secret_goes_through_and_is_shown_nowhere(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     url, seen = f"sqlite:///{tmp_path}/shop.db", []
     caplog.set_level(logging.DEBUG)
     keys = key("k1")
