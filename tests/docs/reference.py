@@ -15,6 +15,8 @@ from holdfast.model.status import TABLE, Rule
 from holdfast.settings import SPECS, Settings
 from holdfast.store.mongo import schema
 from holdfast.telemetry.logs import ROWS, Level
+from holdfast.web.api import ROUTES
+from holdfast.web.routing import PREFIX, Act, ApiRoute
 
 
 def settings_page() -> str:
@@ -95,6 +97,25 @@ def statuses_page() -> str:
     return "\n".join([head + mark, "", *heading, *rows, ""])
 
 
+def http_page() -> str:
+    """docs/reference/http.md: the text that is there, and the table of holdfast/web/api.py."""
+    head, mark, _ = (DOCS / "reference" / "http.md").read_text().partition(ROUTES_MARK)
+    heading = ["| route | role | does | parameters or body |", "|---|---|---|---|"]
+    rows = [
+        f"| `{each.method} {PREFIX}{each.path.replace(':path', '')}` | {each.role.name.lower()} | {each.summary} "
+        f"| {', '.join(f'`{name}`' for name in asked_by(each))} |"
+        for each in ROUTES
+    ]
+    return "\n".join([head + mark, "", *heading, *rows, ""])
+
+
+def asked_by(route: ApiRoute) -> list[str]:
+    """Return the parameters of a route, or the members of its body without those that all actions have."""
+    body = () if route.body is None else route.body.__struct_fields__
+    return [*route.query, *(name for name in body if name not in Act.__struct_fields__)]
+
+
+ROUTES_MARK = "<!-- What follows is made by `python -m tests.docs.reference` from holdfast/web/api.py. -->"
 STATUSES_MARK = "<!-- What follows is made by `python -m tests.docs.reference` from holdfast/model/status.py. -->"
 
 
@@ -161,6 +182,7 @@ the store is away.
 
 MADE: dict[str, Callable[[], str]] = {
     "commands.md": commands_page,
+    "http.md": http_page,
     "logging.md": logging_page,
     "mongodb.md": mongodb_page,
     "settings.md": settings_page,

@@ -24,8 +24,6 @@ from holdfast.model.status import Status
 from holdfast.settings import PREFIX, SPECS
 from holdfast.store.contract import Ability, Store
 from holdfast.telemetry.logs import NAMES
-from holdfast.web.api import ROUTES
-from holdfast.web.routing import PREFIX as PREFIX_OF_API
 
 
 @pytest.mark.parametrize("page", reference.MADE)
@@ -110,12 +108,6 @@ def test_the_page_on_errors_has_every_error() -> None:
 def test_the_page_on_settings_has_every_setting_once() -> None:
     text = (DOCS / "reference" / "settings.md").read_text()
     assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(SPECS)
-
-
-def test_the_page_on_http_has_every_route_with_its_parameters() -> None:
-    there = [(names(row[0])[0], names(row[2])) for row in rows("reference/http.md", "## Routes")]
-    made = [(f"{each.method} {PREFIX_OF_API}{each.path}".replace(":path", ""), list(each.query)) for each in ROUTES]
-    assert there == made
 
 
 def test_the_page_on_statuses_has_every_status() -> None:

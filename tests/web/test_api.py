@@ -155,7 +155,7 @@ def test_another_method_is_told_which_one_to_use(client: TestClient, method: str
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/api", "/api/v2/invocations", "/api/v1x", "/hooks", "/static/../x"])
+@pytest.mark.parametrize("path", ["/nothing", "/api", "/api/v2/invocations", "/api/v1x", "/hooks/", "/static/../x"])
 def test_there_is_nothing_else(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert (answer.status_code, answer.json()["title"]) == (404, "NotFound")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import sys
-from typing import Annotated, Any, cast
+from collections.abc import Sequence
+from typing import Annotated, cast
 
 import typer
 from typer import Argument, Option
@@ -23,7 +24,8 @@ from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
-from holdfast.showing import brief, fields, length, moment
+from holdfast.showing import brief, length
+from holdfast.web.reading.archive import ArchiveReading
 
 _SHOWN = 20
 _TITLES = ("id", "task", "status", "ended", "attempt", "error or reason")
@@ -74,9 +76,10 @@ def archive(
     before: Before = None,
 ) -> None:
     """Search ended invocations: latest end first, with reasons."""
-    records, place = app.runtime.run(app.archive.page(limit, page_given(before), filter.where(app)))
-    last = place and place[1]
-    out.document({"invocations": [_facts(record) for record in records], "before": last})
+    page = ArchiveReading(app.runtime).page(filter.where(app), limit=limit, before=page_given(before))
+    found = app.runtime.run(page)
+    records, last = found.records, found.before
+    out.document(found.document())
     _table(out, app, records)
     if last is not None and len(records) < limit:
         out.aside(f"note: it has looked at as much as it does at a time; to go on: --before {last}")
@@ -96,7 +99,7 @@ class RerunFlags:
     new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
-@command()
+@command(action="archive.rerun", target="ids", find=find_id)
 def rerun(
     out: Output,
     app: App,
@@ -119,6 +122,7 @@ def rerun(
             return out.document({"dry_run": True, "matched": len(plan.originals), "ids": plan.originals})
         request = plan.request
         out.aside(f"request {request}; if this is cut short, repeat it with --request {request}")
+    out.agreed()
     done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
     refused = dict(done.refused)
     pairs = list(zip([id for id in done.originals if id not in refused], done.invocations, strict=True))
@@ -132,7 +136,7 @@ def rerun(
         raise typer.Exit(FAILED)
 
 
-@command()
+@command(action="archive.purge", target="ids", find=find_id)
 def purge(
     out: Output,
     app: App,
@@ -149,6 +153,8 @@ def purge(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     plan = app.purge(named, dry_run=True, force=force, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be removed", yes)
+    if sure:
+        out.agreed()
     done = app.purge(named, force=force, **where) if sure else plan
     matched = {"dry_run": not sure, "matched": len(plan.originals)}
     out.document(matched | {"removed": done.removed, "kept": dict(done.kept)})
@@ -162,7 +168,7 @@ def purge(
         raise typer.Exit(FAILED)
 
 
-@command()
+@command(action="archive.retain", target="ids", find=find_id)
 def retain(
     out: Output,
     app: App,
@@ -179,6 +185,8 @@ def retain(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     plan = app.archive.retain(retention, named, dry_run=True, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be kept for another time", yes)
+    if sure:
+        out.agreed()
     done = app.archive.retain(retention, named, **where) if sure else plan
     facts = {"dry_run": not sure, "matched": len(plan.originals), "over": plan.over, "refused": dict(done.refused)}
     out.document(facts | {"ids": done.originals})
@@ -218,7 +226,7 @@ def _confirmed(out: Output, app: App, where: ArchiveFilter | None, count: int, w
     return bool(typer.confirm(f"{counted(count, 'invocation')} would {what}. Go on?"))
 
 
-def _table(out: Output, app: App, records: list[InvocationRecord]) -> None:
+def _table(out: Output, app: App, records: Sequence[InvocationRecord]) -> None:
     now = reach.time_of(app)
     rows = [
         (r.id, r.task, r.status.value, f"{length(now - r.changed_at)} ago", r.attempt, brief(_why(r))) for r in records
@@ -234,12 +242,3 @@ def _why(record: InvocationRecord) -> str:
     if error.message in reason or (reason.partition(": ")[2] or reason) in error.message:  # the same, and maybe more
         return reason or str(error)
     return f"{error} ({reason})"
-
-
-def _facts(record: InvocationRecord) -> dict[str, Any]:
-    error = record.error
-    same = ("id", "task", "status", "queue", "tags", "key", "created_at", "retain_until", "attempt", "reason")
-    return fields(record, *same, "rerun_of") | {
-        "ended_at": moment(record.changed_at),
-        "error": error and {"type": error.type_name, "message": error.message},
-    }

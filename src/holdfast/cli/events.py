@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -13,15 +12,13 @@ from holdfast.cli.arguments import strictly
 from holdfast.cli.command import Before, command, page_given
 from holdfast.cli.naming import find_event
 from holdfast.cli.output import Output
-from holdfast.errors import NotDecodable, UsageError
+from holdfast.errors import UsageError
 from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
-from holdfast.runtime.wait import get_readable
-from holdfast.showing import brief, describe, fields, length, moment, value_line
+from holdfast.showing import brief, describe, length, moment, value_line
 from holdfast.triggers.dispatch import describe_source
-from holdfast.triggers.evaluation import EVALUATES
 from holdfast.triggers.events import Caused, EventRecord
-from holdfast.triggers.rules import DATA
+from holdfast.web.reading.events import EventReading, Outcome, happening_document, payload_of
 
 _LONGEST_SHOWN = 60  # of a payload in the list
 
@@ -42,8 +39,10 @@ def events(
     The newest is first, with the calls that it has caused.
     """
     found = app.events(name=only, limit=limit, before=page_given(before))
-    out.document({"events": [_facts(event) for event in found]})
-    rows = [(moment(e.at), e.name, e.id, brief(value_line(_payload(e)), _LONGEST_SHOWN), _caused_by(e)) for e in found]
+    out.document({"events": [happening_document(event) for event in found]})
+    rows = [
+        (moment(e.at), e.name, e.id, brief(value_line(payload_of(e)), _LONGEST_SHOWN), _caused_by(e)) for e in found
+    ]
     titles = ("time", "name", "id", "payload", "caused")
     out.table(titles, rows, empty="no events; emit one with: holdfast events emit")
     if len(found) == limit:
@@ -53,15 +52,15 @@ def events(
 @command()
 def show(out: Output, app: App, id: EventId) -> None:
     """Show one event: payload, emitter, and what triggers made of it."""
-    event = reach.event_of(app, find_event(app, id))
-    became, now = _outcomes(app, event), reach.time_of(app)
-    out.document(_facts(event, became))
+    whole = app.runtime.run(EventReading(app.runtime).one(find_event(app, id)))
+    event, became, now = whole.event, whole.became, reach.time_of(app)
+    out.document(whole.document())
     out.line(f"the event '{event.name}' {event.id}")
     out.line()
     out.facts(
         [
             ("time", f"{moment(event.at)}, {length(max(0.0, now - event.at))} ago"),
-            ("payload", value_line(_payload(event))),
+            ("payload", value_line(payload_of(event))),
             ("key", event.key),
             ("emitted by", _emitter(app, event)),
             ("triggers before it", f"{event.depth}: {' → '.join(event.path)}" if event.depth else ""),
@@ -70,13 +69,13 @@ def show(out: Output, app: App, id: EventId) -> None:
         ]
     )
     out.line()
-    ends = [(each, became.get(each.invocation, _Outcome("", None))) for each in event.caused]
+    ends = [(each, became.get(each.invocation, Outcome("", None))) for each in event.caused]
     rows = [(each.trigger, each.invocation, end.status, _why(each, end.called)) for each, end in ends]
     empty = "its triggers are not called yet" if event.outbox else "no trigger is subscribed to it"
     out.table(("trigger", "invocation", "status", "why"), rows, empty=empty)
 
 
-@command()
+@command(action="event.emit", target="event")
 def emit(
     out: Output,
     app: App,
@@ -97,7 +96,7 @@ def emit(
         ) from None
     made = app.emit(event, value, key=key)
     fresh = made.at >= began
-    out.document(_facts(made) | {"fresh": fresh})
+    out.document(happening_document(made) | {"fresh": fresh})
     out.line(made.id)
     out.aside(f"it caused: {_caused_by(made)}" if fresh else f"it was emitted before, at {moment(made.at)}")
 
@@ -119,31 +118,6 @@ def origin_of(record: InvocationRecord) -> str:
 # --- what came of an event
 
 
-class _Outcome(NamedTuple):
-    """The status of an invocation; of a trigger's evaluation, also the invocations that it called."""
-
-    status: str
-    called: list[str] | None
-
-
-def _facts(event: EventRecord, became: Mapping[str, _Outcome] | None = None) -> dict[str, Any]:
-    return fields(event, "id", "app", "name", "kind", "at", "depth", "path", "keep_until") | {
-        "payload": _payload(event),
-        "key": event.key or None,
-        "emitted_by": event.emitted_by or None,
-        "to_be_told": event.outbox,
-        "caused": [_caused_facts(each, became) for each in event.caused],
-    }
-
-
-def _caused_facts(each: Caused, became: Mapping[str, _Outcome] | None) -> dict[str, Any]:
-    facts = {"trigger": each.trigger, "invocation": each.invocation or None, "why": each.why}
-    if became is None:
-        return facts
-    known = became.get(each.invocation)
-    return facts | {"status": known and known.status, "called": known and known.called}
-
-
 def _caused_by(event: EventRecord) -> str:
     """Return what an event has caused, in short."""
     parts = [
@@ -153,31 +127,6 @@ def _caused_by(event: EventRecord) -> str:
     if event.outbox:
         parts.append(f"{counted(len(event.outbox), 'trigger')} yet to be called")
     return ", ".join(parts) or "nothing"
-
-
-def _payload(event: EventRecord) -> Any:
-    try:
-        return DATA.decode(event.payload, describe=True)
-    except NotDecodable as error:
-        return f"{counted(len(event.payload), 'byte')} that cannot be read here: {error}"
-
-
-def _outcomes(app: App, event: EventRecord) -> dict[str, _Outcome]:
-    """Return the invocations that an event has caused, by id."""
-    ids = [each.invocation for each in event.caused if each.invocation]
-    found = reach.with_store(app, lambda store: get_readable(store, app.name, ids)) if ids else ()
-    there = {record.id: _Outcome(record.status.value, _called(record)) for record in found if record is not None}
-    return {id: there.get(id, _Outcome("not kept any more", None)) for id in ids}
-
-
-def _called(record: InvocationRecord) -> list[str] | None:
-    """Return what an invocation that decides for a trigger has called; None if it has not decided."""
-    if not record.task.startswith(EVALUATES) or record.result is None:
-        return None
-    try:
-        return [str(id) for id in DATA.decode(record.result)]
-    except (NotDecodable, TypeError):
-        return None
 
 
 def _why(each: Caused, called: list[str] | None) -> str:

@@ -17,13 +17,13 @@ from holdfast.cli.command import Before, InvocationId, command, page_given
 from holdfast.cli.events import origin_of
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
-from holdfast.cli.policies import describe_policy
 from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable
 from holdfast.groups.looking import Family, drawn, family_of
 from holdfast.ids import InvocationId as WholeId
 from holdfast.ids import is_id
 from holdfast.model.names import core_app, counted
 from holdfast.model.notes import NO_NOTES
+from holdfast.model.policies import describe_policy
 from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left_out
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.listing import Keep, filter_of, is_allowed, with_key
@@ -239,7 +239,7 @@ def history(out: Output, app: App, id: InvocationId) -> None:
         out.line(f"rerun as {again.id} at {moment(again.created_at)}, {again.status}")
 
 
-@command()
+@command(action="invocation.wake", target="id", find=find_id)
 def wake(out: Output, app: App, id: InvocationId) -> None:
     """Give a parked invocation another try; end sleeps of a workflow.
 
@@ -388,7 +388,7 @@ def _why(entry: HistoryEntry) -> str:
 _SAID = {Status.CANCELLED: "is cancelled", Status.CANCELLING: "is asked to end"}
 
 
-@command()
+@command(action="invocation.cancel", target="ids", find=find_id)
 def cancel(
     out: Output,
     app: App,

@@ -11,7 +11,8 @@ from holdfast.cli import reach
 from holdfast.cli.command import command
 from holdfast.cli.output import Output
 from holdfast.model.rates import LimitChange, shown_key
-from holdfast.showing import fields, length, moment
+from holdfast.showing import length
+from holdfast.web.reading.queues import LimitList, allowance_document, change_document
 
 LimitName = Annotated[str, Argument(metavar="NAME", help="The task, or the name that tasks share for a rate.")]
 
@@ -23,7 +24,7 @@ def limits(out: Output, app: App) -> None:
     "keys waiting" counts the keys for which calls wait outside the queue: customers, say. "held" counts their slots.
     """
     found, now = app.limits.list(), reach.time_of(app)
-    out.document({"limits": [fields(each) | {"change": each.change and _facts(each.change)} for each in found]})
+    out.document(LimitList(found).document())
     rows = [
         (
             each.name,
@@ -48,9 +49,9 @@ def show(
     limit: Annotated[int, Option(help="The keys to show at most.", min=1)] = 50,
 ) -> None:
     """Show the keys of a rate: starts left, the next one, and the last calls that took one."""
+    task = app.limits.whole_name(task)
     found, now = app.limits.allowances(task, limit=limit), reach.time_of(app)
-    document = [fields(each) | {"next_at": moment(each.next_at)} for each in found]
-    out.document({"name": task, "keys": document})
+    out.document({"name": task, "keys": [allowance_document(each) for each in found]})
     rows = [
         (
             shown_key(f"|{each.key}"),
@@ -67,7 +68,7 @@ def show(
     out.table(titles, rows, empty=f"no call has taken a start under a rate '{task}' in the last hour")
 
 
-@command()
+@command(action="limit.set", target="task")
 def set_limit(
     out: Output,
     app: App,
@@ -82,14 +83,16 @@ def set_limit(
 
     All runners follow within 2 seconds. Running calls go on, and count.
     """
+    task = app.limits.whole_name(task)
     done = app.limits.set(task, limit=limit, rate=rate, burst=burst, reason=reason, by=by)
-    out.document({"name": task, "change": _facts(done)})
+    out.document({"name": task, "change": change_document(done)})
     out.line(f"'{task}' is changed: {_what(done)}; to go back to the code: holdfast limits clear {task}")
 
 
-@command()
+@command(action="limit.clear", target="task")
 def clear(out: Output, app: App, task: LimitName) -> None:
     """End the change of a limit or rate: what the code declares holds again."""
+    task = app.limits.whole_name(task)
     ended = app.limits.clear(task)
     out.document({"name": task, "changed": ended})
     names = ", ".join(each.name for each in app.limits.list() if each.change is not None)
@@ -111,7 +114,3 @@ def _what(change: LimitChange) -> str:
 def _in_words(change: LimitChange, now: float) -> str:
     why = f": {change.reason}" if change.reason else ""
     return f"{length(max(0.0, now - change.at))} ago by {change.by}{why}"
-
-
-def _facts(change: LimitChange) -> dict[str, object]:
-    return fields(change) | {"at": moment(change.at)}

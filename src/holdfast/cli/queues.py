@@ -12,7 +12,8 @@ from holdfast.cli import reach
 from holdfast.cli.command import command
 from holdfast.cli.output import Output
 from holdfast.model.queues import QueuePause
-from holdfast.showing import fields, length, moment
+from holdfast.showing import length
+from holdfast.web.reading.queues import QueueList, pause_document
 
 QueueName = Annotated[str, Argument(metavar="NAME", help="The queue.")]
 
@@ -27,7 +28,7 @@ def queues(out: Output, app: App) -> None:
     5 minutes, on the runners that are alive.
     """
     found, now = app.queues.list(), reach.time_of(app)
-    out.document({"queues": [fields(each) | {"pause": each.pause and _pause_facts(each.pause)} for each in found]})
+    out.document(QueueList(found).document())
     titles = ("queue", "waiting", "scheduled", "blocked", "running", "oldest", "per minute", "runners", "paused")
     rows = [
         (
@@ -42,7 +43,7 @@ def queues(out: Output, app: App) -> None:
     out.table(titles, rows, empty="no queues: nothing is stored, and no task is declared")
 
 
-@command()
+@command(action="queue.pause", target="queue")
 def pause(
     out: Output,
     app: App,
@@ -61,14 +62,14 @@ def pause(
         hint = f"; did you mean '{near[0]}'?" if near else ""
         out.note(f"no call is in the queue '{queue}', and no task or runner names it{hint}")
     changed = known.get(queue) is None
-    out.document({"queue": queue, "paused": True, "changed": changed, "pause": _pause_facts(done)})
+    out.document({"queue": queue, "paused": True, "changed": changed, "pause": pause_document(done)})
     if changed:
         out.line(f"the queue '{queue}' is paused; to let it go on: holdfast queues resume {queue}")
     else:
         out.line(f"the queue '{queue}' was paused already: {_pause_in_words(done, reach.time_of(app))}")
 
 
-@command()
+@command(action="queue.resume", target="queue")
 def resume(out: Output, app: App, queue: QueueName) -> None:
     """End the pause of a queue."""
     ended = app.queues.resume(queue)
@@ -81,7 +82,3 @@ def resume(out: Output, app: App, queue: QueueName) -> None:
 def _pause_in_words(pause: QueuePause, now: float) -> str:
     why = f": {pause.reason}" if pause.reason else ""
     return f"for {length(max(0.0, now - pause.at))} by {pause.by}{why}"
-
-
-def _pause_facts(pause: QueuePause) -> dict[str, str]:
-    return {"since": moment(pause.at), "by": pause.by, "reason": pause.reason}

@@ -6,11 +6,9 @@ Only making a schedule, and giving one another call, need the code of the task; 
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
-import msgspec
 from typer import Argument, Option
 
 from holdfast.app import App
@@ -21,16 +19,21 @@ from holdfast.cli.invocations import describe_call
 from holdfast.cli.naming import find_task
 from holdfast.cli.output import Output
 from holdfast.errors import CorruptRecord, UsageError
-from holdfast.model.names import counted, unversioned
+from holdfast.model.names import counted
 from holdfast.model.records import InvocationRecord
-from holdfast.runtime.wait import get_readable
 from holdfast.schedules.options import ScheduleOptions
-from holdfast.schedules.records import KIND, CatchUp, Overlap, Rules, ScheduleRecord, from_entry
+from holdfast.schedules.records import CatchUp, Overlap, Rules, ScheduleRecord
 from holdfast.schedules.rules import begins_after
-from holdfast.schedules.service import set_aside, ticks_within
-from holdfast.schedules.timing import Cron
-from holdfast.schedules.zones import find_zone
-from holdfast.showing import fields, length, moment
+from holdfast.schedules.service import ticks_within
+from holdfast.showing import length, moment
+from holdfast.web.reading.schedules import (
+    ScheduleReading,
+    clock_of,
+    last_calls,
+    schedule_document,
+    state_in_words,
+    state_of,
+)
 
 _TITLES = ("name", "when", "task", "next", "last", "state")
 _TIMES_SHOWN = 5
@@ -98,41 +101,40 @@ def schedules(out: Output, app: App) -> None:
 
     The list says when each is due next, and what became of its last tick.
     """
-    records, unreadable = reach.entries(app, KIND, from_entry)
-    last, now = _last(app, records), reach.time_of(app)
-    out.document({"schedules": [_facts(each, last.get(each.name)) for each in records], "unreadable": unreadable})
+    found = app.runtime.run(ScheduleReading(app.runtime).all())
+    last, now = found.last, reach.time_of(app)
+    out.document(found.document())
     rows = [
         (
             *(each.name, each.timing.describe(), each.call.task),
-            *(_next_of(each, now), _last_of(each, last.get(each.name)), _state_in_words(each)),
+            *(_next_of(each, now), _last_of(each, last.get(each.name)), state_in_words(each)),
         )
-        for each in records
+        for each in found.records
     ]
     out.table(_TITLES, rows, empty="no schedules; make one with: holdfast schedules create")
-    for why in (*unreadable.values(), *_unserved(app, records)):
+    for why in (*found.unreadable.values(), *found.unserved):
         out.aside(f"note: {why}")
 
 
 @command()
 def show(out: Output, app: App, schedule: ScheduleName) -> None:
     """Show everything about one schedule."""
-    record = app.schedules.get(schedule)
-    last, now = _last(app, [record]).get(schedule), reach.time_of(app)
+    found = app.runtime.run(ScheduleReading(app.runtime).one(schedule, _TIMES_SHOWN))
+    record, last, times, now = found.record, found.last, found.next, reach.time_of(app)
     call, call_facts = describe_call(app, record.call.task, record.call.arguments)
-    times = [time.timestamp() for time in app.schedules.next_times(schedule, _TIMES_SHOWN)]
-    if (aside := reach.with_store(app, lambda store: set_aside(store, app.name, schedule))) is not None:
+    if found.aside is not None:
         out.note(
-            f"an earlier schedule of this name could not be read, and was set aside at {moment(aside.at)}: this "
+            f"an earlier schedule of this name could not be read, and was set aside at {moment(found.aside.at)}: this "
             "one began after it, and knows neither its pause nor its count. Remove that from quarantine when it is "
             "not needed: see docs/operations/damaged-records.md"
         )
-    for why in _unserved(app, [record]):
+    for why in found.unserved:
         out.note(why)
-    out.document(_facts(record, last) | {"arguments": call_facts, "next": [moment(at) for at in times]})
+    out.document(found.document(app.runtime.codec) | {"arguments": call_facts})
     rules, progress = record.rules, record.progress
     most = f", the last {rules.catch_up_most} of them" if rules.catch_up is CatchUp.ALL else ""
     ticks = f"{progress.fired} fired, {progress.skipped} skipped, {progress.missed} missed"
-    out.line(f"{record.name} is {_state_in_words(record)}: {record.timing.describe()}")
+    out.line(f"{record.name} is {state_in_words(record)}: {record.timing.describe()}")
     out.line()
     out.facts(
         [
@@ -141,12 +143,12 @@ def show(out: Output, app: App, schedule: ScheduleName) -> None:
             ("overlap", rules.overlap),
             ("catch-up", f"{rules.catch_up}{most}"),
             ("jitter", f"up to {length(rules.jitter_seconds)}" if rules.jitter_seconds else ""),
-            ("start", _clock_of(record, rules.starts_at)),
-            ("end", _clock_of(record, rules.ends_at)),
+            ("start", clock_of(record, rules.starts_at)),
+            ("end", clock_of(record, rules.ends_at)),
             ("unique", "yes" if rules.unique else ""),
             ("declared", "in code" if record.declared else ""),
-            ("paused", _clock_of(record, record.pause.at if record.pause else None)),
-            ("retired", _clock_of(record, record.retired_at)),
+            ("paused", clock_of(record, record.pause.at if record.pause else None)),
+            ("retired", clock_of(record, record.retired_at)),
             ("next", _next_of(record, now)),
             ("last", _last_of(record, last)),
             ("invocation", progress.last_id),
@@ -170,11 +172,11 @@ def next_times(
     """Show when it is due next, on its own clock and in UTC."""
     record = app.schedules.get(schedule)
     times = [time.timestamp() for time in app.schedules.next_times(schedule, count)]
-    out.document({"name": schedule, "state": _state_of(record), "next": [moment(at) for at in times]})
-    _print_times(out, record, times, reach.time_of(app), empty=f"nothing is to come: it is {_state_in_words(record)}")
+    out.document({"name": schedule, "state": state_of(record), "next": [moment(at) for at in times]})
+    _print_times(out, record, times, reach.time_of(app), empty=f"nothing is to come: it is {state_in_words(record)}")
 
 
-@command(Needs.TASKS)
+@command(Needs.TASKS, action="schedule.create", target="schedule")
 def create(
     out: Output,
     app: App,
@@ -194,7 +196,9 @@ def create(
     _report_change(out, app, app.schedules.create(schedule, *call.of(app, task), paused=paused, **options))
 
 
-@command(lambda given: Needs.TASKS if given["task"] is not None else Needs.STORE)
+@command(
+    lambda given: Needs.TASKS if given["task"] is not None else Needs.STORE, action="schedule.update", target="schedule"
+)
 def update(out: Output, app: App, schedule: ScheduleName, task: OtherTask = None, *, call: Where, when: When) -> None:
     """Change the given options and leave the rest. Another timing, start or end takes effect from now on.
 
@@ -215,7 +219,7 @@ def update(out: Output, app: App, schedule: ScheduleName, task: OtherTask = None
     _report_change(out, app, record)
 
 
-@command()
+@command(action="schedule.pause", target="schedule")
 def pause(
     out: Output,
     app: App,
@@ -226,13 +230,13 @@ def pause(
     _report_change(out, app, app.schedules.pause(schedule, reason=reason))
 
 
-@command()
+@command(action="schedule.resume", target="schedule")
 def resume(out: Output, app: App, schedule: ScheduleName) -> None:
     """Go on, from now. The ticks of the pause do not fire; backfill makes up for them."""
     _report_change(out, app, app.schedules.resume(schedule))
 
 
-@command()
+@command(action="schedule.delete", target="schedule")
 def delete(out: Output, app: App, schedule: ScheduleName, yes: Yes = False) -> None:
     """Forget it. Invocations that it has submitted stay."""
     try:
@@ -250,7 +254,7 @@ def delete(out: Output, app: App, schedule: ScheduleName, yes: Yes = False) -> N
         out.note("code declares it: a runner that starts stores it anew; to silence it for good, pause it")
 
 
-@command()
+@command(action="schedule.run", target="schedule")
 def run_now(out: Output, app: App, schedule: ScheduleName, request: RequestOption = None) -> None:
     """Submit its call now, beside its ticks. Prints the invocation's id."""
     invocation = app.schedules.run_now(schedule, request=request)
@@ -258,7 +262,7 @@ def run_now(out: Output, app: App, schedule: ScheduleName, request: RequestOptio
     out.line(invocation.id)
 
 
-@command()
+@command(action="schedule.backfill", target="schedule")
 def backfill(
     out: Output,
     app: App,
@@ -283,7 +287,7 @@ def backfill(
     if ticks and not yes:
         out.confirm(
             f"Submit {counted(len(ticks), 'call')} of {record.call.task}, for the ticks from "
-            f"{_clock_of(record, ticks[0])} to {_clock_of(record, ticks[-1])}?"
+            f"{clock_of(record, ticks[0])} to {clock_of(record, ticks[-1])}?"
         )
     made = app.schedules.backfill(schedule, first, last, request=request) if ticks else []
     out.document({"name": schedule, "count": len(made), "ids": [each.id for each in made]})
@@ -308,65 +312,20 @@ COMMANDS: dict[str, Callable[..., None]] = {
 # --- a schedule as people and programs get to see it
 
 
-def _last(app: App, records: Sequence[ScheduleRecord]) -> dict[str, InvocationRecord]:
-    """Return the invocations of their last ticks that are still kept, by the schedule's name."""
-    names = {record.progress.last_id: record.name for record in records if record.progress.last_id is not None}
-    found = reach.with_store(app, lambda store: get_readable(store, app.name, list(names))) if names else ()
-    return {names[invocation.id]: invocation for invocation in found if invocation is not None}
-
-
-def _unserved(app: App, records: Sequence[ScheduleRecord]) -> list[str]:
-    """Say of which schedules the calls pile up: runners live, and none of them knows the task."""
-    alive = app.runners()
-    known = {task for runner in alive for task in runner.tasks}
-    active = [each for each in records if _state_of(each) == "active" and not each.call.event]
-    told = []
-    for each in active if alive else ():
-        if (task := each.call.task) not in known:
-            others = sorted(name for name in known if unversioned(name) == unversioned(task))
-            helps = f"holdfast schedules update {each.name} {others[-1]}" if others else "start one that does"
-            told.append(f"'{each.name}' calls {task}, which no living runner knows, so its calls wait: {helps}")
-    return told
-
-
 def _report_change(out: Output, app: App, record: ScheduleRecord) -> None:
     """Show a schedule after a change."""
     if record.retired_at is not None:
         out.note("it is retired: no code declares it any more, so nothing fires until some does; or delete it")
-    out.document(_facts(record, _last(app, [record]).get(record.name)))
-    out.line(f"{record.name} is {_state_in_words(record)}: {record.timing.describe()}")
+    last = reach.with_engine(app, lambda engine: last_calls(engine, [record]))
+    out.document(schedule_document(record, last.get(record.name)))
+    out.line(f"{record.name} is {state_in_words(record)}: {record.timing.describe()}")
     if record.next_at is not None:
         out.line(f"next: {_next_of(record, reach.time_of(app))}")
 
 
 def _print_times(out: Output, record: ScheduleRecord, times: Sequence[float], now: float, *, empty: str = "") -> None:
-    rows = [(_clock_of(record, at), moment(at), _how_far(at, now)) for at in times]
+    rows = [(clock_of(record, at), moment(at), _how_far(at, now)) for at in times]
     out.table(("on its clock", "UTC", "when"), rows, empty=empty)
-
-
-def _state_of(record: ScheduleRecord) -> str:
-    if record.retired_at is not None:
-        return "retired"
-    if record.pause is not None:
-        return "paused"
-    return "over" if record.next_at is None and not record.progress.queued else "active"
-
-
-def _state_in_words(record: ScheduleRecord) -> str:
-    """Return the state; of a pause, also its user and reason."""
-    state = _state_of(record)
-    if state != "paused" or record.pause is None:
-        return state
-    by = f" by {record.pause.by}" if record.pause.by else ""
-    return f"paused{by}" + (f" because {record.pause.why}" if record.pause.why else "")
-
-
-def _clock_of(record: ScheduleRecord, at: float | None) -> str:
-    """Return the time on the schedule's own clock: that of its zone, else UTC."""
-    if at is None:
-        return ""
-    zone = find_zone(record.timing.timezone) if isinstance(record.timing, Cron) else dt.UTC
-    return dt.datetime.fromtimestamp(at, zone).strftime("%a %Y-%m-%d %H:%M:%S %Z")
 
 
 def _how_far(at: float, now: float) -> str:
@@ -377,7 +336,7 @@ def _next_of(record: ScheduleRecord, now: float) -> str:
     if record.next_at is None:
         return ""
     far = _how_far(record.next_at, now) if record.next_at > now else f"due for {length(now - record.next_at)}"
-    return f"{_clock_of(record, record.next_at)}, {far}"
+    return f"{clock_of(record, record.next_at)}, {far}"
 
 
 def _last_of(record: ScheduleRecord, invocation: InvocationRecord | None) -> str:
@@ -385,20 +344,4 @@ def _last_of(record: ScheduleRecord, invocation: InvocationRecord | None) -> str
     if record.progress.last_tick is None:
         return ""
     became = "not kept any more" if invocation is None else invocation.status.value
-    return f"{_clock_of(record, record.progress.last_tick)}: {became}"
-
-
-def _facts(record: ScheduleRecord, invocation: InvocationRecord | None) -> dict[str, Any]:
-    progress = record.progress
-    last = {"tick": moment(progress.last_tick), "id": progress.last_id} if progress.last_tick is not None else None
-    return fields(record, "name", "app", "declared", "retired_at", "next_at", "created_at", "changed_at", "uid") | {
-        "state": _state_of(record),
-        "when": record.timing.describe(),
-        "timing": msgspec.to_builtins(record.timing),
-        **fields(record.call, "task", "queue", "priority"),
-        "rules": {_RULES.get(name, name): value for name, value in fields(record.rules).items()},
-        "pause": record.pause and fields(record.pause),
-        "last": last and last | {"status": invocation and invocation.status.value},
-        "ticks": fields(progress, "fired", "skipped", "missed")
-        | {"queued": [moment(tick) for tick in progress.queued]},
-    }
+    return f"{clock_of(record, record.progress.last_tick)}: {became}"

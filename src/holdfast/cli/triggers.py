@@ -5,14 +5,10 @@ The command imports no user code: it shows triggers as they are stored.
 
 from __future__ import annotations
 
-from typing import Any
-
 from holdfast.app import App
-from holdfast.cli import reach
 from holdfast.cli.command import command
 from holdfast.cli.output import Output
-from holdfast.showing import fields, length
-from holdfast.triggers.rules import KIND, TriggerRecord, from_entry
+from holdfast.web.reading.schedules import ScheduleReading
 
 
 @command()
@@ -23,30 +19,10 @@ def triggers(out: Output, app: App) -> None:
     code if that takes an invocation of its own, on a runner with that code. A retired trigger is in no code any more,
     and does not fire.
     """
-    records, unreadable = reach.entries(app, KIND, from_entry)
-    found = [_trigger_facts(each) for each in records]
-    out.document({"triggers": found, "unreadable": unreadable})
+    answer = app.runtime.run(ScheduleReading(app.runtime).triggers())
+    out.document(document := answer.document())
     titles = ("name", "task", "state", "decided by", "when")
-    rows = [[each[title.replace(" ", "_")] for title in titles] for each in found]
+    rows = [[each[title.replace(" ", "_")] for title in titles] for each in document["triggers"]]
     out.table(titles, rows, empty="no triggers; a runner stores those that its tasks declare, when it starts")
-    for why in unreadable.values():
+    for why in answer.unreadable.values():
         out.aside(f"note: {why}")
-
-
-def _when(record: TriggerRecord) -> str:
-    if all(len(clause) == 1 for clause in record.clauses):
-        return str(record)
-    paths = dict.fromkeys(each.correlate for each in record.conditions if each.correlate)
-    alike = f" of the same {' or '.join(paths)}" if paths else ""
-    return f"{record},{alike} within {length(record.within_seconds)}"
-
-
-def _trigger_facts(record: TriggerRecord) -> dict[str, Any]:
-    return fields(record, "name", "app", "within_seconds", "created_at", "retired_at") | {
-        "task": record.call.task,
-        "queue": record.call.queue,
-        "when": _when(record),
-        "state": "active" if record.retired_at is None else "retired",
-        "decided_by": "code" if record.evaluator else "data",
-        "evaluator": record.evaluator or None,
-    }

@@ -16,6 +16,7 @@ from holdfast.cli import reach, timeline
 from holdfast.cli.arguments import CallWords, parsed, strictly
 from holdfast.cli.command import InvocationId, command
 from holdfast.cli.invocations import found, value_text
+from holdfast.cli.naming import find_id
 from holdfast.cli.output import Output
 from holdfast.errors import NotDecodable, UsageError
 from holdfast.model.names import counted
@@ -182,7 +183,7 @@ def _event_text(app: App, event: LogEvent) -> str:
 # --- fork
 
 
-@command()
+@command(action="workflow.fork", target="id", find=find_id)
 def fork(
     out: Output,
     app: App,

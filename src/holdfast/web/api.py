@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from holdfast.web.routes import hooks, invocations, stats, streams, workflows
+from holdfast.web.routes import (
+    archive,
+    audit,
+    events,
+    hooks,
+    invocations,
+    queues,
+    schedules,
+    stats,
+    streams,
+    tasks,
+    workflows,
+)
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
 
@@ -19,5 +31,11 @@ ROUTES: tuple[ApiRoute, ...] = (
     *streams.ROUTES,
     *stats.ROUTES,
     *hooks.ROUTES,
+    *queues.ROUTES,
+    *schedules.ROUTES,
+    *events.ROUTES,
+    *tasks.ROUTES,
+    *archive.ROUTES,
+    *audit.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import difflib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +12,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from holdfast.clock import parse_moment
+from holdfast.errors import UsageError
 from holdfast.ids import LENGTH, is_id
 from holdfast.web.problems import Problem, wrong
 
@@ -72,6 +75,16 @@ def _checked(name: str, parameter: Parameter, text: str) -> Any:
     if parameter.kind == "id" and not is_id(text):
         raise wrong(f"query.{name}", f"{shown} is no id: an id has {LENGTH} characters")
     return text
+
+
+def time_of(place: str, text: str) -> dt.datetime:
+    """Return the time in a text such as 2026-11-15T08:00:00Z. Raises `Problem`."""
+    try:
+        at = dt.datetime.fromisoformat(text)
+        parse_moment(at)
+    except (ValueError, UsageError):
+        raise wrong(place, f"{text[:80]!r}: expected a time with its zone, such as 2026-11-15T08:00:00Z") from None
+    return at
 
 
 async def body_of(

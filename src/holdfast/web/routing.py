@@ -83,6 +83,13 @@ class ApiRoute(NamedTuple):
     body: type[msgspec.Struct] | None = None  # an `Act`, if it is an action
 
 
+def action(
+    path: str, endpoint: Endpoint, summary: str, name: str, body: type[Act] = Act, role: Role = Role.OPERATOR
+) -> ApiRoute:
+    """Return the route of an action; `name` is that of the audit record."""
+    return ApiRoute("POST", path, endpoint, summary, role=role, action=name, body=body)
+
+
 # --- finding the route
 
 

@@ -7,16 +7,18 @@ policy that allows this server's own files and nothing inline.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.runtime.app_runtime import AppRuntime
-from holdfast.showing import length, moment
 from holdfast.web.pages import table
+from holdfast.web.pages.filters import FILTERS, command, harmless
 from holdfast.web.pages.page import WebPage
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, not_found
@@ -44,10 +46,12 @@ class PageRenderer:
             loader=PackageLoader("holdfast.web.pages"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=harmless,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"moment": moment, "length": length}
+        self._templates.filters |= FILTERS
+        self._templates.globals["command"] = command
 
     async def answer(self, page: WebPage, asked: Asked) -> Response:
         """Return a page as a response."""
@@ -59,6 +63,12 @@ class PageRenderer:
             return self._templates.get_template(page.template).render({**common, **make()})
 
         return Response(await asyncio.to_thread(draw), media_type="text/html", headers=PAGE_HEADERS)
+
+    async def login(self, request: Request, status: int, **context: str) -> Response:
+        """Return the page on which to log in."""
+        common = {"app_name": self._runtime.name, "url": _linker(request)}
+        text = self._templates.get_template("login.html").render({**common, **context})
+        return Response(text, status, media_type="text/html", headers=PAGE_HEADERS)
 
     def static(self, method: str, name: str) -> Response:
         """Return one of the files that pages load. Raises `Problem`."""
@@ -74,24 +84,35 @@ class PageRenderer:
 
 def _common(app: str, page: WebPage, asked: Asked, now: float) -> dict[str, Any]:
     """Return what every template knows."""
-    root = str(asked.request.scope.get("root_path", "")).rstrip("/")
-
-    def url(path: str, **query: Any) -> str:
-        given = [(name, each) for name, value in query.items() for each in _listed(value)]
-        return f"{root}{quote(path)}" + (f"?{urlencode(given)}" if given else "")
-
     return {
         "page": page,
-        "root": root,
-        "url": url,
+        "root": _root(asked.request),
+        "url": _linker(asked.request),
         "query": asked.query,
         "navigation": table.NAVIGATION,
+        "topics": [each.format_map(asked.path) for each in page.topics],
+        "csrf": asked.principal.csrf,
         "app_name": app,
         "principal": asked.principal,
         "may_operate": asked.principal.role >= Role.OPERATOR,
         "may_administer": asked.principal.role >= Role.ADMIN,
         "now": now,
     }
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _linker(request: Request) -> Callable[..., str]:
+    """Return what makes the address of a page, or of a file, from its path."""
+    root = _root(request)
+
+    def url(path: str, **query: Any) -> str:
+        given = [(name, each) for name, value in query.items() for each in _listed(value)]
+        return f"{root}{quote(path)}" + (f"?{urlencode(given)}" if given else "")
+
+    return url
 
 
 def _listed(value: Any) -> list[Any]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.web.pages import overview
+from holdfast.web.pages import archive, events, hooks, overview, queues, schedules, tasks
 from holdfast.web.pages.page import PageTable, WebPage
 
 STATIC = "/static/"
-FILES = {"app.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
+FILES = {
+    "app.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    **dict.fromkeys(("app.js", "actions.js", "keys.js", "live.js", "times.js"), "text/javascript"),
+}
 """The files that pages load, by name. No other file is ever served."""
 
 
@@ -20,7 +24,29 @@ class NavigationEntry(NamedTuple):
     title: str
 
 
-NAVIGATION = (NavigationEntry("overview", "/", "Overview"),)
-
-PAGES: tuple[WebPage, ...] = (*overview.PAGES,)
+PAGES: tuple[WebPage, ...] = (
+    *overview.PAGES,
+    *tasks.PAGES,
+    *queues.PAGES,
+    *schedules.PAGES,
+    *events.PAGES,
+    *hooks.PAGES,
+    *archive.PAGES,
+)
 TABLE = PageTable(PAGES)
+
+_ORDER = (
+    NavigationEntry("overview", "/", "Overview"),
+    NavigationEntry("invocations", "/invocations", "Invocations"),
+    NavigationEntry("tasks", "/tasks", "Tasks"),
+    NavigationEntry("queues", "/queues", "Queues and limits"),
+    NavigationEntry("schedules", "/schedules", "Schedules"),
+    NavigationEntry("runners", "/runners", "Runners"),
+    NavigationEntry("events", "/events", "Events"),
+    NavigationEntry("hooks", "/hooks", "Hooks"),
+    NavigationEntry("world", "/world", "World runs"),
+    NavigationEntry("archive", "/archive", "Archive"),
+    NavigationEntry("audit", "/audit", "Audit"),
+    NavigationEntry("store", "/store", "Store"),
+)
+NAVIGATION = tuple(entry for entry in _ORDER if any(page.path == entry.path for page in PAGES))

@@ -30,7 +30,7 @@ async def resume_hook(asked: Asked) -> Render:
     """Resume a hook by its name, or by the token in the body."""
     given = await document_of(asked.request, asked.runtime.settings.webhook_limit)
     by_name = "name" in asked.path
-    known = ("payload", "resume_id") if by_name else ("payload", "resume_id", "token")
+    known = ("payload", "resume_id", "reason") if by_name else ("payload", "resume_id", "reason", "token")
     for name in given:
         if name not in known:
             raise wrong(f"body.{name[:80]}", f"there is no '{name[:80]}' here; known are: {', '.join(known)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cli.policies import describe_policy
+from holdfast.model.policies import describe_policy
 from holdfast.model.retries import Policy, dump_policy
 from holdfast.retries import Exponential, FirstMatch, Fixed, Forever, MoveTo, Never, Only, Timetable
 

@@ -1,0 +1,156 @@
+"""The geometry of charts: numbers in, coordinates out. `parts.html` draws them, with classes of the sheet. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 7 * 86_400)
+
+
+class Bar(NamedTuple):
+    """A rectangle; `kind` is a class of the sheet, `at` what a brush selects."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    kind: str
+    title: str
+    at: float | None = None
+
+
+class Curve(NamedTuple):
+    """A line through points; a gap in the numbers is a new line."""
+
+    points: str
+    kind: str
+    title: str
+
+
+class Mark(NamedTuple):
+    """A vertical line, such as a deploy."""
+
+    x: float
+    title: str
+
+
+class Drawn(NamedTuple):
+    """A chart, ready to be drawn."""
+
+    width: int
+    height: int
+    left: int
+    bottom: float
+    label: str
+    grid: Sequence[tuple[float, str]] = ()
+    ticks: Sequence[tuple[float, str]] = ()
+    bars: Sequence[Bar] = ()
+    lines: Sequence[Curve] = ()
+    marks: Sequence[Mark] = ()
+
+
+class Series(NamedTuple):
+    """Numbers of one thing, one for each bucket of time; None where there is none."""
+
+    title: str
+    values: Sequence[float | None]
+    kind: str  # c1 to c4 for a line, f1 to f4 or f-good, f-bad … for bars
+
+
+class Axes:
+    """A time axis and a value axis in one frame."""
+
+    def __init__(self, since: float, until: float, top: float, *, width: int = 640, height: int = 160) -> None:
+        self.since, self.until, self.top = since, max(until, since + 1e-9), nice_top(top)
+        self.width, self.height, self.left, self.bottom = width, height, 48, height - 18.0
+
+    def x(self, at: float) -> float:
+        place = (min(max(at, self.since), self.until) - self.since) / (self.until - self.since)
+        return round(self.left + place * (self.width - self.left), 2)
+
+    def y(self, value: float) -> float:
+        return round(self.bottom - 8 - min(max(value, 0.0), self.top) / self.top * (self.bottom - 16) + 8, 2)
+
+    def grid(self, unit: str = "") -> list[tuple[float, str]]:
+        return [(self.y(part * self.top), f"{short(part * self.top)}{unit}") for part in (0.0, 0.5, 1.0)]
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return three to eight times with their places, in UTC."""
+        span = self.until - self.since
+        step = next((each for each in _STEPS if span / each <= 7), math.ceil(span / 7 / 86_400) * 86_400)
+        form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86_400 else "%d %b"
+        first = math.ceil(self.since / step) * step
+        times = [first + number * step for number in range(int((self.until - first) // step) + 1)]
+        return [(self.x(at), dt.datetime.fromtimestamp(at, dt.UTC).strftime(form)) for at in times]
+
+
+def lines(
+    label: str,
+    starts: Sequence[float],
+    until: float,
+    series: Sequence[Series],
+    marks: Sequence[tuple[float, str]] = (),
+    unit: str = "",
+) -> Drawn:
+    """Draw lines over time; `starts` are those of the buckets."""
+    since = starts[0] if starts else until - 1
+    top = max((value for each in series for value in each.values if value is not None), default=0.0)
+    axes = Axes(since, until, top)
+    drawn = [line for each in series for line in _lines(axes, starts, each)]
+    placed = [Mark(axes.x(at), title) for at, title in marks if axes.since <= at <= axes.until]
+    return Drawn(
+        axes.width, axes.height, axes.left, axes.bottom, label, axes.grid(unit), axes.ticks(), (), drawn, placed
+    )
+
+
+def _lines(axes: Axes, starts: Sequence[float], series: Series) -> list[Curve]:
+    found: list[Curve] = []
+    points: list[str] = []
+    for at, value in [*zip(starts, series.values, strict=True), (0.0, None)]:
+        if value is not None:
+            points.append(f"{axes.x(at)},{axes.y(value)}")
+        elif points:
+            points = points * 2 if len(points) == 1 else points
+            found.append(Curve(" ".join(points), series.kind, series.title))
+            points = []
+    return found
+
+
+def columns(label: str, starts: Sequence[float], until: float, series: Sequence[Series]) -> Drawn:
+    """Draw stacked columns over time."""
+    since = starts[0] if starts else until - 1
+    sums = [sum(each.values[number] or 0 for each in series) for number in range(len(starts))]
+    axes = Axes(since, until, max(sums, default=0.0), height=110)
+    bars: list[Bar] = []
+    for number, at in enumerate(starts):
+        end = starts[number + 1] if number + 1 < len(starts) else until
+        below = 0.0
+        for each in series:
+            value = each.values[number] or 0
+            if value:
+                y, foot = axes.y(below + value), axes.y(below)
+                wide = max(axes.x(end) - axes.x(at) - 1, 0.5)
+                bars.append(
+                    Bar(axes.x(at), y, round(wide, 2), max(foot - y, 1.0), each.kind, f"{each.title}: {value:g}", at)
+                )
+                below += value
+    return Drawn(axes.width, axes.height, axes.left, axes.bottom, label, axes.grid(), axes.ticks(), bars)
+
+
+def nice_top(value: float) -> float:
+    """Return the end of an axis: 1, 2 or 5 times a power of ten."""
+    if value <= 0 or not math.isfinite(value):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def short(value: float) -> str:
+    """Return a number for an axis."""
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{name}"
+    return f"{value:g}"

@@ -1,0 +1,97 @@
+// Live updates: the server names topics that have changed; the page fetches itself and replaces its regions.
+//
+// A region is an element with an id and `data-live`. One that the pointer or the focus is in, or that comes before what
+// the pointer is about to click, waits until they have left. Nothing is fetched while the tab is hidden.
+const PAUSE = 1000; // at least, between two updates
+const CLICKABLE = "a, button, input, select, textarea, summary, label, [data-row]";
+
+const root = () => document.body.dataset.root;
+let wanted = false;
+let running = false;
+let last = 0;
+let pointer = null;
+let source = null;
+
+export function live() {
+  const topics = document.body.dataset.topics;
+  if (!topics || !window.EventSource) return;
+  document.addEventListener("pointermove", (event) => { pointer = event.target; });
+  document.addEventListener("pointerleave", () => { pointer = null; });
+  document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start(topics)));
+  document.addEventListener("holdfast:changed", () => { wanted = true; update(); });
+  setInterval(update, 500);
+  if (!document.hidden) start(topics);
+}
+
+function start(topics) {
+  if (source) return;
+  source = new EventSource(`${root()}/api/v1/live?topics=${encodeURIComponent(topics)}`);
+  source.addEventListener("changed", () => { wanted = true; update(); });
+  source.onopen = () => say("live");
+  source.onerror = () => say("reconnecting");
+  if (last) { wanted = true; update(); } // what happened while the tab was hidden
+  last = last || Date.now();
+}
+
+function stop() {
+  source?.close();
+  source = null;
+  say("paused");
+}
+
+function say(text) {
+  const state = document.querySelector(".live-state");
+  if (state) state.textContent = text;
+}
+
+async function update() {
+  if (!wanted || running || document.hidden || Date.now() - last < PAUSE || document.querySelector("dialog[open]")) return;
+  if (busy().length && busy().length === regions().length) return; // all would wait
+  running = true;
+  wanted = false;
+  try {
+    const answer = await fetch(location.href, { headers: { accept: "text/html" }, credentials: "same-origin" });
+    if (answer.redirected && new URL(answer.url).pathname !== location.pathname) return location.reload(); // logged out
+    if (!answer.ok) return say(`the server answered ${answer.status}`);
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const waiting = busy();
+    for (const region of regions()) {
+      const other = fresh.getElementById(region.id);
+      if (!other || other.innerHTML === region.dataset.shown) continue;
+      if (waiting.includes(region)) { wanted = true; continue; }
+      replace(region, other);
+    }
+    say("live");
+  } catch {
+    say("not reached");
+    wanted = true;
+  } finally {
+    last = Date.now();
+    running = false;
+  }
+}
+
+const regions = () => [...document.querySelectorAll("[data-live][id]")];
+
+function busy() {
+  const about = pointer?.isConnected ? pointer.closest?.(CLICKABLE) : null;
+  const focus = document.activeElement === document.body ? null : document.activeElement?.closest("main *");
+  const near = [about?.closest("main") ? about : null, focus].filter(Boolean);
+  const selected = [...document.querySelectorAll("main input[type=checkbox]:checked")];
+  return regions().filter(
+    (region) =>
+      near.some((each) => region.contains(each) || region.compareDocumentPosition(each) & Node.DOCUMENT_POSITION_FOLLOWING) ||
+      selected.some((each) => region.contains(each)),
+  );
+}
+
+function replace(region, other) {
+  const open = new Set([...region.querySelectorAll("details[open]")].map((each) => each.dataset.key || each.querySelector("summary")?.textContent));
+  const shown = other.innerHTML;
+  region.replaceChildren(...other.childNodes);
+  region.dataset.shown = shown;
+  for (const each of region.querySelectorAll("details")) {
+    if (open.has(each.dataset.key || each.querySelector("summary")?.textContent)) each.open = true;
+  }
+  region.dispatchEvent(new CustomEvent("holdfast:replaced", { bubbles: true }));
+}

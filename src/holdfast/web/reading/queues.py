@@ -1,0 +1,117 @@
+"""Questions about queues, limits and rates: how deep, paused or changed by whom, which calls hold and which wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.model.limits import task_of
+from holdfast.model.queues import QueuePause
+from holdfast.model.rates import LimitChange, is_rate_key, name_of_rate, shown_key
+from holdfast.model.records import InvocationRecord
+from holdfast.rates.api import Allowance, LimitAccess, LimitInForce
+from holdfast.runtime.app_runtime import AppRuntime
+from holdfast.runtime.queues import Queue, Queues
+from holdfast.showing import fields, moment
+from holdfast.store.contract import Filter, Order
+from holdfast.web.documents import Document, invocation_document
+
+_KEYS = 50  # of a limit
+_HOLDERS = 20  # of a key
+
+
+class QueueList(NamedTuple):
+    """The queues of an app, by name."""
+
+    queues: Sequence[Queue]
+
+    def document(self) -> Document:
+        return {"queues": [fields(each) | {"pause": pause_document(each.pause)} for each in self.queues]}
+
+
+class LimitList(NamedTuple):
+    """The limits and rates of an app, by name."""
+
+    limits: Sequence[LimitInForce]
+
+    def document(self) -> Document:
+        return {"limits": [fields(each) | {"change": change_document(each.change)} for each in self.limits]}
+
+
+class LimitKey(NamedTuple):
+    """A key of a limit for which calls wait: how many slots are held, and the calls that hold them."""
+
+    key: str
+    held: int
+    holders: Sequence[InvocationRecord]
+
+    def document(self) -> Document:
+        holders = [invocation_document(each) for each in self.holders]
+        return {"key": shown_key(self.key), "held": self.held, "holders": holders}
+
+
+class WholeLimit(NamedTuple):
+    """A limit or rate: its keys with waiting calls, and what is left of its rate."""
+
+    limit: LimitInForce | None
+    name: str
+    keys: Sequence[LimitKey]
+    allowances: Sequence[Allowance]
+
+    def document(self) -> Document:
+        return {
+            "name": self.name,
+            "limit": None if self.limit is None else LimitList([self.limit]).document()["limits"][0],
+            "waiting": [each.document() for each in self.keys],
+            "keys": [allowance_document(each) for each in self.allowances],
+        }
+
+
+class QueueReading:
+    """Ask for queues and limits."""
+
+    def __init__(self, runtime: AppRuntime) -> None:
+        self._runtime = runtime
+        self._queues, self._limits = Queues(runtime), LimitAccess(runtime)
+
+    async def queues(self) -> QueueList:
+        return QueueList(await self._queues.alist())
+
+    async def limits(self) -> LimitList:
+        return LimitList(await self._limits.alist())
+
+    async def limit(self, name: str) -> WholeLimit:
+        """Return one limit or rate, with the first of its keys for which calls wait."""
+        found = {each.name: each for each in await self._limits.alist()}
+        keys = await self._runtime.arun(self._keys(name))
+        return WholeLimit(found.get(name), name, keys, await self._limits.aallowances(name, limit=_KEYS))
+
+    async def _keys(self, name: str) -> Sequence[LimitKey]:
+        engine = await self._runtime.engine()
+        waiting = await engine.store.waiting_keys(engine.app)
+        keys = sorted(key for key in waiting if not is_rate_key(key) and task_of(key) == name)[:_KEYS]
+        found = []
+        for key in keys:
+            holders = await engine.store.find(engine.app, Filter(limit_key=key), _HOLDERS, order=Order.SLOT)
+            found.append(LimitKey(key, waiting[key], holders))
+        return found
+
+
+def limit_of_key(key: str) -> str:
+    """Return the name under which the limit or rate of a key is listed."""
+    return name_of_rate(key) if is_rate_key(key) else task_of(key)
+
+
+def pause_document(pause: QueuePause | None) -> Document | None:
+    return None if pause is None else {"since": moment(pause.at), "by": pause.by, "reason": pause.reason}
+
+
+def change_document(change: LimitChange | None) -> Document | None:
+    return None if change is None else fields(change)
+
+
+def allowance_document(each: Allowance) -> Document:
+    return fields(each) | {
+        "shown_key": shown_key(f"|{each.key}"),
+        "last": [{"id": id, "at": moment(at)} for id, at in each.last],
+    }
