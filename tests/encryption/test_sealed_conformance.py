@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.codec.sealing import KeyRing
+from holdfast.codec.sealing import CipherKeys
 from holdfast.store import open_store as open_by_url
 from holdfast.store.sealed import sealed_store
 from holdfast.testing.conformance import StoreConformance
 from holdfast.testing.samples import OpenStore
 
-RING = KeyRing([("k2", b"2" * 32), ("k1", b"1" * 32)])
+RING = CipherKeys([("k2", b"2" * 32), ("k1", b"1" * 32)])
 
 
 class TestSealedMemory(StoreConformance):

@@ -17,7 +17,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The names of modules that differ from those of their packages, and what users' own code brings along.
-MODULES = {"pymongo": {"pymongo", "bson", "dns"}, "prometheus-client": {"prometheus_client"}}
+MODULES = {
+    "jinja2": {"jinja2", "markupsafe"},
+    "pymongo": {"pymongo", "bson", "dns"},
+    "prometheus-client": {"prometheus_client"},
+}
 OF_USERS = {"pydantic", "sqlalchemy", "pytest", "vercel", "django", "fastapi", "hypothesis", "gridfs"}
 
 

@@ -93,7 +93,7 @@ def is_broken(data: bytes | None) -> bool:
     return is_sealed(data) and data is not None and (data.startswith(_BROKEN) or head_of(data) is None)
 
 
-class KeyRing:
+class CipherKeys:
     """The keys of an app. The first one encrypts; all of them are tried for reading, by their ids."""
 
     def __init__(self, keys: Sequence[tuple[str, bytes]]) -> None:
@@ -115,13 +115,13 @@ class KeyRing:
         self._ciphers: dict[tuple[str, int], Any] = {}
 
     def __repr__(self) -> str:
-        return f"<KeyRing {', '.join(self.ids)}>"
+        return f"<CipherKeys {', '.join(self.ids)}>"
 
-    def beginning_with(self, id: str) -> KeyRing:
+    def beginning_with(self, id: str) -> CipherKeys:
         """Return the same keys, of which this one encrypts."""
         if id == self.current:
             return self
-        return KeyRing([(id, self._keys[id]), *((other, key) for other, key in self._keys.items() if other != id)])
+        return CipherKeys([(id, self._keys[id]), *((other, key) for other, key in self._keys.items() if other != id)])
 
     def name_payload(self, data: bytes) -> str:
         """Return the name under which a payload is stored: it tells nothing without the key."""
@@ -222,7 +222,7 @@ def parse_keys(text: str) -> list[tuple[str, bytes]]:
 _URL_SAFE = str.maketrans("-_", "+/")
 
 
-def ring_of(keys: str, file: str) -> KeyRing | None:
+def ring_of(keys: str, file: str) -> CipherKeys | None:
     """Return the keys of the settings; None if there are none. Raises `ConfigurationError`."""
     if keys and file:
         raise ConfigurationError("encryption_keys and encryption_keys_file are both given; use one of them.")
@@ -234,4 +234,4 @@ def ring_of(keys: str, file: str) -> KeyRing | None:
         why = error.strerror if isinstance(error, OSError) else "no text" if isinstance(error, UnicodeError) else error
         where = "encryption_keys" if keys else f"encryption_keys_file {file}"
         raise ConfigurationError(f"{where}: {why}. A key is 32 random bytes: openssl rand -base64 32") from None
-    return KeyRing(found)
+    return CipherKeys(found)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from holdfast.codec import MARK, ErrorRecord, Reference
 from holdfast.codec.payloads import split
-from holdfast.codec.sealing import NO_HEAD, KeyRing, Place, head_of, is_broken, is_sealed, with_references
+from holdfast.codec.sealing import NO_HEAD, CipherKeys, Place, head_of, is_broken, is_sealed, with_references
 from holdfast.model.changes import Change, NoteUpdate, Push, RunUpdate, Write
 from holdfast.model.log import Page
 from holdfast.model.notes import LogLine, Notes
@@ -52,7 +52,7 @@ T = TypeVar("T")
 class SealTurn:
     """Turns values of records into sealed ones."""
 
-    def __init__(self, ring: KeyRing) -> None:
+    def __init__(self, ring: CipherKeys) -> None:
         self._ring = ring
 
     def value(self, data: bytes, place: Place) -> bytes:
@@ -91,7 +91,7 @@ class SealTurn:
 class OpenTurn:
     """Turns sealed values of records back, as far as there are keys."""
 
-    def __init__(self, ring: KeyRing) -> None:
+    def __init__(self, ring: CipherKeys) -> None:
         self._ring = ring
 
     def value(self, data: bytes, place: Place) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from holdfast.codec import MARK
-from holdfast.codec.sealing import KeyRing, Place, is_broken, is_sealed
+from holdfast.codec.sealing import CipherKeys, Place, is_broken, is_sealed
 from holdfast.errors import CorruptRecord, EncryptionKeyMissing
 from holdfast.model import sealing
 from holdfast.model.claims import Claim, Claimed
@@ -28,7 +28,7 @@ from holdfast.store.contract import BlockingInsert, EntryOrder, Order, Store, Tr
 _CHANGED = "it was changed, or belongs to another place"
 
 
-def sealed_store(store: Store, ring: KeyRing | None) -> Store:
+def sealed_store(store: Store, ring: CipherKeys | None) -> Store:
     """Return the store as the engine is to see it: with its values open, or guarded if there are no keys."""
     if ring is None:
         guard(store)
@@ -96,7 +96,7 @@ def _check_entry(entry: Entry) -> None:
 class SealedStore:
     """A store with another one below it. What is not here, that one does."""
 
-    def __init__(self, below: Store, ring: KeyRing) -> None:
+    def __init__(self, below: Store, ring: CipherKeys) -> None:
         self.below = below
         self.ring = ring
         self._seal = sealing.SealTurn(ring)
