@@ -92,6 +92,10 @@ def __getattr__(name: str) -> object:
     for module, names in _MOVED.items():
         if name in names.split():
             raise ImportError(f"{name} is in {module} now; write: from {module} import {name}")
+    if name == "chord":
+        raise ImportError(
+            "chord(header)(callback) is group(header).then(callback) here; write: from holdfast import group"
+        )
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
 
 

@@ -263,7 +263,7 @@ class Submittable(Generic[P, R]):
         record = self._record(engine, whole, kwargs, [], {})
         packed = self._runtime.codec.pack_call(args, kwargs, self._names[takes:], engine.limits)
         self._refuse_payloads(engine, packed.payloads, "a call that follows others keeps")
-        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
+        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None, trace=None)
         like = msgspec.structs.replace(record, arguments=packed.data, terms=terms)
         call = call_like(like, self._time.expires)
         return NextCall(call=call, takes=takes, delay_seconds=self._options.delay_seconds)
@@ -312,7 +312,7 @@ class Submittable(Generic[P, R]):
         """
         self._refuse_options("a schedule submits its call again and again, so it has")
         record, payloads = self.prepared(engine, args, kwargs)
-        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
+        terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None, trace=None)
         dedup_key = record.dedup_key if self._pacing is None else None  # ticks are neither debounced nor throttled
         return msgspec.structs.replace(record, terms=terms, dedup_key=dedup_key), self._time.expires, payloads
 
@@ -328,6 +328,20 @@ class Submittable(Generic[P, R]):
     ) -> list[Invocation[R]]:
         runtime, session = self._runtime, self._options.session
         engine = runtime.ready(session) if is_blocking else await runtime.aready(session)
+        if engine.tracer is None:
+            return await self._stored(engine, calls, is_blocking, follow, common)
+        with engine.tracer.submitting(self.name, self._options.queue or self.definition.queue):
+            return await self._stored(engine, calls, is_blocking, follow, common)
+
+    async def _stored(
+        self,
+        engine: Engine,
+        calls: Iterable[CallArguments],
+        is_blocking: bool,
+        follow: Callable[[Engine], Follow] | None,
+        common: Mapping[str, object] | None,
+    ) -> list[Invocation[R]]:
+        runtime, session = self._runtime, self._options.session
         records, payloads = self._records(engine, calls, common)
         if follow is not None:
             terms = msgspec.structs.replace(records[0].terms, follow=follow(engine))
@@ -479,7 +493,7 @@ class Submittable(Generic[P, R]):
         if options.attributes:
             terms = msgspec.structs.replace(record.terms, attributes=options.attributes)
             record = msgspec.structs.replace(record, attributes=options.attributes, terms=terms)
-        return record
+        return record if engine.tracer is None else engine.tracer.passed(record)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool = False) -> None:
         """Raise unless a call may have these arguments. With `takes`, the first one is not known yet."""

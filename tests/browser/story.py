@@ -1,6 +1,7 @@
 """A shop with a day behind it, for pictures and for tests of pages: some of everything that the monitor shows.
 
-``HOLDFAST_URL=… python -m tests.browser.story`` seeds a store; `app` is the shop, for ``holdfast monitor``.
+``HOLDFAST_URL=… python -m tests.browser.story`` seeds a store, and has a runner at work until it is interrupted; `app`
+is the shop, for ``holdfast monitor``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import time
+from collections.abc import Iterator
 
 from tests.support.patience import patient
 
@@ -142,10 +145,9 @@ def seed(app: App) -> dict[str, str]:
         again = app.rerun([failed.id]).invocations[0]
         with contextlib.suppress(InvocationError, CardDeclined):
             again.result(timeout=patient(60))
-        importing = import_rows.submit(100_000)
         deadline = time.monotonic() + patient(60)
-        while importing.progress() is None or not list(app.hooks()):
-            assert time.monotonic() < deadline, "the import does not start, or the run does not wait at its hook"
+        while not list(app.hooks()):
+            assert time.monotonic() < deadline, "the run does not wait at its hook"
             time.sleep(0.02)
         app.queues.pause("mail", reason="the provider is down", by="ann@desk")
         held = [mail.options(priority=5).submit(f"c-{n}", "A letter") for n in range(14)]
@@ -159,7 +161,6 @@ def seed(app: App) -> dict[str, str]:
             "rerun": again.id,
             "run": runs[0].id,
             "waiting run": waiting.id,
-            "running": importing.id,
             "held": held[0].id,
             "no runner": gpu.id,
             "later": later.id,
@@ -171,5 +172,25 @@ def seed(app: App) -> dict[str, str]:
     return ids
 
 
+@contextlib.contextmanager
+def importing(app: App) -> Iterator[str]:
+    """Have a runner at work on an import that does not end. Yields its id."""
+    call = import_rows.submit(100_000)
+    runner = app.runner(concurrency=2, queues=["slow"])
+    runner.start()
+    try:
+        deadline = time.monotonic() + patient(60)
+        while call.progress() is None:
+            assert time.monotonic() < deadline, "the import does not start"
+            time.sleep(0.02)
+        yield call.id
+    finally:
+        runner.end()
+
+
 if __name__ == "__main__":
-    print(json.dumps(seed(app), indent=2))
+    told = seed(app)
+    with importing(app) as id:
+        print(json.dumps(told | {"running": id}, indent=2), flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()

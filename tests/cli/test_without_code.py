@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "triggers": ([], 0),
     "services": ([], 0),
     "stats": ([], 0),
+    "top": ([], 0),
+    "doctor": ([], 1),  # a call waits, and no runner is alive
     "audit": ([], 0),
     "config": ([], 0),
     "runners": ([], 0),

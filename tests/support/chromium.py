@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _PLACE = "/usr/bin/chromium"
 _MISSING = f"{_PLACE} is not installed: apt-get install chromium"
-_FLAGS = (
+FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 )
@@ -38,7 +38,7 @@ def page(ignored: Sequence[str] = ()) -> Iterator[Page]:
     place = browser()
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as driver, driver.chromium.launch(executable_path=place, args=_FLAGS) as launched:
+    with sync_playwright() as driver, driver.chromium.launch(executable_path=place, args=FLAGS) as launched:
         opened, errors = launched.new_page(), list[str]()
         opened.on("pageerror", lambda error: errors.append(str(error)))
         opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)

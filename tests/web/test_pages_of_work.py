@@ -264,3 +264,12 @@ def test_the_pages_of_the_archive_follow_each_other(shop: BusyShop, get: Get, pa
         answer = get("/archive", limit=3, before=answer["before"])
     assert set(whole) <= set(paged)
     assert len(paged) == len(set(paged))
+
+
+def test_a_name_may_have_a_slash_in_it(shop: BusyShop, get: Get, page: Any, act: Any) -> None:
+    body = {"task": "add", "args": [1], "every": "1h"}
+    act("/schedules", name="a/b%2Fc", **body)
+    assert get("/schedules/a%2Fb%252Fc")["name"] == "a/b%2Fc"
+    assert "/schedules/a%2Fb%252Fc" in page("/schedules")
+    page("/schedules/a%2Fb%252Fc")
+    act("/schedules/a%2Fb%252Fc/delete")

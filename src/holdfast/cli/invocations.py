@@ -14,6 +14,7 @@ from holdfast.app import App
 from holdfast.cli import live, reach, timeline
 from holdfast.cli.archive import past_time
 from holdfast.cli.command import Before, InvocationId, Yes, command, page_given
+from holdfast.cli.completion import ids as ids_offered
 from holdfast.cli.events import origin_of
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
@@ -396,7 +397,8 @@ def cancel(
     out: Output,
     app: App,
     ids: Annotated[
-        list[str] | None, Argument(metavar="ID", help="Invocations; the beginning of an id will do.")
+        list[str] | None,
+        Argument(metavar="ID", help="Invocations; the beginning of an id will do.", autocompletion=ids_offered),
     ] = None,
     reason: Annotated[str, Option(help="Why; kept with them.")] = "",
     by: Annotated[str | None, Option(help="The user; else this user and host.")] = None,

@@ -14,6 +14,7 @@ from holdfast.cli import reach
 from holdfast.cli.command import Needs, command
 from holdfast.cli.discovery import shared
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.progress import walking
 from holdfast.errors import UsageError
 from holdfast.masking import mask_url
 from holdfast.model.names import counted
@@ -24,7 +25,8 @@ from holdfast.store.contract import Finding
 @command(Needs.APP)
 def prepare(out: Output, app: App) -> None:
     """Create missing parts of the store. Safe to repeat."""
-    reach.time_of(shared(app))  # opening it is what prepares it
+    with walking(out, None, "preparing"):
+        reach.time_of(shared(app))  # opening it is what prepares it
     if app.url.startswith("sqlite"):
         for finding in reach.check_store(app, deep=False):
             if finding.subject == "file mode" and finding.advice:
@@ -40,7 +42,8 @@ def check(
     deep: Annotated[bool, Option("--deep", help="Read everything; takes its time.")] = False,
 ) -> None:
     """Check the store; fails if something is wrong."""
-    findings = reach.check_store(app, deep=deep)
+    with walking(out, app, "reading everything" if deep else "looking"):
+        findings = reach.check_store(app, deep=deep)
     well = all(finding.ok for finding in findings)
     out.document({"url": mask_url(app.url), "ok": well, "findings": [fields(finding) for finding in findings]})
     rows = [(f.subject, _state(f), f.detail + (f" → {f.advice}" if f.advice else "")) for f in findings]
@@ -69,7 +72,8 @@ def backup(
             "backup. See docs/operations/mongodb.md, Backups"
         )
     target = path.absolute()
-    made = reach.back_up_store(app, target, overwrite=overwrite)
+    with walking(out, None, "copying"):
+        made = reach.back_up_store(app, target, overwrite=overwrite)
     out.document({"path": str(target), **fields(made)})
     out.line(f"{target} has {counted(made.invocations, 'invocation')}, {counted(made.size, 'byte')}; it was checked")
 

@@ -15,6 +15,7 @@ from holdfast.app import App
 from holdfast.cli import logs, reach
 from holdfast.cli.command import AppOption, NameOption, Needs, UrlOption, command, opened
 from holdfast.cli.output import Output
+from holdfast.cli.progress import walking
 from holdfast.cli.run import LogOptions
 from holdfast.errors import InvocationNotFound, UsageError
 from holdfast.model.names import counted
@@ -107,7 +108,8 @@ def import_runs(
     Stop the program that uses that database first. It is not changed. A run that cannot be imported is named, and then
     nothing is imported. To repeat the command is safe.
     """
-    done = app.runtime.run(_imported(app, source, database, check))
+    with walking(out, app, "reading runs" if check else "importing runs"):
+        done = app.runtime.run(_imported(app, source, database, check))
     out.document(msgspec.to_builtins(done))
     would = "can be" if check else "are"
     out.line(f"{counted(done.runs, 'run')} {would} imported, {done.open} of them open, with {done.events} events")

@@ -54,6 +54,7 @@ class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     at: Moment
     error: ErrorRecord
     due_at: Moment | None = None  # of the first failure: when that attempt was due
+    trace: str = ""  # its span, as traceparent of W3C
 
 
 KEY_SECONDS = 86_400.0
@@ -75,6 +76,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: InvocationId | None = None  # the group that wants to know of its end
     effects_key: str | None = None  # of a rerun of a task: the key of the effects of the first run
     attributes: Mapping[str, str] | None = None  # that it began with
+    trace: Mapping[str, str] | None = None  # the span of its submit: traceparent, tracestate; or the link of a rerun
     rate_key: str | None = None  # those with the same key share a rate of how many start in a time
 
 

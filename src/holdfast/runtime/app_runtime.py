@@ -43,6 +43,7 @@ from holdfast.model.records import InvocationRecord, Terms
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.measures import MeasurePort
 from holdfast.runtime.pauses import pauses_of
 from holdfast.runtime.runs import RunForks, RunLooks
 from holdfast.runtime.streams import StreamReads
@@ -52,6 +53,7 @@ from holdfast.store.contract import Filter, Order, Store
 from holdfast.telemetry.events import DutyFailed
 from holdfast.telemetry.logs import logging_telemetry
 from holdfast.telemetry.tasks import here
+from holdfast.tracing import Tracer
 
 _OPEN = frozenset(Status) - FINAL
 _MAX_HOLDERS = 10_000
@@ -463,6 +465,8 @@ class AppRuntime:
         self.rng = random.Random()
         self.ids = Ids(self.clock, self.rng)
         self.telemetry = logging_telemetry(self.clock.monotonic)
+        self.measures: MeasurePort | None = None  # the app sets it, if metrics are on
+        self.tracer: Tracer | None = None  # likewise, of tracing
         self.listeners: Any = None  # `holdfast.around.listeners.Listeners`; the app sets it
         self.runners: set[EndableRunner] = set()  # that run
         self.make_handle: Callable[[], EngineHandle] | None = None  # what a test has put in the place of the usual
@@ -482,6 +486,11 @@ class AppRuntime:
     def definitions(self) -> list[TaskDefinition]:
         """Return the tasks that a runner serves."""
         return list({task.name: task.definition for task in self.tasks.values()}.values())
+
+    @property
+    def has_code(self) -> bool:
+        """Return whether this process knows a task of the app. Else only what needs no code can be offered."""
+        return any(not definition.is_hidden for definition in self.definitions)
 
     def ready(self, session: object = None) -> Engine:
         """Return the engine, opened; `session` is that of a user's own transaction."""
@@ -532,6 +541,8 @@ class AppRuntime:
             "settings": self.settings,
             "url": self.url,
             "store": given,
+            "measures": self.measures,
+            "tracer": self.tracer,
         }
         return functools.partial(self._compose, **made)
 

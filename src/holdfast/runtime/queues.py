@@ -41,11 +41,13 @@ class Queues:
         self._runtime = runtime
 
     @blocking
-    async def list(self, engine: Engine) -> Sequence[Queue]:
-        """Return the queues that have work, are declared by a task of this app, are served by name, or are paused."""
+    async def list(self, engine: Engine, *, most: int | None = None) -> Sequence[Queue]:
+        """Return the queues that have work, are declared by a task of this app, are served by name, or are paused. With
+        `most`, a number from there on is a lower bound, and the cost does not grow with what waits.
+        """
         runtime, store = self._runtime, engine.store
         now = store.now()
-        depths = {depth.name: depth for depth in await store.queue_depths(runtime.name, now)}
+        depths = {depth.name: depth for depth in await store.queue_depths(runtime.name, now, most)}
         pauses = {pause.name: pause for pause in await pauses_of(store, runtime.name)}
         alive = living(await store.roster(runtime.name), now, runtime.settings.dead_after_seconds)
         declared = {queue for task in runtime.tasks.values() for queue in task.definition.queues}

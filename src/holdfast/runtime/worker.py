@@ -346,7 +346,7 @@ class Worker:
         if not demand.look or self._prefetching is not None:
             return
         ahead = self._ahead and demand.expected > self._concurrency and not demand.slot_next
-        if ahead and self._reserve.room(self._loop_time()):
+        if ahead and self._reserve.room(self._loop_time(), self._bounded()):
             self._prefetching = asyncio.create_task(self._prefetch())
         else:
             await self._claim_now()
@@ -493,11 +493,16 @@ class Worker:
         self._demand.learn(self._lanes.turns, ask, claimed, expected, self._loop_time())
         return claimed.records
 
+    def _bounded(self) -> int:
+        """Return how many slots calls under limits and rates have, which may keep them for long."""
+        return sum(map(is_bounded, self._running.records.values())) if self._claimer.is_bounded else 0
+
     async def _prefetch(self) -> None:
         try:
             now = self._loop_time()
-            room = self._reserve.room(now)
-            start = self._begins_ahead and self._reserve.begins_at_once(room, now)
+            bounded = self._bounded()
+            room = self._reserve.room(now, bounded)
+            start = self._begins_ahead and self._reserve.begins_at_once(room, now, bounded)
             claimed = await self._claim(room, start=start, limited=False)
             if self._fenced:
                 self.hand_back(list(claimed), self._why_cut_off())
@@ -654,7 +659,7 @@ class Worker:
         now = self._loop_time()
         counted = self._throughput.current(now)
         for record, outcome, seconds in ended:
-            if self._ahead:
+            if self._ahead and not (self._claimer.is_bounded and is_bounded(record)):  # no claim ahead takes such calls
                 self._reserve.learn(record.task, seconds, now)
             fingerprint = None if isinstance(outcome, Returned) else self.tasks[record.task].fingerprint
             if isinstance(outcome, Unfit) and fingerprint is not None:

@@ -305,9 +305,10 @@ class Store(Protocol):
         """Count invocations by status; statuses without any are absent."""
         ...
 
-    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
-        """Return the depth of each queue that is not empty, at that time. Its cost grows with the waiting invocations.
-        Order: by name.
+    async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:
+        """Return the depth of each queue that is not empty, at that time. Its cost grows with the waiting invocations;
+        with `most`, with the lanes only: it may count so many of each lane and priority, earliest due first, and so
+        many that run or are blocked. A sum below `most` is exact then, any other is a lower bound. Order: by name.
         """
         ...
 
@@ -451,8 +452,10 @@ class Store(Protocol):
         """
         ...
 
-    async def quarantined(self, app: str, id: str | None = None) -> Sequence[Quarantined]:
-        """Return the quarantined records, or only those with this id. Order: oldest first."""
+    async def quarantined(self, app: str, id: str | None = None, *, latest: int | None = None) -> Sequence[Quarantined]:
+        """Return the quarantined records, or only those with this id. Order: oldest first; with `latest`, so many of
+        them, latest first.
+        """
         ...
 
     async def quarantine_hidden(self, app: str) -> int:

@@ -238,6 +238,7 @@ ROWS: dict[type[e.Event], Row] = {
     e.ChangedMeanwhile: Row("", DEBUG, "kept {what}: another process has written it meanwhile"),
     e.TaskUnknown: Row("", If("is_likely_wrong", WARNING, INFO), "found {what} for the unknown task {task}: {why}"),
     e.TriggersNotPublished: Row("triggers", INFO, "left the triggers of this program to runners: {why}"),
+    e.RecordsWalked: Row("engine", DEBUG, "walked over stored records: {count:d} more"),
     # the web app
     e.WebServing: Row("web", INFO, "serving {address}: a user asked for it"),
     e.WebRequestServed: Row("web", DEBUG, "answered {method} {route}: {status:d} in {milliseconds:.1f} ms"),
@@ -262,7 +263,7 @@ ROWS: dict[type[e.Event], Row] = {
 
 Kinds: TypeAlias = frozenset[type[e.Event]]
 
-SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started, e.StartedHere, e.Refused, e.RanHere})
+SILENT: Kinds = frozenset({e.Submitted, e.Claimed, e.Started, e.StartedHere, e.Refused, e.RanHere, e.ChangesWritten})
 """Events that have no line: they are many, or only for listeners."""
 
 RETRIES: Kinds = frozenset({e.StoreRetry, e.StoreGaveUp, e.StoreAnswers})

@@ -133,6 +133,8 @@ class EntryConformance:
             assert not await store.quarantine_entry(first, error)
             assert list(await store.entries(first.app, first.kind)) == [other]
             (aside,) = await store.quarantined(first.app)
+            assert list(await store.quarantined(first.app, latest=1)) == [aside]
+            assert list(await store.quarantined(first.app, latest=0)) == []
             assert list(await store.quarantined(first.app, first.name)) == [aside]
             assert list(await store.quarantined(first.app, other.name)) == []
             assert (aside.kind, aside.id, "it says nothing" in aside.why) == (first.kind, first.name, True)

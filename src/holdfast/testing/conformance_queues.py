@@ -44,6 +44,19 @@ class QueueConformance:
 
         stage.play(scenario)
 
+    def test_bounded_depths_are_exact_below_the_bound_and_know_the_oldest(self, stage: Stage) -> None:
+        async def scenario(store: Store) -> None:
+            mail = [invocation(f"m{n}", queue="mail", due_at=START - n, priority=n % 2) for n in range(9)]
+            slow = [invocation(f"s{n}", queue="slow", due_at=START + n) for n in range(3)]
+            await store.insert([*mail, *slow])
+            few = {depth.name: depth for depth in await store.queue_depths("shop", START, 2)}
+            assert few["mail"].waiting >= 2
+            assert few["mail"].oldest_due_at == START - 8
+            assert few["slow"].waiting + few["slow"].scheduled >= 2
+            assert list(await store.queue_depths("shop", START, 10)) == list(await store.queue_depths("shop", START))
+
+        stage.play(scenario)
+
     # --- any moment
 
     @pytest.mark.parametrize("due_at", [0.0, START + 0.001, START + 3e9 + 1 / 3, LATEST])

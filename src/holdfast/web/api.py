@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast._version import __version__
+from holdfast.web.openapi import described
 from holdfast.web.routes import (
     archive,
     audit,
@@ -10,9 +12,12 @@ from holdfast.web.routes import (
     events,
     hooks,
     invocations,
+    live,
     queues,
+    runners,
     schedules,
     stats,
+    store,
     streams,
     tasks,
     workflows,
@@ -26,8 +31,14 @@ async def list_routes(asked: Asked) -> Render:
     }
 
 
+async def describe_routes(asked: Asked) -> Render:
+    root = str(asked.request.scope.get("root_path", "")).rstrip("/")
+    return lambda: described(ROUTES, __version__, root)
+
+
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "", list_routes, "list these routes"),
+    ApiRoute("GET", "/openapi.json", describe_routes, "describe these routes, as OpenAPI 3.1"),
     *bulk.ROUTES,
     *calls.ROUTES,
     *invocations.ROUTES,
@@ -40,6 +51,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     *events.ROUTES,
     *tasks.ROUTES,
     *archive.ROUTES,
+    *runners.ROUTES,
+    *store.ROUTES,
+    *live.ROUTES,
     *audit.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

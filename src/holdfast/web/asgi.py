@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from typing import Protocol
+from urllib.parse import quote, unquote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,12 +18,13 @@ from starlette.types import Receive, Scope, Send
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
-from holdfast.web import api, logins, webhooks
+from holdfast.web import api, health, logins, webhooks
 from holdfast.web.auditing import action_of, audited
 from holdfast.web.authentication import Authentication, HostUser
+from holdfast.web.live import LiveFeed
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
-from holdfast.web.pages.rendering import PageRenderer
+from holdfast.web.pages.rendering import PageRenderer, wants_page
 from holdfast.web.principals import Principal, Role
 from holdfast.web.problems import SAFE_HEADERS, Problem, internal_error, problem_of
 from holdfast.web.reading.model import ReadModel
@@ -50,7 +52,9 @@ class WebApp:
         self._authentication = Authentication(app.runtime, is_local=is_local, user=user)
         self._logins = logins.Logins(app.runtime, self._authentication, self._pages)
         self._webhooks = webhooks.WebhookEndpoint(app.runtime)
+        self._health = health.HealthChecks(app.runtime, is_local=is_local)
         self.streams = OpenStreams()
+        self._feed = LiveFeed(app.runtime)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -84,12 +88,15 @@ class WebApp:
                 route += found.path
                 require(principal, found.role)
                 return route, await self._api(request, principal, found, parts)
+            if path in health.PATHS:
+                route = path
+                return route, _plain(await self._health.answer(request.method, path, request.headers))
             if path.startswith(webhooks.PREFIX):
                 route = webhooks.HIDDEN
-                return route, await self._webhooks.answer(request, path.removeprefix(webhooks.PREFIX))
+                return route, await self._webhooks.answer(request, unquote(path.removeprefix(webhooks.PREFIX)))
             if path.startswith(pages.STATIC):
                 route = pages.STATIC
-                return route, self._pages.static(request.method, path.removeprefix(pages.STATIC))
+                return route, self._pages.static(request, path.removeprefix(pages.STATIC))
             if path in logins.PATHS:
                 route = path
                 return route, await self._logins.answer(request, path)
@@ -103,12 +110,15 @@ class WebApp:
             if problem is None or problem.status == 500:
                 quoted = (webhooks.place_of(error), None) if route == webhooks.HIDDEN else (repr(error), error)
                 self._runtime.telemetry.emit(WebRequestFailed(request.method, route, *quoted))
-            return route, (problem or internal_error()).response()
+            found_problem = problem or internal_error()
+            if wants_page(request) and not route.startswith((PREFIX, webhooks.HIDDEN)):
+                return route, await self._pages.problem(request, found_problem)
+            return route, found_problem.response()
 
     async def _api(self, request: Request, principal: Principal, route: ApiRoute, parts: dict[str, str]) -> Response:
         asked = Asked(
             self._runtime, self._reading, self.streams, request, parts, query_of(request, route.query), principal
-        )
+        )._replace(feed=self._feed)
         if route.body is not None:
             asked = asked._replace(body=await body_as(request, route.body, self._runtime.settings.webhook_limit))
         action = action_of(route, asked)
@@ -144,9 +154,15 @@ def require(principal: Principal, role: Role) -> None:
         raise Problem(403, "Forbidden", f"this needs the role {needed}, and {principal.name} has the role {there}")
 
 
+def _plain(answer: health.HealthAnswer) -> Response:
+    return Response(answer.body, answer.status, SAFE_HEADERS, answer.media_type)
+
+
 def path_of(scope: Scope) -> str:
-    """Return the path below the place where this app is mounted."""
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    """Return the path below the place where this app is mounted, still escaped: a name in it may have a slash."""
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1").partition("?")[0] if raw else quote(str(scope["path"]))
+    root = quote(str(scope.get("root_path", "")).rstrip("/"))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 

@@ -19,7 +19,7 @@ from holdfast.web.problems import Problem, wrong
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-_LONGEST_TEXT = 1000  # characters of a parameter
+LONGEST_TEXT = 1000  # characters of a parameter
 BODY_SECONDS = 30.0  # for a client to send a body
 
 
@@ -62,8 +62,8 @@ def _value(name: str, parameter: Parameter, given: Sequence[str]) -> Any:
 
 def _checked(name: str, parameter: Parameter, text: str) -> Any:
     shown = f"{name}={text[:80]!r}"
-    if len(text) > _LONGEST_TEXT or "\0" in text:
-        raise wrong(f"query.{name}", f"{shown} is no text of up to {_LONGEST_TEXT:,} characters")
+    if len(text) > LONGEST_TEXT or "\0" in text:
+        raise wrong(f"query.{name}", f"{shown} is no text of up to {LONGEST_TEXT:,} characters")
     if parameter.kind == "number":
         low, high = parameter.low, parameter.high
         digits = text.removeprefix("-") if low < 0 else text

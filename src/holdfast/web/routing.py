@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from holdfast.ids import is_id
 from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.web.documents import Document
+from holdfast.web.live import LiveFeed
 from holdfast.web.principals import Principal, Role
 from holdfast.web.problems import Problem, not_found
 from holdfast.web.reading.model import ReadModel
@@ -48,6 +50,7 @@ class Asked(NamedTuple):
     query: Mapping[str, Any]
     principal: Principal
     body: Any = None  # of the route's type
+    feed: LiveFeed | None = None
 
     @property
     def codec(self) -> Codec:
@@ -81,6 +84,9 @@ class ApiRoute(NamedTuple):
     role: Role = Role.VIEWER
     action: str = ""  # what it changes, for the audit record: invocation.cancel; empty: it changes nothing
     body: type[msgspec.Struct] | None = None  # an `Act`, if it is an action
+    twin: str = ""  # the command that does the same: "holdfast queues pause {name}", with parts of the path or {target}
+    reads: type[msgspec.Struct] | None = None  # a body that the endpoint reads itself, for the description
+    is_stream: bool = False  # the answer is server-sent events
 
 
 def action(
@@ -104,6 +110,11 @@ def pattern_of(path: str) -> re.Pattern[str]:
     return re.compile("".join(made), re.DOTALL)
 
 
+def parts_of(found: re.Match[str]) -> dict[str, str]:
+    """Return the parts of a path that was matched as it is sent, without escapes."""
+    return {name: unquote(value) for name, value in found.groupdict().items()}
+
+
 class RouteTable:
     """Find the route for a request. The first line that fits a path is taken."""
 
@@ -117,7 +128,7 @@ class RouteTable:
             if (found := pattern.fullmatch(path)) is None:
                 continue
             if route.method == method:
-                return route, found.groupdict()
+                return route, parts_of(found)
             allowed.append(route.method)
         if allowed:
             ways = ", ".join(sorted(set(allowed)))

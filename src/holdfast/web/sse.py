@@ -49,13 +49,16 @@ class OpenStreams(set["EventStreamResponse"]):
 
 
 class EventStreamResponse(Response):
-    """Send batches of events as they come. The iterator is closed when the client hangs up, or after `end`."""
+    """Send batches of events as they come. The iterator is closed when the client hangs up, or after `end`; with
+    `patience_seconds`, also when a client has taken nothing for so long.
+    """
 
-    def __init__(self, batches: Batches, streams: OpenStreams) -> None:
+    def __init__(self, batches: Batches, streams: OpenStreams, *, patience_seconds: float | None = None) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._batches = batches
         self._streams = streams
+        self._patience_seconds = patience_seconds
         self._is_ended = asyncio.Event()
 
     def end(self) -> None:
@@ -68,8 +71,9 @@ class EventStreamResponse(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
             await _first_of(self._send(send), disconnected(receive), self._is_ended.wait())
-            with suppress(OSError):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            with suppress(OSError):  # a time limit that is over is one
+                async with asyncio.timeout(self._patience_seconds):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._streams.discard(self)
 
@@ -88,7 +92,8 @@ class EventStreamResponse(Response):
                     except StopAsyncIteration:
                         return
                     following = None
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                async with asyncio.timeout(self._patience_seconds):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             if following is not None:
                 following.cancel()

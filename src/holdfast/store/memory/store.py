@@ -252,7 +252,7 @@ class MemoryStore:
     async def counts(self, app: str) -> Mapping[Status, int]:
         return Counter(record.status for record in self._of(app))
 
-    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
+    async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:
         return gathered(_depth(record, at) for record in self._of(app) if record.status in _QUEUED)
 
     async def owners(self, app: str) -> Sequence[str]:
@@ -447,8 +447,9 @@ class MemoryStore:
 
     # --- what cannot be read, and the rest
 
-    async def quarantined(self, app: str, id: str | None = None) -> Sequence[Quarantined]:
-        return [each for each in self._quarantine if each.app == app and id in (None, each.id)]
+    async def quarantined(self, app: str, id: str | None = None, *, latest: int | None = None) -> Sequence[Quarantined]:
+        found = [each for each in self._quarantine if each.app == app and id in (None, each.id)]
+        return found if latest is None else found[::-1][:latest]
 
     async def quarantine_entry(self, entry: Entry, error: CorruptRecord) -> bool:
         if not await self.remove_entry(entry):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
-from pymongo import ASCENDING
+from pymongo import ASCENDING, DESCENDING
 from pymongo.asynchronous.collection import AsyncCollection
 
 from holdfast.model.claims import Claim
@@ -283,7 +283,10 @@ _OWNER = re.compile("^.+/")
 MAX_STRANGE = 1000
 
 
-async def quarantined(quarantine: Invocations, app: str, id: str | None) -> list[Document]:
-    """Return quarantined records. Index: app."""
+async def quarantined(quarantine: Invocations, app: str, id: str | None, latest: int | None) -> list[Document]:
+    """Return quarantined records, oldest first, or the `latest` first. Index: app."""
     where = {"app": app} if id is None else {"app": app, "id": id}
-    return await quarantine.find(where, hint="app").sort([("at", ASCENDING)]).to_list()
+    found = quarantine.find(where, hint="app")
+    if latest is None:
+        return await found.sort([("at", ASCENDING)]).to_list()
+    return await found.sort([("at", DESCENDING)]).limit(latest).to_list() if latest else []

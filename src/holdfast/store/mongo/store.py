@@ -28,7 +28,7 @@ from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from holdfast.clock import Clock
-from holdfast.errors import CorruptRecord, StoreError, StoreUnavailable, UsageError
+from holdfast.errors import CorruptRecord, StoreError, StoreReadOnly, StoreUnauthorised, StoreUnavailable, UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.changes import (
     Change,
@@ -470,8 +470,11 @@ class MongoStore:
         found = await self._do("counts", queries.counts, self._collection(schema.INVOCATIONS), app)
         return {Status(name): count for name, count in found.items() if name in _KNOWN}
 
-    async def queue_depths(self, app: str, at: float) -> Sequence[QueueDepth]:
-        return await self._do("queue depths", invocations.depths, self._collection(schema.INVOCATIONS), app, at)
+    async def queue_depths(self, app: str, at: float, most: int | None = None) -> Sequence[QueueDepth]:
+        there = self._collection(schema.INVOCATIONS)
+        if most is not None:
+            return await self._do("queue depths", invocations.some_depths, there, app, at, most)
+        return await self._do("queue depths", invocations.depths, there, app, at)
 
     async def remove_ended(self, app: str, ids: Sequence[InvocationId]) -> int:
         keys = [key_of(app, id) for id in ids]
@@ -653,9 +656,19 @@ class MongoStore:
 
     # --- corrupt records, and the rest
 
-    async def quarantined(self, app: str, id: str | None = None) -> Sequence[Quarantined]:
-        documents = await self._do("quarantined", queries.quarantined, self._collection(schema.QUARANTINE), app, id)
+    async def quarantined(self, app: str, id: str | None = None, *, latest: int | None = None) -> Sequence[Quarantined]:
+        there = self._collection(schema.QUARANTINE)
+        documents = await self._do("quarantined", queries.quarantined, there, app, id, latest)
         return [_quarantined(found) for found in documents]
+
+    async def sizes(self) -> Mapping[str, int]:
+        """Return the bytes of the database: stored data, and indexes; nothing if this user may not ask."""
+        database = self._collection(schema.META).database
+        try:
+            found = await self._do("sizes", database.command, "dbStats")
+        except (StoreReadOnly, StoreUnauthorised):
+            return {}
+        return {"data": int(found.get("storageSize", 0)), "indexes": int(found.get("indexSize", 0))}
 
     async def quarantine_hidden(self, app: str) -> int:
         count = 0
@@ -683,7 +696,8 @@ class MongoStore:
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         async with connection.borrowed(self._url) as client:
             database, seconds = self._database_of(client), self._options.signal_retention_seconds
-            return await self._do("check", inspect, database, self._clock, deep=deep, signal_seconds=seconds)
+            look = functools.partial(inspect, observe=self._observe)
+            return await self._do("check", look, database, self._clock, deep=deep, signal_seconds=seconds)
 
 
 def _without_owner(document: Document) -> None:

@@ -516,14 +516,28 @@ def counts(connection: StoreConnection, app: str) -> Mapping[Status, int]:
     return {STATUSES[name]: count for name, count in rows if name in STATUSES}
 
 
-def queue_depths(connection: StoreConnection, app: str, at: float) -> list[QueueDepth]:
-    rows = connection.execute(queries.READY_DEPTHS, (at, at, app)).fetchall()
+def queue_depths(connection: StoreConnection, app: str, at: float, most: int | None = None) -> list[QueueDepth]:
+    if most is None:
+        rows = connection.execute(queries.READY_DEPTHS, (at, at, app)).fetchall()
+    else:
+        rows = list(_some_depths(connection, app, at, most))
     parts = [in_lane(lane, now, later, _moment(oldest)) for lane, now, later, oldest in rows if type(lane) is str]
-    running = connection.execute(queries.OWNED_QUEUES, (app,)).fetchall()
-    blocked = connection.execute(queries.BLOCKED_QUEUES, (app,)).fetchall()
+    limit = -1 if most is None else most  # -1: all
+    running = connection.execute(f"{queries.OWNED_QUEUES} LIMIT ?", (app, limit)).fetchall()
+    blocked = connection.execute(f"{queries.BLOCKED_QUEUES} LIMIT ?", (app, limit)).fetchall()
     parts += [QueueDepth(name=queue, running=1) for (queue,) in running if type(queue) is str]
     parts += [QueueDepth(name=queue, blocked=1) for (queue,) in blocked if type(queue) is str]
     return gathered(parts)
+
+
+def _some_depths(
+    connection: StoreConnection, app: str, at: float, most: int
+) -> Iterable[tuple[object, int, int, object]]:
+    """Yield depths of each lane and rank, of their first `most` rows."""
+    for lane, rank in connection.execute(queries.HEADS, {"app": app}).fetchall():
+        found = connection.execute(queries.SOME_READY_DEPTHS, (at, app, lane, rank, most)).fetchone()
+        count, due, oldest = found[0], found[1] or 0, found[2]
+        yield lane, due, count - due, oldest
 
 
 def _moment(value: object) -> float | None:

@@ -57,6 +57,11 @@ Report = Callable[[str, CorruptRecord], None]
 QUARANTINED = """
 SELECT app, id, at, why, raw, kind FROM holdfast_quarantine WHERE app = ? AND id = coalesce(?, id) ORDER BY at
 """
+# By rowid: in the order in which they were set aside, backwards.
+LATEST_ASIDE = """
+SELECT app, id, at, why, raw, kind FROM holdfast_quarantine WHERE app = ? AND id = coalesce(?, id)
+ORDER BY rowid DESC LIMIT ?
+"""
 QUARANTINE = "INSERT INTO holdfast_quarantine (app, id, at, why, raw, kind) VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -90,9 +95,13 @@ class StoreConnection:
         self._report("unreadable", error)
 
 
-def quarantined(connection: StoreConnection, app: str, id: str | None = None) -> list[Quarantined]:
-    """Return what was set aside, oldest first, as far as that itself can be read."""
-    return [_quarantined(row) for row in connection.execute(QUARANTINED, (app, id)).fetchall()]
+def quarantined(
+    connection: StoreConnection, app: str, id: str | None = None, *, latest: int | None = None
+) -> list[Quarantined]:
+    """Return what was set aside, as far as that itself can be read: oldest first, or the `latest` first."""
+    if latest is None:
+        return [_quarantined(row) for row in connection.execute(QUARANTINED, (app, id)).fetchall()]
+    return [_quarantined(row) for row in connection.execute(LATEST_ASIDE, (app, id, latest)).fetchall()]
 
 
 def _quarantined(row: Sequence[Any]) -> Quarantined:

@@ -114,6 +114,12 @@ DELIVERED = f"UPDATE {TABLE} SET outbox = NULL WHERE app = ? AND id = ? AND outb
 READY_DEPTHS = f"""
 SELECT lane, sum(due_at <= ?), sum(due_at > ?), min(due_at) FROM {TABLE} WHERE app = ? AND {READY} GROUP BY lane
 """  # holdfast_ready, without reading a row
+# holdfast_ready, likewise: of a lane and rank of HEADS, earliest due first, so many at most.
+SOME_READY_DEPTHS = f"""
+SELECT count(*), sum(due_at <= ?), min(due_at) FROM (
+    SELECT due_at FROM {TABLE} WHERE app = ? AND {READY} AND lane = ? AND rank = ? ORDER BY due_at LIMIT ?
+)
+"""
 OWNED_QUEUES = f"SELECT queue FROM {TABLE} WHERE app = ? AND status IN ({status_list(OWNED)})"  # holdfast_status
 BLOCKED_QUEUES = f"SELECT queue FROM {TABLE} WHERE app = ? AND {WAITING}"  # holdfast_waiting or holdfast_status
 

@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -334,12 +334,17 @@ class SqliteStore:
 
     async def check(self, *, deep: bool = False) -> Sequence[Finding]:
         def look(connection: sqlite3.Connection) -> list[Finding]:
-            return inspect(connection, self.path, self._synchronous, deep=deep)
+            return inspect(connection, self.path, self._synchronous, deep=deep, observe=self._observe)
 
         if self._reader is not None:
             return await self._read(lambda connection: look(connection.raw))
         paths.refuse_network_file_system(self.path)
         return await self._look(look)
+
+    async def sizes(self) -> Mapping[str, int]:
+        """Return the bytes of the file, and of its log."""
+        files = {"file": self.path, "log": self.path.with_name(self.path.name + "-wal")}
+        return {name: file.stat().st_size for name, file in files.items() if file.exists()}
 
     async def backup(self, target: Path, *, overwrite: bool = False) -> Backup:
         """Copy the store to a file, as it is at one moment, while others use it. Needs no `open`.

@@ -84,7 +84,8 @@ class Axes:
         form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86_400 else "%d %b"
         first = math.ceil(self.since / step) * step
         times = [first + number * step for number in range(int((self.until - first) // step) + 1)]
-        return [(self.x(at), dt.datetime.fromtimestamp(at, dt.UTC).strftime(form)) for at in times]
+        placed = [(self.x(at), dt.datetime.fromtimestamp(at, dt.UTC).strftime(form)) for at in times]
+        return [(x, text) for x, text in placed if x <= self.width - 3 * len(text)]  # else it would be cut
 
 
 def lines(
@@ -138,6 +139,34 @@ def columns(label: str, starts: Sequence[float], until: float, series: Sequence[
                 )
                 below += value
     return Drawn(axes.width, axes.height, axes.left, axes.bottom, label, axes.grid(), axes.ticks(), bars)
+
+
+class Slot(NamedTuple):
+    """A part of a cycle: where it begins and ends, from 0 to 1."""
+
+    begins: float
+    ends: float
+    text: str
+    title: str
+    kind: str
+
+
+def cycle(label: str, slots: Sequence[Slot], now: float, *, width: int = 640, height: int = 46) -> Drawn:
+    """Draw the slots of a cycle, with a mark for now."""
+    bottom = height - 18.0
+    bars = [
+        Bar(
+            round(each.begins * width, 2),
+            4,
+            round((each.ends - each.begins) * width, 2),
+            bottom - 4,
+            each.kind,
+            each.title,
+        )
+        for each in slots
+    ]
+    ticks = [(round((each.begins + each.ends) / 2 * width, 2), each.text) for each in slots]
+    return Drawn(width, height, 0, bottom, label, (), ticks, bars, (), [Mark(round(now * width, 2), "now")])
 
 
 def nice_top(value: float) -> float:

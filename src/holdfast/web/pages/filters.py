@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -73,9 +74,22 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
+def size(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit, name in ((2**30, "GB"), (2**20, "MB"), (2**10, "kB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
 def command(*words: object) -> str:
     """Return a command line: the twin of an action."""
     return shlex.join(["holdfast", *map(str, words)])
+
+
+def segment(name: object) -> str:
+    """Return a name as one part of a path, whatever is in it."""
+    return quote(str(name), safe="")
 
 
 def epoch(at: float | str | None) -> float | None:
@@ -140,6 +154,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "number": number,
     "pretty": pretty,
+    "size": size,
+    "segment": segment,
     "tone": tone,
     "with_member": with_member,
     "words": words,

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.web.pages import archive, events, hooks, invocation, invocations, overview, queues, schedules, tasks
+from holdfast.web.pages import (
+    archive,
+    events,
+    hooks,
+    invocation,
+    invocations,
+    overview,
+    queues,
+    runners,
+    schedules,
+    store,
+    tasks,
+)
 from holdfast.web.pages.page import PageTable, WebPage
 
 STATIC = "/static/"
@@ -36,6 +48,8 @@ PAGES: tuple[WebPage, ...] = (
     *events.PAGES,
     *hooks.PAGES,
     *archive.PAGES,
+    *runners.PAGES,
+    *store.PAGES,
 )
 TABLE = PageTable(PAGES)
 

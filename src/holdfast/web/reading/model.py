@@ -49,7 +49,10 @@ from holdfast.web.documents import (
     stored_document,
 )
 from holdfast.web.reading.finding import IdFinder
+from holdfast.web.reading.health import HealthReading
+from holdfast.web.reading.runners import RunnerReading
 from holdfast.web.reading.searching import Searching
+from holdfast.web.reading.store import StoreReading
 from holdfast.workflows.hooks_records import address_of, resume_id_of
 from holdfast.workflows.hooks_resuming import HookAccess, HookRecord, looked_up
 
@@ -219,6 +222,9 @@ class ReadModel:
         assert runtime.looks is not None
         self._looking = runtime.looks
         self._hooks = HookAccess(runtime)
+        self.runners = RunnerReading(runtime)
+        self.health = HealthReading(runtime)
+        self.store = StoreReading(runtime)
         self.ids = IdFinder(runtime)
         self.searching = Searching(runtime)
 

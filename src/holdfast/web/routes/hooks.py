@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from holdfast.errors import NotEncodable, PayloadDoesNotFit
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, about, wrong
@@ -48,7 +50,19 @@ async def resume_hook(asked: Asked) -> Render:
     return lambda: {"run": hook.run, "call": hook.call, "resume_id": resume_id}
 
 
-_RESUME: dict[str, Any] = {"role": Role.OPERATOR, "action": "hook.resume"}
+class HookPayload(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A payload for the hook of that name. With a `resume_id`, it is delivered once, however often it is sent."""
+
+    payload: Any = None
+    resume_id: str | None = None
+
+
+class TokenPayload(HookPayload, kw_only=True, forbid_unknown_fields=True):
+    """A payload for the hook of a token."""
+
+    token: str
+
+
 ROUTES = (
     ApiRoute(
         "GET",
@@ -68,6 +82,7 @@ ROUTES = (
         "give a payload to the hook of a token",
         role=Role.OPERATOR,
         action="hook.resume",
+        reads=TokenPayload,
     ),
     ApiRoute("GET", "/hooks/{name}", show_hook, "show one hook, by the hash of its token"),
     ApiRoute(
@@ -77,5 +92,6 @@ ROUTES = (
         "give a payload to the hook of that name",
         role=Role.OPERATOR,
         action="hook.resume",
+        reads=HookPayload,
     ),
 )

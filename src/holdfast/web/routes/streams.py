@@ -39,6 +39,7 @@ ROUTES = (
         follow_stream,
         "follow a stream, as server-sent events",
         {"start": _START, "attempts": _ATTEMPTS},
+        is_stream=True,
     ),
     ApiRoute(
         "GET",

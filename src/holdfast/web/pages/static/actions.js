@@ -74,6 +74,8 @@ function open(button) {
   const look = async () => {
     if (data.noPreview !== undefined) return;
     const mine = ++asked;
+    const missing = fields.filter((each) => each.missing()).map((each) => each.label);
+    if (missing.length) return preview.replaceChildren(`To be filled in: ${missing.join(", ")}`);
     try {
       const found = await send(data.action, { ...body(), preview: true }, data.method);
       if (mine !== asked) return;
@@ -154,7 +156,8 @@ function field(given) {
   };
   const parts = [element("label", { for: id }, given.label), input];
   if (given.help) parts.push(element("p", { className: "muted" }, given.help));
-  return { input, read, parts };
+  const missing = () => !given.optional && given.kind !== "checkbox" && input.value === "" && given.value === "";
+  return { input, read, parts, missing, label: given.label };
 }
 
 async function copy(button) {

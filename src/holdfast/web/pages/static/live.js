@@ -1,7 +1,8 @@
 // Live updates: the server names topics that have changed; the page fetches itself and replaces its regions.
 //
-// A region is an element with an id and `data-live`. One that the pointer or the focus is in, or that comes before what
-// the pointer is about to click, waits until they have left. Nothing is fetched while the tab is hidden.
+// A region is an element with an id and `data-live`. One that holds what the pointer is over, a field with the focus, or
+// what the keyboard was used on in the last seconds, waits; so does one before it, which would move it. What the user has
+// just done is shown at once. Nothing is fetched while the tab is hidden.
 const PAUSE = 1000; // at least, between two updates
 const CLICKABLE = "a, button, input, select, textarea, summary, label, [data-row]";
 
@@ -11,6 +12,9 @@ let running = false;
 let last = 0;
 let pointer = null;
 let source = null;
+let forced = false;
+let typed = 0;
+const TYPING = 5000; // how long the keyboard counts as in use
 
 export function live() {
   const topics = document.body.dataset.topics;
@@ -18,7 +22,8 @@ export function live() {
   document.addEventListener("pointermove", (event) => { pointer = event.target; });
   document.addEventListener("pointerleave", () => { pointer = null; });
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start(topics)));
-  document.addEventListener("holdfast:changed", () => { wanted = true; update(); });
+  document.addEventListener("keydown", () => { typed = Date.now(); });
+  document.addEventListener("holdfast:changed", () => { wanted = forced = true; update(); });
   setInterval(update, 500);
   if (!document.hidden) start(topics);
 }
@@ -27,6 +32,7 @@ function start(topics) {
   if (source) return;
   source = new EventSource(`${root()}/api/v1/live?topics=${encodeURIComponent(topics)}`);
   source.addEventListener("changed", () => { wanted = true; update(); });
+  source.addEventListener("problem", () => say("the store does not answer"));
   source.onopen = () => say("live");
   source.onerror = () => say("reconnecting");
   if (last) { wanted = true; update(); } // what happened while the tab was hidden
@@ -46,18 +52,19 @@ function say(text) {
 
 async function update() {
   if (!wanted || running || document.hidden || Date.now() - last < PAUSE || document.querySelector("dialog[open]")) return;
-  if (busy().length && busy().length === regions().length) return; // all would wait
+  const all = forced;
+  if (!all && busy().length && busy().length === regions().length) return; // all would wait
   running = true;
-  wanted = false;
+  wanted = forced = false;
   try {
     const answer = await fetch(location.href, { headers: { accept: "text/html" }, credentials: "same-origin" });
     if (answer.redirected && new URL(answer.url).pathname !== location.pathname) return location.reload(); // logged out
     if (!answer.ok) return say(`the server answered ${answer.status}`);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const waiting = busy();
+    const waiting = all ? [] : busy();
     for (const region of regions()) {
       const other = fresh.getElementById(region.id);
-      if (!other || other.innerHTML === region.dataset.shown) continue;
+      if (!other || other.outerHTML === region.dataset.shown) continue;
       if (waiting.includes(region)) { wanted = true; continue; }
       replace(region, other);
     }
@@ -75,7 +82,8 @@ const regions = () => [...document.querySelectorAll("[data-live][id]")];
 
 function busy() {
   const about = pointer?.isConnected ? pointer.closest?.(CLICKABLE) : null;
-  const focus = document.activeElement === document.body ? null : document.activeElement?.closest("main *");
+  const active = document.activeElement?.closest("main *");
+  const focus = active?.matches("input, select, textarea") || Date.now() - typed < TYPING ? active : null;
   const near = [about?.closest("main") ? about : null, focus].filter(Boolean);
   const selected = [...document.querySelectorAll("main input[type=checkbox]:checked")];
   return regions().filter(
@@ -87,11 +95,21 @@ function busy() {
 
 function replace(region, other) {
   const open = new Set([...region.querySelectorAll("details[open]")].map((each) => each.dataset.key || each.querySelector("summary")?.textContent));
-  const shown = other.innerHTML;
+  const focused = region.contains(document.activeElement) ? placeOf(region, document.activeElement) : null;
+  const shown = other.outerHTML;
+  region.className = other.className;
+  region.hidden = other.hidden;
   region.replaceChildren(...other.childNodes);
   region.dataset.shown = shown;
   for (const each of region.querySelectorAll("details")) {
     if (open.has(each.dataset.key || each.querySelector("summary")?.textContent)) each.open = true;
   }
+  if (focused) (region.querySelectorAll(focused.kind)[focused.number] || region).focus({ preventScroll: true });
   region.dispatchEvent(new CustomEvent("holdfast:replaced", { bubbles: true }));
+}
+
+// The focus goes to what is in the same place: the third button stays the third button.
+function placeOf(region, focused) {
+  const kind = focused.matches("[data-row]") ? "[data-row]" : focused.localName;
+  return { kind, number: [...region.querySelectorAll(kind)].indexOf(focused) };
 }
