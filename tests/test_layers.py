@@ -52,8 +52,8 @@ SIDEWAYS = {
     "ids": {"clock"},
     "codec": {"errors"},
     "crashpoints": {"errors"},
-    "showing": {"clock", "masking"},
-    "settings": {"errors", "clock", "masking", "schedules"},
+    "showing": {"clock", "codec", "masking"},
+    "settings": {"errors", "clock", "codec", "masking", "schedules"},
     "schedules": {"errors", "clock"},
     "executors": {"telemetry", "tracing"},  # user code is where logs come from; stores report to their observer
     "fleet": {"runtime"},

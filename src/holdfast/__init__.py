@@ -8,6 +8,7 @@ import logging
 
 from holdfast._version import __version__
 from holdfast.app import App
+from holdfast.codec.secret import Secret
 from holdfast.errors import (
     Fatal,
     HoldfastError,
@@ -46,6 +47,7 @@ __all__ = [
     "ResultTimeout",
     "Retries",
     "RetryLater",
+    "Secret",
     "SoftTimeout",
     "Status",
     "Task",

@@ -24,6 +24,7 @@ from holdfast.archive.retention import Retention
 from holdfast.around.listeners import Listeners
 from holdfast.around.programs import KEEP_BYTES, CommandFailed, CommandResult, Programs
 from holdfast.clock import Clock, Duration, parse_duration
+from holdfast.codec.sealing import ring_of
 from holdfast.declaring import (
     DirectOptions,
     TaskOptions,
@@ -65,6 +66,7 @@ from holdfast.stats.counters import Counters
 from holdfast.stats.service import StatsUpkeep
 from holdfast.store import open_store
 from holdfast.store.contract import Store
+from holdfast.store.sealed import sealed_store
 from holdfast.streams.reader import StreamReading
 from holdfast.streams.service import StreamUpkeep
 from holdfast.streams.writer import ChunkWriter
@@ -305,6 +307,7 @@ class App:
             kind = AsyncWorkflow if definition.is_coroutine else Workflow
         task = (make or kind)(runtime, definition)
         runtime.tasks.update(dict.fromkeys(definition.names, task))
+        runtime.codec.parameters.update(dict.fromkeys(definition.names, tuple(definition.signature.parameters)))
         for each in evaluators(runtime, definition):
             self._declare(each)
         return task
@@ -564,9 +567,10 @@ def compose(*, url: str, store: Store | None, settings: Settings, clock: Clock, 
     }
     opened = store or open_store(url, clock=clock, observe=store_observer(shared["telemetry"]), options=options)
     measures, tracer = (shared.pop(name, None) for name in ("measures", "tracer"))
-    engine = Engine(store=opened, settings=settings, clock=clock, **shared)
     if measures is not None:
         measures.watch_store(opened)
+    sealed = sealed_store(opened, ring_of(settings.encryption_keys, settings.encryption_keys_file))
+    engine = Engine(store=sealed, settings=settings, clock=clock, **shared)
     engine.measures, engine.tracer = measures, tracer
     engine.outbox = engine.part(TriggerOutbox)
     engine.part(Counters).attach()

@@ -40,7 +40,7 @@ from holdfast.model.records import (
 from holdfast.runtime.app_runtime import AppRuntime, completed, refuse_on_loop, running_body
 from holdfast.runtime.definition import ALL_ARGUMENTS, TaskDefinition
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.fitting import Fitting
+from holdfast.runtime.fitting import Fitting, secret_parameters, with_secrets
 from holdfast.runtime.payloads import whole
 from holdfast.telemetry.tasks import here
 from holdfast.workflows.api import submitted_in_body
@@ -242,6 +242,10 @@ class Submittable(Generic[P, R]):
         """Return a call like `s`, which takes nothing of what it follows."""
         return TaskCall(self, args, kwargs, takes=False)
 
+    @functools.cached_property
+    def _secrets(self) -> frozenset[str]:
+        return secret_parameters(self.definition.function, self.definition.signature)
+
     @property
     def runtime(self) -> AppRuntime:
         return self._runtime
@@ -261,6 +265,9 @@ class Submittable(Generic[P, R]):
                     f"{word} has to be known at submit: use another argument, or submit it in a task"
                 )
         record = self._record(engine, whole, kwargs, [], {})
+        if secrets := self._secrets:
+            whole, kwargs = with_secrets(secrets, task.signature, whole, kwargs)
+            args = whole[takes:]
         packed = self._runtime.codec.pack_call(args, kwargs, self._names[takes:], engine.limits)
         self._refuse_payloads(engine, packed.payloads, "a call that follows others keeps")
         terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None, trace=None)
@@ -457,6 +464,8 @@ class Submittable(Generic[P, R]):
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
+        if secrets := self._secrets:
+            args, kwargs = with_secrets(secrets, task.signature, args, kwargs)
         packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(
@@ -502,6 +511,8 @@ class Submittable(Generic[P, R]):
             bind(task.signature, args, kwargs, task.name)
         except ArgumentsDoNotBind as error:
             raise self._with_hint(error, kwargs) from None
+        if secrets := self._secrets:
+            args, kwargs = with_secrets(secrets, task.signature, args, kwargs)
         if self._fitting is not None:
             self._fitting.check(args, kwargs, takes=takes)
         if task.check is not None and not takes:

@@ -76,6 +76,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "streams": (["ID"], 0),
     "store prepare": ([], 0),
     "store check": ([], 0),
+    "store keys": ([], 0),
     "store backup": (["copy.db"], 0),
     "store roles": ([], 2),
     "access token": ([], 0),

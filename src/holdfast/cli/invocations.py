@@ -328,7 +328,7 @@ def _detail(record: InvocationRecord, now: float) -> str:
 def describe_call(app: App, task: str, arguments: bytes) -> tuple[str, dict[str, Any]]:
     """Return the call as Python would write it, and as data."""
     try:
-        args, kwargs = decoded(app.runtime.codec, Stored(arguments, app.runtime.codec), of_call=True)
+        args, kwargs = decoded(app.runtime.codec, Stored(arguments, app.runtime.codec), of_call=True, task=task)
     except NotDecodable as error:
         return f"its {counted(len(arguments), 'byte')} of arguments cannot be read here: {error}", {
             "unreadable": str(error)

@@ -145,7 +145,13 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
     "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),
     "store": (
         "Create, check or back up the store; print its database roles.",
-        {"prepare": store.prepare, "check": store.check, "backup": store.backup, "roles": store.roles},
+        {
+            "prepare": store.prepare,
+            "check": store.check,
+            "keys": store.keys,
+            "backup": store.backup,
+            "roles": store.roles,
+        },
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The commands about the store itself: ``store prepare``, ``check``, ``backup`` and ``roles``."""
+"""The commands about the store itself: ``store prepare``, ``check``, ``keys``, ``backup`` and ``roles``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from holdfast.cli.command import Needs, command
 from holdfast.cli.discovery import shared
 from holdfast.cli.output import FAILED, Output
 from holdfast.cli.progress import walking
+from holdfast.codec.sealing import ring_of
 from holdfast.errors import UsageError
 from holdfast.masking import mask_url
 from holdfast.model.names import counted
 from holdfast.showing import fields
 from holdfast.store.contract import Finding
+from holdfast.store.key_use import KeySurvey, KeyUse
 
 
 @command(Needs.APP)
@@ -56,6 +58,28 @@ def _state(finding: Finding) -> str:
     if not finding.checked:
         return "not checked"
     return "ok" if finding.ok else "NOT OK"
+
+
+@command(Needs.PLACE)
+def keys(out: Output, app: App) -> None:
+    """Tell which encryption keys the stored values need. Reads everything."""
+    ring = ring_of(app.settings.encryption_keys, app.settings.encryption_keys_file)
+    known = () if ring is None else ring.ids
+    used = reach.with_store(app, lambda store: KeySurvey(store, app.name).run(known))
+    out.document({"known": list(known), "keys": [fields(use) | {"needed": _needed(use, known)} for use in used]})
+    counts = [(use, [str(count) for count in (use.invocations, use.entries, use.pages, use.payloads)]) for use in used]
+    rows = [(use.key or "(in the clear)", *numbers, _needed(use, known)) for use, numbers in counts]
+    out.table(("key", "calls", "entries", "log pages", "payloads", "needed"), rows, empty="nothing is stored")
+
+
+def _needed(use: KeyUse, known: tuple[str, ...]) -> str:
+    if not use.key:
+        return "no key"
+    if use.key not in known:
+        return "yes, and MISSING here"
+    if use.key == known[0]:
+        return "yes: it encrypts"
+    return "yes: it reads" if use.total else "no: it may be dropped"
 
 
 @command(Needs.PLACE)

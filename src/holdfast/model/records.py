@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.codec import MARK, ErrorRecord, references
+from holdfast.codec.sealing import head_of
 from holdfast.errors import UsageError
 from holdfast.ids import InvocationId
 from holdfast.model.decoding import INVOCATION, Count, JsonDecoder, Moment, Number, Seconds, ahead, corrupt
@@ -439,6 +440,7 @@ class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
     size: Count
     pieces: Count
     first: Piece
+    is_sealed: bool = False  # it was encrypted, and is what its name says: not stored
 
 
 class Collected(NamedTuple):
@@ -454,7 +456,9 @@ def digests_in(*encoded: bytes | ErrorRecord | UnsetType | None) -> tuple[str, .
     for part in encoded:
         data = part.data if isinstance(part, ErrorRecord) else part
         if isinstance(data, bytes) and data[:1] == MARK:
-            found.update(dict.fromkeys(reference.digest for reference in references(data)))
+            sealed = head_of(data)
+            named = references(data) if sealed is None else sealed.references
+            found.update(dict.fromkeys(reference.digest for reference in named))
     return tuple(found)
 
 

@@ -29,11 +29,12 @@ import msgspec
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.codec import Codec, Payload
+from holdfast.codec.sealing import ring_of
 from holdfast.errors import BlockingCall, ConfigurationError, CorruptRecord, StoreError, UsageError
 from holdfast.executors.lifespan import Hooks
 from holdfast.executors.loop import LoopThread
 from holdfast.ids import Ids, InvocationId
-from holdfast.masking import mask_url
+from holdfast.masking import hide_also, mask_url
 from holdfast.model.decoding import RATE
 from holdfast.model.explain import MAX_NAMED, Explanation, RunWait, Surroundings, explain
 from holdfast.model.limits import Limit
@@ -457,6 +458,9 @@ class AppRuntime:
         self.url = url
         self.settings = settings
         self.codec = Codec()
+        if (ring := ring_of(settings.encryption_keys, settings.encryption_keys_file)) is not None:
+            self.codec.name_payload = ring.name_payload
+        hide_also(settings.secret_names)
         self.hooks = Hooks()
         self.tasks: dict[str, DeclaredTask] = {}  # by each of their names
         self.verifiers: dict[str, Callable[..., object]] = {}  # of webhooks, by name

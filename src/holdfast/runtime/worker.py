@@ -37,8 +37,9 @@ from holdfast.model.changes import Applied, Change
 from holdfast.model.crashes import has_begun_before
 from holdfast.model.limits import is_bounded
 from holdfast.model.names import counted
-from holdfast.model.parking import may_fit, unfit_code
+from holdfast.model.parking import lacks_key, lock_seconds, may_fit, unfit_code
 from holdfast.model.records import PLAIN, READY, Hint, InvocationRecord, RunState, Serves, runner_of
+from holdfast.model.sealing import sealed_in
 from holdfast.model.status import FINAL, OWNED, Status
 from holdfast.runtime.cancel import CancellationListener
 from holdfast.runtime.claim import MANY, Claimer, Demand, Lanes, Permit, Reserve
@@ -568,6 +569,10 @@ class Worker:
         if self._fenced or self._has_drained or not self._permit.holds():
             self.hand_back(list(records), _STOPS if self._has_drained else self._why_cut_off())
             return
+        if locked := [record for record in records if sealed_in(record)]:
+            for record in locked:
+                self.hand_back([record], lacks_key(sealed_in(record), self.owner), lock_seconds(record.epoch))
+            records = [record for record in records if record not in locked]
         for record in records:
             if record.terms is not PLAIN and record.terms.start_by is not None:
                 records = self._in_time(records)

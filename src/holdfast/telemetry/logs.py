@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.codec import ErrorRecord
 from holdfast.errors import HoldfastError
+from holdfast.showing import printable
 from holdfast.telemetry import events as e
 from holdfast.telemetry.events import Telemetry
 
@@ -330,8 +331,13 @@ class LogLines:
         if row.throttle_key and level > DEBUG and not self._throttle.is_due(_key(row.throttle_key, event)):
             level = DEBUG
         if logger.isEnabledFor(level):
-            values = [value(event) for value in line.values]
+            values = [_harmless(value(event)) for value in line.values]
             logger.log(level, line.message, *values, exc_info=_trace(event), extra=_extra(event, row))
+
+
+def _harmless(value: object) -> object:
+    """Return a value whose text is one line, without what acts on a terminal: users' texts are among them."""
+    return value if isinstance(value, int | float) else printable(value)
 
 
 def _key(template: str, event: e.Event) -> str:
