@@ -57,13 +57,15 @@ def _remove_left(memory: Path) -> None:
 
 
 @contextlib.contextmanager
-def quick_server(*, replica_set: str | None = None, removes: bool = False) -> Iterator[Mongod]:
+def quick_server(
+    *, replica_set: str | None = None, removes: bool = False, options: tuple[str, ...] = ()
+) -> Iterator[Mongod]:
     """A server in memory, if there is room: for tests that ask what a server answers, and not what it keeps."""
     memory = Path("/dev/shm")
     _remove_left(memory)
     is_roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM
     with tempfile.TemporaryDirectory(prefix=f"hf-mongo-{os.getpid()}-", dir=memory if is_roomy else None) as folder:
-        server = Mongod(Path(folder) / "db", replica_set=replica_set, options=QUICK, removes=removes)
+        server = Mongod(Path(folder) / "db", replica_set=replica_set, options=QUICK + options, removes=removes)
         server.start()
         try:
             if replica_set:

@@ -556,7 +556,7 @@ class StoreRepaired(OfStore, frozen=True):
 
 
 class StoreExposed(OfStore, frozen=True):
-    """Others may write to the store's files."""
+    """Others may write to the store's files, or stand in for its server."""
 
 
 class HintsInterrupted(OfStore, frozen=True):

@@ -195,6 +195,35 @@ async def wrong_set_name(url: str) -> str:
     return ""
 
 
+# --- TLS
+
+_UNCHECKED = frozenset({"tlsinsecure", "tlsallowinvalidcertificates", "tlsallowinvalidhostnames"})
+_CERTIFICATES = {  # what OpenSSL says of a certificate, and what to do
+    "has expired": "The certificate of the server has expired: renew it.",
+    "not yet valid": "The certificate of the server is not valid yet: compare the clocks of both hosts.",
+    "mismatch": "The certificate of the server is for another host: name the server as its certificate does.",
+    "issuer": "Name the CA of the server's certificate in the URL: tlsCAFile=….",
+    "self-signed": "Name the CA of the server's certificate in the URL: tlsCAFile=….",
+}
+
+
+def unchecked_option(url: str) -> str:
+    """Return the option by which any server is taken for the right one; empty if the URL has none."""
+    return next((_spelled(name) for name, value in _pairs(url) if _is_unchecked(name, value)), "")
+
+
+def _is_unchecked(name: str, value: str) -> bool:
+    return name.lower() in _UNCHECKED and unquote_plus(value) == "true"
+
+
+def tls_advice(said: str) -> str:
+    """Return what to do about a certificate that was refused, or a server without TLS; empty if it is another error."""
+    if said.startswith("SSL handshake failed"):
+        return " What listens there may have no TLS."
+    _, refused, why = said.lower().partition("certificate verify failed: ")
+    return next((f" {advice}" for reason, advice in _CERTIFICATES.items() if refused and reason in why), "")
+
+
 # --- looking a URL over
 
 

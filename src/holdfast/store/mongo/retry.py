@@ -197,7 +197,8 @@ class Retrier:
         advice = "" if is_missing_index(error) else " Is it running, and does this host reach it?"
         times = "once" if tries == 1 else f"{tries} times"
         if isinstance(error, ServerSelectionTimeoutError):
-            advice = await connection.wrong_set_name(self._url) or advice
+            about_tls = connection.tls_advice(str(error))
+            advice = about_tls or await connection.wrong_set_name(self._url) or advice
         return StoreUnavailable(
             f"MongoDB at {self._where} did not answer: {what} was tried {times} in {elapsed:.1f} s. "
             f"The last error: {text_of(error)}.{advice}"
@@ -244,9 +245,12 @@ def _meaning(what: str, error: PyMongoError) -> tuple[type[StoreError], str]:
     return StoreError, ""
 
 
+_TIMEOUTS = re.compile(r" \(configured timeouts:[^)]*\)")
+
+
 def text_of(error: Exception) -> str:
     """Return the error in one line, without the driver's description of the whole topology."""
-    text = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
+    text = _TIMEOUTS.sub("", str(error).partition(", Timeout:")[0].partition(", full error:")[0])
     if isinstance(error, BulkWriteError) and (details := (error.details or {}).get("writeErrors")):
         text = f"{text}: {details[0].get('errmsg')}"
     return f"{type(error).__name__}: {text[:300]}"

@@ -175,6 +175,9 @@ class MongoStore:
             await connection.release(self._url)
             raise
         self._database = database
+        if unchecked := connection.unchecked_option(self._url):
+            why = f"the certificate of MongoDB is not checked ({unchecked}), so any server may take its place"
+            self._observe("risk", {"why": why})
         self._hints = StreamHints(
             database[schema.SIGNALS].with_options(read_concern=ReadConcern("majority")),  # a stream takes no other
             use_change_streams=self._options.use_change_streams,

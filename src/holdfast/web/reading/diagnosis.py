@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast._version import __version__
 from holdfast.clock import format_duration
@@ -41,6 +41,8 @@ _AHEAD_SECONDS = 2.0
 _LONG_TOKEN = 32
 _NAMED = 5
 _HOLDERS = 1000
+_UNCHECKED = ("tlsInsecure", "tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames")
+_WITH_TLS = frozenset({"tlscafile", "tlscertificatekeyfile", "tlscrlfile"})  # these turn it on
 
 
 class Symptom(NamedTuple):
@@ -164,17 +166,22 @@ def _addresses(settings: Settings, url: str) -> Iterator[Symptom]:
             )
     if settings.world_hosts.strip() == "*":
         yield Symptom("world_hosts", HINT, "world_hosts is *: the World may deliver to any host", "name the hosts")
-    if url.startswith("mongodb://"):
+    if url.startswith(("mongodb://", "mongodb+srv://")):
         yield from _mongo_url(url)
 
 
 def _mongo_url(url: str) -> Iterator[Symptom]:
     parts = urlsplit(url)
     hosts = [urlsplit(f"//{each}").hostname or "" for each in parts.netloc.rpartition("@")[2].split(",")]
+    options = {name.lower(): value for name, value in parse_qsl(parts.query)}
+    for name in _UNCHECKED:
+        if options.get(name.lower()) == "true":
+            detail = f"{name} is true: another server may take the place of yours, and get what is stored"
+            yield Symptom("url", WRONG, detail, "name the CA of the server instead: tlsCAFile=…")
     if all(map(is_loopback, hosts)):
         return
-    options = parts.query.lower()
-    if "tls=true" not in options and "ssl=true" not in options:
+    by_default = parts.scheme == "mongodb+srv" or not _WITH_TLS.isdisjoint(options)
+    if options.get("tls", options.get("ssl", "true" if by_default else "")) != "true":
         yield Symptom("url", WRONG, "the MongoDB server is on another host, and TLS is off", "add tls=true to the URL")
     if "@" not in parts.netloc and "authmechanism" not in options:
         advice = "make a user: holdfast store roles"
