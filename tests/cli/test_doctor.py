@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sqlite3
 import threading
 import time
@@ -144,6 +145,20 @@ def test_settings_are_those_of_the_environment(app: App, finding: Found, monkeyp
     found = finding("api_token", "wrong", code=1)
     assert "openssl rand -hex 32" in found["advice"]
     assert "0123456789abcdef" not in str(found)
+
+
+@pytest.mark.parametrize("keys", ["", f"k1:{base64.b64encode(b'1' * 32).decode()}"])
+def test_secrets_that_are_stored_without_encryption(
+    shop: Path, app: App, holdfast: Command, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    with (shop / "shop.py").open("a") as code:
+        code.write("from holdfast import Secret\n@app.task\ndef charge(card: Secret[str], amount: int) -> None: ...\n")
+    monkeypatch.setenv("HOLDFAST_ENCRYPTION_KEYS", keys)
+    answer = holdfast("doctor", "--app", "shop:app", "--json")
+    found = [each for each in answer.json["findings"] if each["subject"] == "encryption_keys"]
+    assert answer.code == 0
+    assert [each["state"] for each in found] == ([] if keys else ["hint"])
+    assert keys or found[0]["detail"].startswith("parameters of shop:charge are Secret")
 
 
 def test_runners_that_differ(shop: Path, app: App, finding: Found) -> None:

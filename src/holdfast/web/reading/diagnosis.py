@@ -26,6 +26,8 @@ from holdfast.model.records import RunnerRecord, runner_of
 from holdfast.model.status import FINAL
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.fitting import secret_parameters
+from holdfast.runtime.naming import declared
 from holdfast.runtime.queues import Queue, Queues
 from holdfast.schedules.records import KIND as SCHEDULE
 from holdfast.settings import Settings
@@ -79,7 +81,7 @@ class DiagnosisReading:
     def diagnose(self) -> Diagnosis:
         """Return the diagnosis, for commands. What cannot be reached is part of it."""
         runtime = self._runtime
-        found = [_versions(), *of_settings(runtime.settings, runtime.url)]
+        found = [_versions(), *of_settings(runtime.settings, runtime.url), *_open_secrets(runtime)]
         if self._file is not None and not self._file.exists():  # to look into it would be to make it
             return Diagnosis([*found, Symptom("store", WRONG, "it is not there yet", "holdfast store prepare")])
         try:
@@ -207,6 +209,17 @@ def _secrets(settings: Settings) -> Iterator[Symptom]:
     if settings.hook_secret and settings.hook_secret == settings.hook_secret_previous:
         advice = "leave hook_secret_previous empty until the next change"
         yield Symptom("hook_secret", HINT, "hook_secret and hook_secret_previous are the same", advice)
+
+
+def _open_secrets(runtime: AppRuntime) -> Iterator[Symptom]:
+    """Find tasks whose secrets would lie in the store as they are."""
+    if runtime.codec.name_payload is not None:
+        return
+    found = [each.name for each in declared(runtime) if secret_parameters(each.function, each.signature)]
+    if found:
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        detail = f"parameters of {', '.join(found[:_NAMED])}{more} are Secret, and are stored without encryption"
+        yield Symptom("encryption_keys", HINT, detail, "set encryption_keys; see docs/guides/encryption.md")
 
 
 def _file_place(file: Path) -> Iterator[Symptom]:
