@@ -33,3 +33,11 @@ class TestSealedSqlite(TestSealedMemory):
     @pytest.fixture
     def store_url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.mark.faults  # it takes as long as that of MongoDB itself
+@pytest.mark.xdist_group("stores")
+class TestSealedMongo(TestSealedMemory):
+    @pytest.fixture
+    def store_url(self, mongo_url: str) -> str:
+        return mongo_url
