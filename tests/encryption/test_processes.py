@@ -13,6 +13,8 @@ from tests.encryption.conftest import Dump, key
 from tests.encryption.test_encrypted import CANARY, LARGE, forms, stored
 from tests.support.patience import patient
 
+from holdfast import Secret
+
 
 @pytest.fixture
 def vault(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
@@ -27,9 +29,10 @@ def vault(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @pytest.mark.slow
 def test_arguments_results_and_errors_of_children_are_encrypted(vault: ModuleType, dump: Dump) -> None:
     small, large = vault.charge.submit(CANARY, ""), vault.charge.submit(CANARY, LARGE)
-    failed = vault.fail.submit(CANARY)
+    failed, token = vault.fail.submit(CANARY), vault.token.submit(CANARY)
     with vault.app.runner(concurrency=2):
         assert small.result(timeout=patient(60)) == f"charged {CANARY} "
+        assert token.result(timeout=patient(60)) == Secret(f"token of {CANARY}")
         assert large.result(timeout=patient(60)) == f"charged {CANARY} {LARGE}"
         with pytest.raises(ValueError, match=CANARY):
             failed.result(timeout=patient(60))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 from tests.encryption.conftest import key
+from tests.support.patience import patient
 
 from holdfast import App, Secret
 from holdfast.cli import main
@@ -93,6 +94,41 @@ def test_a_secret_goes_through_and_is_shown_nowhere(
     assert CANARY not in out.out + out.err + caplog.text
     assert keys.partition(":")[2] not in out.out + out.err + caplog.text
     assert "***" in out.out
+
+
+def test_a_bare_result_is_wrapped_where_the_function_says_so() -> None:
+    with App("memory://", poll_interval_seconds=0.1) as app:
+
+        @app.task(name="plain")
+        def plain() -> Secret[str]:
+            return CANARY  # type: ignore[return-value]
+
+        @app.task(name="maybe")
+        async def maybe(is_there: bool) -> Secret[str] | None:
+            return CANARY if is_there else None  # type: ignore[return-value]
+
+        @app.task(name="wrapped")
+        def wrapped() -> Secret[str]:
+            return Secret(CANARY)
+
+        @app.task(name="list")
+        def many() -> list[Secret[str]]:
+            return [CANARY]  # type: ignore[list-item]
+
+        @app.step(name="token")
+        def token() -> Secret[str]:
+            return CANARY  # type: ignore[return-value]
+
+        @app.workflow(name="run")
+        def run() -> Secret[str]:
+            assert token() == Secret(CANARY)
+            return CANARY  # type: ignore[return-value]
+
+        sent = [plain.submit(), maybe.submit(True), maybe.submit(False), wrapped.submit(), many.submit(), run.submit()]
+        with app.runner():
+            results = [each.result(timeout=patient(30)) for each in sent]
+    secret = Secret(CANARY)
+    assert results == [secret, secret, None, secret, [CANARY], secret]
 
 
 def test_no_error_about_a_call_shows_its_secrets() -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast.clock import parse_duration
 from holdfast.codec import Codec, ErrorRecord, Payload, SizeLimits, damage_of
+from holdfast.codec.secret import Secret, says_secret
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import ArgumentsDoNotBind, CodecError, Fatal, HoldfastError, NotEncodable, RetryLater
 from holdfast.executors.around import CallAround, ResourceMissing
@@ -244,7 +245,10 @@ def arguments_of(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]] | Unfit:
 
 
 def returned(call: Call, value: object) -> Outcome:
-    """Return the outcome of a returned value."""
+    """Return the outcome of a returned value, which is wrapped where the function says that it is a `Secret`."""
+    bare = value is not None and not isinstance(value, Secret)
+    if bare and says_secret(call.function, call.signature.return_annotation):
+        value = Secret(value)
     try:
         return Returned(*call.codec.pack(value, call.limits, at="result"))
     except NotEncodable as error:

@@ -12,11 +12,11 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from holdfast.codec.secret import Secret
+from holdfast.codec.secret import Secret, is_secret
 from holdfast.errors import UsageError
 from holdfast.executors.call import bind
 from holdfast.runtime.definition import TaskDefinition
-from holdfast.runtime.fitting import hint_of, is_secret
+from holdfast.runtime.fitting import hint_of
 from holdfast.showing import describe
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

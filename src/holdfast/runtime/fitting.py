@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.codec.classes import type_name
-from holdfast.codec.secret import Secret
+from holdfast.codec.secret import Secret, resolved, says_secret
 from holdfast.errors import ArgumentsDoNotFit
 
 _WIDER: dict[type, tuple[type, ...]] = {float: (float, int), complex: (complex, float, int)}
@@ -82,30 +81,13 @@ def _given(parameter: inspect.Parameter, value: Any) -> Iterable[tuple[str, Any]
 
 def hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """Return the resolved annotation; `Parameter.empty` if there is none, or none that can be resolved here."""
-    if parameter.annotation is parameter.empty:
-        return parameter.empty
-    alone = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    try:
-        return typing.get_type_hints(alone, names, include_extras=True)["it"]
-    except Exception:  # a name that only a type checker sees, or anything that an annotation may do when evaluated
-        return parameter.empty
-
-
-_SECRET = re.compile(r"\bSecret\b")
+    return parameter.empty if parameter.annotation is parameter.empty else resolved(function, parameter.annotation)
 
 
 def secret_parameters(function: Callable[..., Any], signature: inspect.Signature) -> frozenset[str]:
     """Return the names of the parameters that are annotated with `Secret`."""
-    named = [each for each in signature.parameters.values() if _SECRET.search(str(each.annotation))]
-    return frozenset(each.name for each in named if is_secret(hint_of(function, each)))
-
-
-def is_secret(hint: Any) -> bool:
-    """Return whether an annotation is `Secret`, or that or None."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(map(is_secret, typing.get_args(hint)))
-    return Secret in (hint, typing.get_origin(hint))
+    parameters = signature.parameters.values()
+    return frozenset(each.name for each in parameters if says_secret(function, each.annotation))
 
 
 def with_secrets(
