@@ -384,7 +384,7 @@ def test_a_runner_performs_every_duty_of_its_engine(
         await member.start()
         await asyncio.sleep(130)  # two cycles of the services
         calling = ["schedules", "declared schedules", "triggers", "declared triggers"]
-        assert names == [*calling, "waits", "hooks", "retention", "streams", "stats", "expiry", "limits", "payloads"]
+        assert names == [*calling, "waits", "hooks", "groups", "retention", "streams", "stats", "expiry", "limits", "payloads"]
         assert performed == set(names)
         assert await fleet.store.get_payload(APP, "d") is None
 
