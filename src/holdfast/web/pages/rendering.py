@@ -154,6 +154,7 @@ def _common(app: str, page: WebPage, asked: Asked, now: float) -> dict[str, Any]
         "query": asked.query,
         "topics": [each.format_map(asked.path) for each in page.topics],
         "csrf": asked.principal.csrf,
+        "navigation": table.navigation_for(asked.principal.role),
         "principal": asked.principal,
         "may_operate": asked.principal.role >= Role.OPERATOR,
         "may_administer": asked.principal.role >= Role.ADMIN,
