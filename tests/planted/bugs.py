@@ -1472,7 +1472,7 @@ BUGS = (
         "        await self._groups.check(record.id)\n        return record\n",
         "        return record\n",
         PARTIES,
-        "a chord never fires, or late: all members had ended before the group was whole",
+        "a chord of no calls fires late: no end tells that it is done",
     ),
     Bug(
         "ends of groups are told in memory alone",
