@@ -182,6 +182,13 @@ def of_run(record: InvocationRecord) -> InvocationRecord:
     return record
 
 
+def of_python(engine: Engine, record: InvocationRecord) -> InvocationRecord:
+    """Return the record. Raises `UsageError` unless it is that of a workflow in Python."""
+    if engine.foreign is not None and engine.foreign.has(record):
+        raise UsageError(f"{record.task} {record.id} is a run of a World: this is for workflows in Python")
+    return of_run(record)
+
+
 def started_at(record: InvocationRecord) -> float:
     """Return when a run was first started; when it was created, if it was not."""
     if record.run is not None and record.run.started_at is not None:

@@ -17,6 +17,7 @@ from holdfast.runtime.converting import call_of_values
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.naming import declared, find_definition
 from holdfast.runtime.rerun import edited
+from holdfast.runtime.runs import of_python
 from holdfast.showing import brief, describe
 from holdfast.web.actions import touched
 from holdfast.web.principals import Role
@@ -235,7 +236,8 @@ async def retain(asked: Asked) -> Render:
 
 
 async def fork(asked: Asked) -> Render:
-    record, body = await asked.record(), cast(ForkedRun, asked.body)
+    body = cast(ForkedRun, asked.body)
+    record = of_python(await asked.runtime.aready(), await asked.record())
     call = await _call(asked, record, body.arguments)
     if call is not None and call[0] and call[1]:
         raise wrong("body.arguments", "give a list of arguments, or an object of named ones, not both", status=422)
@@ -243,7 +245,6 @@ async def fork(asked: Asked) -> Render:
         await asked.runtime.arun(asked.reading.step(record, body.step))
         return lambda: touched(f"A new run would go on before {body.step}", 1, [line_of(record)])
     arguments = None if call is None else tuple(call[0]) or call[1]
-    await asked.runtime.aready()
     fresh = await _handle(asked).afork(body.step, arguments=arguments, results=body.results, new_key=body.new_key)
     return lambda: touched(f"{fresh.id} goes on before {body.step}", 1, [fresh.id], id=fresh.id, fork_of=record.id)
 
