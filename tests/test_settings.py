@@ -89,6 +89,13 @@ def test_defaults(tmp_path: Path) -> None:
         "trigger_task_modules": "",
         "event_retention_seconds": 604_800.0,
         "stats_retention_seconds": 30 * 86_400.0,
+        "session_seconds": 43_200.0,
+        "allowed_hosts": "",
+        "proxy_address": "",
+        "proxy_user_header": "",
+        "proxy_role": "viewer",
+        "proxy_role_header": "",
+        "audit_retention_seconds": 400 * 86_400.0,
         "release": "",
         "trigger_max_depth": 100,
         "sqlite_synchronous": "full",
@@ -718,3 +725,36 @@ def test_variables_of_workflow_devkit_are_settings_that_ours_beat(tmp_path: Path
 def test_the_database_of_workflow_devkit_has_its_own_variable(tmp_path: Path, uri: str, url: str) -> None:
     theirs = {"WORKFLOW_MONGODB_URI": uri, "WORKFLOW_MONGODB_DATABASE_NAME": "flows"}
     assert Settings.load({}, environ=theirs, folder=tmp_path).url == url
+
+
+# --- the web app
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("proxy_address", "proxy.example"),
+        ("proxy_address", "10.0.0.1/24"),
+        ("proxy_address", "10.0.0.7,"),
+        ("proxy_address", "0.0.0.0/0"),
+        ("proxy_address", "::/0"),
+        ("proxy_role_header", "X User"),
+        ("proxy_role_header", "X-User: ann"),
+        ("proxy_role", "emperor"),
+        ("allowed_hosts", "https://shop.example"),
+        ("allowed_hosts", "shop.example/x"),
+        ("allowed_hosts", "*.example"),
+        ("session_seconds", "5s"),
+        ("audit_retention_seconds", "1h"),
+    ],
+)
+def test_a_wrong_setting_of_access_is_refused(name: str, text: str) -> None:
+    with pytest.raises(InvalidSetting, match=name):
+        Settings.load({name: text}, environ={}, folder=Path("/"))
+
+
+def test_settings_of_a_proxy() -> None:
+    given = {"proxy_address": "10.0.0.7, fd00::/64", "proxy_user_header": "X-User", "allowed_hosts": "a.example, [::1]"}
+    assert Settings.load(given, environ={}, folder=Path("/")).proxy_address == "10.0.0.7/32,fd00::/64"
+    with pytest.raises(InvalidSetting, match="needs proxy_address"):
+        Settings.load({"proxy_user_header": "X-User"}, environ={}, folder=Path("/"))

@@ -54,12 +54,12 @@ from holdfast.runtime import hints
 from holdfast.runtime.app_runtime import AppRuntime, awaited, blocking
 from holdfast.runtime.definition import TaskDefinition, is_redefined, where_of
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.naming import ListOptions, listing
+from holdfast.runtime.naming import ListOptions, Wanted, listing
 from holdfast.runtime.queues import Queues
 from holdfast.schedules.api import Schedules
 from holdfast.schedules.declared import CoreSchedules, Declaration, Declarations
 from holdfast.settings import Settings, absolute_url, default_url
-from holdfast.stats.api import Since, Stats, question, read_stats
+from holdfast.stats.api import Since, Stats, stats_of
 from holdfast.stats.counters import Counters
 from holdfast.stats.service import StatsUpkeep
 from holdfast.store import open_store
@@ -477,8 +477,8 @@ class App:
         since: Since = "1h",
         until: Since | None = None,
         *,
-        task: str | Iterable[str] = (),
-        queue: str | Iterable[str] = (),
+        task: Wanted = (),
+        queue: str | Iterable[str] | None = (),
         step: Duration | None = None,
     ) -> Stats:
         """Return what ended over a time, how long it waited and ran, and what failed: ``app.stats("24h")``.
@@ -486,7 +486,7 @@ class App:
         `since` and `until` are moments, or how long ago they were. `step` is that between points of the series. Workers
         store what they count every 10 s; a worker that is killed takes its last 10 s with it.
         """
-        return await read_stats(engine, question(engine.store.now(), since, until, step=step, task=task, queue=queue))
+        return await stats_of(self.runtime, engine, since, until, step=step, task=task, queue=queue)
 
     astats = awaited(stats)
 

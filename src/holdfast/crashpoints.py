@@ -64,6 +64,7 @@ POINTS: Mapping[str, str] = {
     "group.ended": "all members of a group have ended, and its callback is not submitted",
     "group.called": "the callback of a group is submitted, and the group does not say so",
     "stats.folded": "files of counters are folded into a coarser one, and they are still there",
+    "audit.begun": "the record of an action is stored, and the action is not done",
     "takeover.before": "a new owner of a run has read its log, and has not taken it over",
     "takeover.after": "a new owner of a run has taken over its log, and has not replayed it",
     "append.before": "a page of a log is about to be written",

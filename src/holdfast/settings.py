@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import difflib
+import ipaddress
 import math
 import re
 import tomllib
@@ -38,6 +39,17 @@ KiB, MiB = 2**10, 2**20
 _UNITS = {"_seconds": 1.0, "_minutes": 60.0}
 _HEARTBEAT_PAIR = ("runner_heartbeat_seconds", "runner_considered_dead_after_minutes")
 _SLOT_TRIO = tuple(f"atomic_service_{name}" for name in ("spread_margin_minutes", "interval_minutes", "max_members"))
+_FORMS = {
+    "web": r"https?://[^\s/?#@]+(/[^\s?#]*)?",
+    "hosts": r"\*|[\w.\[\]:-]+(\s*,\s*[\w.\[\]:-]+)*",
+    "header": r"[A-Za-z0-9-]+",
+}
+_FORMED = {
+    "web": "a URL with its scheme, such as https://shop.example",
+    "hosts": 'names without ports, such as "shop.example,10.0.0.7", or "*"',
+    "networks": 'addresses or networks, such as "10.0.0.7" or "10.0.0.0/24,fd00::7"',
+    "header": "the name of a header, such as X-Forwarded-User",
+}
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -141,11 +153,20 @@ class Settings:
     stats_retention_seconds: float = _setting(
         30 * DAY, "for counters of ended calls; 0: nothing is counted", low=0, high=CENTURY
     )
+    audit_retention_seconds: float = _setting(400 * DAY, "for the audit record of actions", low=DAY, high=CENTURY)
     release: str = _setting(
         "", "the name of your code's version, which marks its deploys; empty: a digest of the tasks"
     )
     trigger_max_depth: int = _setting(100, "triggers in a chain; a longer one is a loop", low=1, high=10_000)
     api_token: str = _setting("", "of the HTTP API, for 'Authorization: Bearer …'", form="token", low=16)
+    session_seconds: float = _setting(12 * 3600.0, "from a login on a page to its end", low=60, high=30 * DAY)
+    allowed_hosts: str = _setting("", "names of the web app's server, with commas; empty, *: any", form="hosts")
+    proxy_address: str = _setting("", "of a proxy with a login: addresses or networks, with commas", form="networks")
+    proxy_user_header: str = _setting("", "in which that proxy names the user", form="header")
+    proxy_role: Literal["viewer", "operator", "admin"] = _setting(
+        "viewer", "of its users, if no header says", choices=("viewer", "operator", "admin")
+    )
+    proxy_role_header: str = _setting("", "in which it names the user's role", form="header")
     webhook_token_rate: float = _setting(10.0, "webhooks per second for one URL", low=0.01, high=100_000)
     webhook_source_rate: float = _setting(100.0, "webhooks per second from one address", low=0.01, high=100_000)
     world_token: str = _setting("", "of the World's server, for 'Authorization: Bearer …'", form="token", low=16)
@@ -217,6 +238,11 @@ class Settings:
                 f"{payload} is less than {inline}, so no value could be stored as a payload: it would be refused. "
                 "Use a larger payload_limit, or a smaller inline_limit."
             )
+        if self.proxy_user_header and not self.proxy_address:
+            raise InvalidSetting(
+                f"{self._described('proxy_user_header')} needs proxy_address: from any other address, the header would "
+                "be no proof. Name the address that the proxy connects from."
+            )
         slots = self.slots
         if slots.max_members > 1 and slots.interval_seconds / slots.max_members <= slots.spread_margin_seconds:
             margin, interval, members = map(self._described, _SLOT_TRIO)
@@ -272,7 +298,9 @@ class _Spec:
     high: float = math.inf
     choices: tuple[str, ...] = ()
     seconds: bool = False
-    form: Literal["", "secret", "token", "web"] = ""  # of a text; `low` is how many bytes a secret has at least
+    form: Literal["", "secret", "token", "web", "hosts", "networks", "header"] = (
+        ""  # of a text; `low` is how many bytes a secret has at least
+    )
     also: str = ""  # another variable of the environment, which the one with our prefix beats
 
     @property
@@ -335,9 +363,21 @@ class _Spec:
             if not is_sent or size < self.low:
                 raise self.invalid(value, source) from None
             return value
-        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+        if self.form == "networks":
+            return self._networks(value, source)
+        if not re.fullmatch(_FORMS[self.form], value):
             raise self.invalid(value, source)
         return value.rstrip("/")
+
+    def _networks(self, value: str, source: str) -> str:
+        """Return networks with commas between them. Every address would be no proxy."""
+        try:
+            found = [ipaddress.ip_network(each.strip()) for each in value.split(",")]
+        except ValueError:
+            raise self.invalid(value, source) from None
+        if not all(network.prefixlen for network in found):
+            raise self.invalid(value, source)
+        return ",".join(map(str, found))
 
     def _modules(self, value: object, source: str) -> object:
         """Return a text or a list of names as a text."""
@@ -377,8 +417,8 @@ class _Spec:
             return f"a secret text of {self.low:g} bytes or more"
         if self.form == "token":
             return f"a secret text of {self.low:g} characters or more: ASCII, without blanks"
-        if self.form == "web":
-            return "a URL with its scheme, such as https://shop.example"
+        if self.form in _FORMED:
+            return _FORMED[self.form]
         if isinstance(self.default, str):
             return " or ".join(f'"{choice}"' for choice in self.choices) or "a string"
         bounds = "" if math.isinf(self.high) else f" from {self.low:g} to {self.high:g}"

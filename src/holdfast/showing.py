@@ -20,7 +20,7 @@ from holdfast.clock import format_duration
 from holdfast.masking import mask_url
 
 _BRIEF = 200  # characters
-_URL = re.compile(r"[\w.+-]+://\S+")
+_URL = re.compile(r"[\w.+-]{1,40}://\S+")  # a scheme without a bound would take quadratic time on a long word
 _MAX_BITS = 10_000  # Python refuses to print much longer numbers in decimal
 _LONGEST_SHOWN = 2_000
 

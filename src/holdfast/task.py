@@ -227,6 +227,7 @@ class Submittable(Generic[P, R]):
     ) -> tuple[InvocationRecord, list[Payload]]:
         """Return a call as it would be stored now, and the payloads that it refers to."""
         payloads: list[Payload] = []
+        self._check(args, kwargs)
         return self._record(engine, args, kwargs, payloads, {} if seen is None else seen, shared), payloads
 
     # --- calls that follow others
@@ -251,14 +252,15 @@ class Submittable(Generic[P, R]):
             raise UsageError(f"{self.name} is declared unique, and a call that follows others must not be left out")
         self._refuse_options("a call that follows others has", but="delay")
         whole = (None, *args) if takes else args
-        bind(self.definition.signature, whole, kwargs, self.name)
-        by = self.definition.limit_by
-        if takes and self._limited and (by == ALL_ARGUMENTS or self._passed_on in by):
-            raise UsageError(
-                f"{self.name} is limited by '{self._passed_on}', which it takes from the call before, and the limit "
-                "has to be known at submit: limit it by another argument, or submit it in a task"
-            )
-        record, _ = self.prepared(engine, whole, kwargs)
+        self._check(whole, kwargs, takes=takes)
+        task = self.definition
+        for by, word in ((task.limit_by, "limit"), (task.rate_by, "rate")):
+            if takes and (by == ALL_ARGUMENTS or self._passed_on in by):
+                raise UsageError(
+                    f"{self.name} has {word}_by='{self._passed_on}', which it takes from the call before, and the "
+                    f"{word} has to be known at submit: use another argument, or submit it in a task"
+                )
+        record = self._record(engine, whole, kwargs, [], {})
         packed = self._runtime.codec.pack_call(args, kwargs, self._names[takes:], engine.limits)
         self._refuse_payloads(engine, packed.payloads, "a call that follows others keeps")
         terms = msgspec.structs.replace(record.terms, start_by=None, key_until=None)
@@ -357,10 +359,11 @@ class Submittable(Generic[P, R]):
         seen: Seen = {}
         payloads: list[Payload] = []
         shared = self._runtime.codec.shared(common) if common else None
-        records = [
-            self._record(engine, args, merged(common, kwargs) if common else dict(kwargs), payloads, seen, shared)
-            for args, kwargs in calls
-        ]
+        records = []
+        for args, named in calls:
+            kwargs = merged(common, named) if common else dict(named)
+            self._check(args, kwargs)
+            records.append(self._record(engine, args, kwargs, payloads, seen, shared))
         if self._options.key is not None and len(records) > 1:
             raise UsageError(f"the key {self._options.key!r} is for one call, and these are {len(records)}")
         return records, payloads
@@ -440,14 +443,6 @@ class Submittable(Generic[P, R]):
     ) -> InvocationRecord:
         task, options, ids, now = self.definition, self._options, engine.ids, engine.store.now()
         due_at = engine.submitter.due_after(options.delay_seconds, now) if options.at is None else options.at
-        try:
-            bind(task.signature, args, kwargs, task.name)
-        except ArgumentsDoNotBind as error:
-            raise self._with_hint(error, kwargs) from None
-        if self._fitting is not None:
-            self._fitting.check(args, kwargs)
-        if task.check is not None:
-            task.check(*args, **kwargs)
         packed = self._runtime.codec.pack_call(args, kwargs, self._names, engine.limits, seen, shared)
         payloads += packed.payloads
         record = InvocationRecord(
@@ -485,6 +480,18 @@ class Submittable(Generic[P, R]):
             terms = msgspec.structs.replace(record.terms, attributes=options.attributes)
             record = msgspec.structs.replace(record, attributes=options.attributes, terms=terms)
         return record
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes: bool = False) -> None:
+        """Raise unless a call may have these arguments. With `takes`, the first one is not known yet."""
+        task = self.definition
+        try:
+            bind(task.signature, args, kwargs, task.name)
+        except ArgumentsDoNotBind as error:
+            raise self._with_hint(error, kwargs) from None
+        if self._fitting is not None:
+            self._fitting.check(args, kwargs, takes=takes)
+        if task.check is not None and not takes:
+            task.check(*args, **kwargs)
 
     def _with_hint(self, error: ArgumentsDoNotBind, kwargs: Mapping[str, Any]) -> ArgumentsDoNotBind:
         """Add our word for an option of other libraries that was given as an argument."""

@@ -175,7 +175,8 @@ def test_middleware_cannot_change_an_outcome(app: App, caplog: pytest.LogCapture
         assert works.submit().result(patient(20)) == 1
         with pytest.raises(ValueError, match="a real one"):
             fails.submit().result(patient(20))
-    assert "whose outcome stands: no connection to the tracer" in caplog.text
+    assert "it failed after works, whose outcome stands: no connection to the tracer" in caplog.text
+    assert "it swallowed the error of fails, whose outcome stands: a real one" in caplog.text
 
 
 def test_a_soft_timeout_reaches_the_code_inside_of_middleware(app: App) -> None:
@@ -293,11 +294,20 @@ def test_without_its_resource_a_call_waits_for_a_worker_that_has_it(app: App) ->
     assert handle.record().attempt == 2
 
 
+def test_annotations_in_quotes_are_read(app: App) -> None:
+    app.provide(yard.YardPool("one"))
+    work = app.task(name="work")(yard.takes_one_in_quotes)
+    with app.runner():
+        assert work.submit().result(patient(20)) == "one, one"
+
+
 @pytest.mark.parametrize(
     "declare",
     [
         lambda app: app.task(name="x")(yard.takes_any_number),
         lambda app: app.task(name="x")(yard.takes_an_unknown_one),
+        lambda app: app.task(name="x")(yard.takes_one_perhaps),
+        lambda app: app.task(name="x")(yard.takes_one_without_its_mark),
         lambda app: app.workflow(name="x")(yard.body),
         lambda app: Inject("pool"),
     ],

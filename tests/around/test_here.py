@@ -149,6 +149,7 @@ class LargeError(Exception):
     ("declared", "given", "what"),
     [
         ({"limit": 1}, {}, "limit="),
+        ({"rate": "5/s"}, {}, "rate="),
         ({"unique": True}, {}, "unique="),
         ({"debounce": "1s"}, {}, "debounce or throttle="),
         ({"at_most_once": True}, {}, "at_most_once="),
@@ -183,7 +184,9 @@ def test_resources_of_workers_are_not_here_but_provided_ones_are(memory: App) ->
     def work(numbers: Injected[list[int]]) -> list[int]:
         return numbers
 
-    with pytest.raises(UsageError, match=r"work cannot be tried here: a resource is missing.*Use submit"):
+    with pytest.raises(
+        UsageError, match=r"work cannot be tried here: a resource is missing.*opened by workers only.*provide"
+    ):
         work.try_here()
     memory.provide([1, 2])
     assert work.try_here().result() == [1, 2]

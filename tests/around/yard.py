@@ -55,6 +55,16 @@ async def crunch_async(n: int, pool: Injected[YardPool] = INJECTED) -> dict[str,
 def takes_any_number(*pools: Injected[YardPool]) -> None: ...
 
 
+def takes_one_in_quotes(pool: "Injected[YardPool]", other: Injected["YardPool"]) -> str:  # noqa: UP037
+    return f"{pool.name}, {other.name}"
+
+
+def takes_one_perhaps(pool: Injected[YardPool] | None = None) -> None: ...
+
+
+def takes_one_without_its_mark(pool: YardPool = INJECTED) -> None: ...
+
+
 def takes_an_unknown_one(pool: Injected[OnlyForTypes]) -> None: ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,11 +42,17 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     sys.modules["browser_story"] = module
     spec.loader.exec_module(module)
     app: App = module.app
-    ids = module.seed(app)
+    ids = elsewhere(module.seed, app)
     with module.importing(app) as running, serving(app) as address:
         yield Told(app, ids | {"running": running}, address)
     app.close()
     patched.undo()
+
+
+def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function on another thread: the driver of the browser has a loop on this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function, *args).result()
 
 
 @contextmanager

@@ -66,8 +66,8 @@ def test_another_address_without_a_token_is_refused(
     for host in ("0.0.0.0", "::", "192.0.2.1", "shop.example"):
         answer = holdfast("monitor", "shop:app", "--host", host, "--port", "0")
         assert answer.code == 1
-        assert "api_token is empty" in answer.err
-        assert "openssl rand -hex 32" in answer.err
+        assert "neither a token nor a proxy with a login" in answer.err
+        assert "holdfast access token create" in answer.err
 
 
 @pytest.mark.slow

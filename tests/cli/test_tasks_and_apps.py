@@ -22,6 +22,9 @@ app = App("sqlite:///shop.db")
           timeout=30, queue="mail", validate="submit", triggers=[every("1h"), on_event("paid")])
 def send(customer: str = "all") -> None: ...
 
+@app.task(rate="100/m", burst=3, rate_by="customer", log_lines=20)
+def notify(customer: str) -> None: ...
+
 @app.task(debounce="5s", priority=3)
 async def sync() -> None: ...
 
@@ -43,7 +46,7 @@ def test_tasks_lists_what_the_code_declares(declared: Path, holdfast: Command) -
     for text in ("shop:send", "thread", "mail", "3 more attempts, 5s apart", "2 by customer", "30s", "every 1h"):
         assert text in listed.out
     known = {each["name"]: each for each in holdfast("tasks", "--json").json["tasks"]}
-    assert list(known) == ["shop:checkout", "shop:send", "shop:sync"]
+    assert list(known) == ["shop:checkout", "shop:notify", "shop:send", "shop:sync"]
     assert known["shop:checkout"]["kind"] == "workflow"
     assert (known["shop:sync"]["pacing"], known["shop:sync"]["priority"]) == ("debounce 5s", 3)
     assert not (declared / "shop.db").exists()
@@ -55,6 +58,8 @@ def test_a_task_is_shown_with_all_of_its_options(declared: Path, holdfast: Comma
         assert text in shown.out
     facts = holdfast("tasks", "send", "--json").json
     assert (facts["limit"], facts["validate"], facts["retention"]) == ("2 by customer", True, {"failed": "30d"})
+    limited = holdfast("tasks", "notify", "--json").json
+    assert (limited["rate"], limited["log_lines"]) == ("100/m, burst 3 by customer", 20)
     wrong = holdfast("tasks", "sned")
     assert (wrong.code, "Did you mean 'shop:send'?" in wrong.err) == (2, True)
 
@@ -73,6 +78,22 @@ def test_apps_lists_who_shares_a_store_and_a_wrong_name_is_told(folder: Path, ho
         wrong = holdfast("ps", *BY_URL, *name)
         assert wrong.code == 1
         assert f"has no app '{name[-1] if name else 'default'}'; it has: billing, shop" in wrong.err
+
+
+def test_a_name_alone_is_not_taken_for_the_app_of_the_folder(declared: Path, holdfast: Command) -> None:
+    wrong = holdfast("ps", "--name", "shop")
+    assert (wrong.code, "--name alone means an app of that store: give its --url, or --app" in wrong.err) == (1, True)
+
+
+def test_limits_are_changed_by_the_short_name_of_their_task(declared: Path, holdfast: Command) -> None:
+    assert holdfast("store", "prepare").code == 0
+    done = holdfast("limits", "set", "notify", "--rate", "5/s")
+    assert "'shop:notify' is changed: rate 5/s" in done.out
+    listed = {each["name"]: each for each in holdfast("limits", "--json").json["limits"]}
+    assert (listed["shop:notify"]["rate"], listed["shop:notify"]["declared_rate"]) == ("5/s", "100/m")
+    assert "under a rate 'shop:notify'" in holdfast("limits", "show", "notify").out
+    assert "'shop:notify' is as the code declares it" in holdfast("limits", "clear", "notify").out
+    assert "did you mean 'shop:notify'?" in holdfast("limits", "set", "notfy", "--rate", "5/s").err
 
 
 def test_an_empty_store_refuses_no_name(folder: Path, holdfast: Command) -> None:

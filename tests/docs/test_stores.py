@@ -22,13 +22,25 @@ from tests.docs.pages import DOCS, listed, names, rows
 from tests.store.mongo.tools import play
 
 from holdfast import App, context
-from holdfast.model import changes
+from holdfast.fleet import services
+from holdfast.groups import records as groups
+from holdfast.model import changes, rates
+from holdfast.model.queues import PAUSE
 from holdfast.model.records import Entry, HistoryEntry, Origin, RunState, Source
 from holdfast.retries import Fixed
+from holdfast.schedules import records as schedules
+from holdfast.stats import records as stats_records
+from holdfast.stats import rules as stats_rules
 from holdfast.store.mongo import schema
 from holdfast.store.mongo.sentinels import NO_SENTINEL
 from holdfast.store.mongo.store import MongoStore
+from holdfast.streams import records as streams
 from holdfast.testing.samples import REPLY_TO, START, WAITING, invocation, owned, page, pushing, suspended, wish
+from holdfast.triggers import events, joins, subscriptions
+from holdfast.triggers import rules as triggers
+from holdfast.workflows import hooks_records as hooks
+from holdfast.world import hooks as world_hooks
+from holdfast.world.delivery import ADDRESS_KIND
 
 
 def test_the_page_on_mongodb_has_every_collection() -> None:
@@ -209,3 +221,15 @@ def test_the_page_on_sqlite_has_every_index(file: sqlite3.Connection) -> None:
         names(index)[0]: (names(table), names(columns), "unique" in condition, "where" in condition)
         for table, index, columns, condition, _ in listing
     }
+
+
+def test_both_pages_name_every_kind_of_entry() -> None:
+    kinds = {
+        *(schedules.KIND, triggers.KIND, subscriptions.VERSION_KIND, events.KIND, events.KEY_KIND, joins.KIND, PAUSE),
+        *(services.GATE, services.LINE, *(level.kind for level in stats_rules.LEVELS), stats_records.DEPLOYS),
+        *(groups.KIND, rates.RATE, rates.CHANGE, hooks.HOOK, hooks.WEBHOOK, hooks.ANSWER, streams.KIND),
+        *(world_hooks.KIND, ADDRESS_KIND),
+    }
+    for path in ("reference/mongodb.md", "reference/sqlite.md"):
+        (row,) = [line for line in (DOCS / path).read_text().splitlines() if "Kinds: `" in line]
+        assert kinds <= set(re.findall(r"`([a-z._-]+)`", row)), path

@@ -34,7 +34,7 @@ DATABASE = "messages"
 READS = {
     *("lanes", "get", "find", "counts", "get_payload", "get_piece", "roster", "silent", "owners"),
     *("quarantined", "check", "exists", "waiting_keys", "find_conflicts"),
-    *("queue_depths", "entries", "read_log", "sizes"),
+    *("queue_depths", "entries", "read_log", "sizes", "apps"),
 }
 MOST_IMPORTANT = ("insert", "claim of one", "claim of many", "end", "enrol", "heartbeat", "leave", "hints")
 

@@ -51,6 +51,28 @@ def test_a_task_is_named_as_people_do(app: App) -> None:
         app.invocations(task="send")
 
 
+def test_none_means_any_and_what_is_no_filter_is_refused(app: App) -> None:
+    one = declare(app, "shop:send").submit()
+    assert found(app, task=None, status=None, queue=None, parent=None, attributes=None, key=None) == [one.id]
+    assert app.archive(task=None) == []
+    for where in ({"task": 7}, {"status": 7}, {"queue": [7]}, {"parent": one}, {"before": one}, {"attributes": "a=b"}):
+        with pytest.raises(UsageError, match=f"{next(iter(where))}=.* expected"):
+            app.invocations(**where)
+
+
+def test_statistics_go_by_the_same_names(app: App) -> None:
+    send, old = declare(app, "shop:send"), declare(app, "shop:old")
+    with app.runner():
+        for each in (send, old):
+            each.submit(1).result(timeout=patient(20))
+    assert [app.stats(task=given).total.ended for given in (send, "send", ["shop:send", old], None)] == [1, 1, 2, 2]
+    del app.runtime.tasks["shop:old"]
+    assert app.purge(task="shop:old").removed == 1
+    assert app.stats(task="shop:old").total.ended == 1  # they outlive what they count
+    with pytest.raises(UnknownTask, match="Did you mean 'shop:send'"):
+        app.stats(task="sned")
+
+
 def test_a_name_that_nothing_has_is_refused(app: App) -> None:
     send = declare(app, "shop:send")
     send.submit()

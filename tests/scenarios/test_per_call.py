@@ -6,13 +6,13 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import pytest
 from tests.support.patience import patient
 
-from holdfast import App, RetryLater, TaskFailed, UsageError, context
+from holdfast import App, RetryLater, TaskFailed, UsageError, chain, context, group
 from holdfast.errors import ArgumentsDoNotBind, ArgumentsDoNotFit
 from holdfast.model.records import FOREVER
 from holdfast.retries import FirstMatch, Fixed, MoveTo, Never, Only
@@ -171,6 +171,7 @@ class Box(msgspec.Struct):
 
 
 class Address(TypedDict, total=False):
+    number: NotRequired[int]
     street: str
 
 
@@ -228,6 +229,7 @@ def test_what_a_type_checker_accepts_fits(call: Any) -> None:
         ((), {"mode": "c"}, "mode", "expected 'a' or 'b'"),
         ((), {"rate": "fast"}, "rate", "expected float"),
         ((), {"to": {"street": 1}}, "to['street']", "expected str"),
+        ((), {"to": {"number": "x"}}, "to['number']", "expected int"),
         ((), {"to": {"town": "x"}}, "to", "expected tests.scenarios.test_per_call.Address | None"),
         ((), {"cents": 1.5}, "cents", "expected int"),
         ((), {"at": "now"}, "at", "expected datetime.datetime | None"),
@@ -279,3 +281,39 @@ def test_the_app_says_so_for_all_tasks_and_a_task_for_itself() -> None:
         free.submit("x")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="validate='always': expected 'submit', 'off', or None"):
             app.task(name="wrong", validate="always")(len)  # type: ignore[call-overload]
+
+
+def test_what_a_link_takes_from_the_call_before_is_not_judged(app: App) -> None:
+    @app.task(name="double", validate="submit")
+    def double(number: int, digits: int = 0) -> int:
+        return number * 2
+
+    @app.task(name="total", validate="submit")
+    def total(*numbers: list[int], extra: int = 0) -> int:
+        return sum(numbers[0]) + extra
+
+    with pytest.raises(ArgumentsDoNotFit, match="number is 'x'"):
+        chain(double.s("x"), double).submit()
+    with pytest.raises(ArgumentsDoNotFit, match="digits is 'x'"):
+        chain(double.s(1), double.s("x")).submit()
+    with pytest.raises(ArgumentsDoNotFit, match="numbers\\[1\\] is 'x'"):
+        group([double.s(1)]).then(total.s("x")).submit()
+    assert app.invocations() == []
+    doubled = chain(double.s(1), double, double.s(digits=1)).submit()
+    added = group([double.s(1), double.s(2)]).then(total.s(extra=1)).submit()
+    with app.runner():
+        assert doubled.result(timeout=patient(20)) == 8
+        assert added.callback is not None
+        assert added.callback.result(timeout=patient(20)) == 7
+
+
+@pytest.mark.parametrize("by", ["customer", "*"])
+def test_a_link_is_not_under_a_rate_by_what_it_takes(by: str) -> None:
+    with App("memory://") as app:
+
+        @app.task(name="tell", rate="5/s", rate_by=by)
+        def tell(customer: str, text: str = "") -> str:
+            return customer
+
+        with pytest.raises(UsageError, match="tell has rate_by='customer', which it takes from the call before"):
+            tell.s("ann").then(tell).submit()

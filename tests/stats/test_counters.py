@@ -212,6 +212,26 @@ def test_counts_that_are_too_late_are_dropped_since_their_file_may_be_folded() -
     virtually(scenario)
 
 
+def test_an_end_that_waited_for_the_store_is_counted_beside_the_file_of_its_minute() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        member = await counting(fleet)
+        counters, outbox = member.engine.part(Counters), member.engine.outbox
+        await asyncio.sleep(60 - fleet.clock.now() % 60 + 55)
+        await end_some(fleet, 3)
+        await counters.flush()
+        await end_some(fleet, 2)
+        assert outbox.written
+        late = list(outbox.written)
+        outbox.written.clear()
+        await asyncio.sleep(2 * FLUSH_SECONDS)  # the file of that minute is closed
+        outbox.written += late  # whose answers came 20 s later, say
+        await counters.flush()
+        await counters.flush()
+        assert (ended(await stored(fleet)), len(await stored(fleet))) == (5, 2)
+
+    virtually(scenario)
+
+
 def test_a_file_that_a_user_removed_is_begun_anew() -> None:
     async def scenario(fleet: Fleet) -> None:
         member = await counting(fleet)

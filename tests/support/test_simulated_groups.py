@@ -85,15 +85,21 @@ def no_outbox_names_what_follows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupWatch, "duties", lambda self: ())
 
 
-def a_submit_does_not_look(patch: pytest.MonkeyPatch) -> None:
-    """All members may have ended before the group is whole: then no end is left that could tell it."""
+def nobody_looks_when_all_are_stored(patch: pytest.MonkeyPatch) -> None:
+    """All members may have ended before the group is marked as whole: either an end finds it whole, or its submit looks
+    when it has marked it.
+    """
     check = Groups.check
 
     async def only_ends(self: Any, id: Any, known: Sequence[str] = ()) -> None:
         if known:
             await check(self, id, known)
 
+    async def unknown(self: Any, record: Any) -> bool:
+        return False
+
     patch.setattr(Groups, "check", only_ends)
+    patch.setattr(Groups, "_all_there", unknown)
 
 
 def a_failed_link_is_the_end(patch: pytest.MonkeyPatch) -> None:
@@ -105,7 +111,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, Any]] = [
     (the_end_is_counted, "I21", parties_of),
     (an_end_that_was_read_before_is_believed, "I21", parties_of),
     (no_outbox_names_what_follows, "I21", parties_of),
-    (a_submit_does_not_look, "I21", parties_of),
+    (nobody_looks_when_all_are_stored, "I21", parties_of),
     (a_failed_link_is_the_end, "I21", parties_of),
 ]
 

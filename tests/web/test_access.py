@@ -17,7 +17,16 @@ from holdfast.errors import InvalidSetting
 from holdfast.web import web_app
 from holdfast.web.api import ROUTES
 from holdfast.web.asgi import WebApp
-from holdfast.web.rules import Buckets, is_loopback, is_same, names_this_machine, refuse, source_of
+from holdfast.web.rules import (
+    Buckets,
+    bearer_in,
+    is_allowed_host,
+    is_loopback,
+    is_of_own_page,
+    is_same,
+    names_this_machine,
+    source_of,
+)
 
 PATHS = [(route.method, "/api/v1" + route.path.replace("{id}", "0" * 26)) for route in ROUTES]
 PATHS += [("GET", "/api/v1/nothing"), ("PUT", "/api/v1/invocations")]
@@ -130,11 +139,25 @@ def test_any_authority_is_judged(text: str) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["authorization", "host", "origin", "sec-fetch-site"]), st.text()))
-def test_any_headers_are_refused(headers: dict[str, str]) -> None:
-    refusal = refuse(headers, token=TOKEN, is_local=False)
-    assert refusal is not None
-    assert refusal.status == 401
-    assert refuse(headers, token="", is_local=False) is not None
+def test_any_headers_are_judged(headers: dict[str, str]) -> None:
+    bearer = bearer_in(headers)
+    assert bearer is None or not bearer or bearer in headers["authorization"]
+    if is_of_own_page(headers):
+        assert "origin" not in headers or headers["origin"].lower().endswith(headers.get("host", "").lower())
+    assert is_allowed_host(headers.get("host", ""), "*")
+    assert not is_allowed_host(headers.get("host", ""), "")
+
+
+def test_names_of_a_server() -> None:
+    allowed = "shop.example, 10.0.0.7,[fd00::7]"
+    assert all(
+        is_allowed_host(host, allowed) for host in ("SHOP.example", "shop.example:8080", "10.0.0.7", "[fd00::7]:1")
+    )
+    wrong = ("evil.example", "shop.example.evil.example", "xshop.example", "shop.example@evil.example", "", "10.0.0.70")
+    assert not any(is_allowed_host(host, allowed) for host in wrong)
+    assert is_of_own_page({"host": "127.0.0.1:8080", "origin": "https://shop.example"}, allowed)
+    assert not is_of_own_page({"host": "127.0.0.1:8080", "origin": "https://evil.example"}, allowed)
+    assert not is_of_own_page({"host": "127.0.0.1:8080", "origin": "https://evil.example"}, "*")
 
 
 def test_addresses_of_this_machine() -> None:

@@ -120,7 +120,7 @@ UNKNOWN = "0" * 26
         ("/invocations?attribute=a=1&attribute=a=2", 400, "UsageError", "query.attribute"),
         (f"/invocations/{UNKNOWN}", 404, "InvocationNotFound", ""),
         ("/invocations/nonsense", 404, "InvocationNotFound", ""),
-        ("/invocations/%2e%2e%2f%00", 404, "NotFound", ""),
+        ("/invocations/%2e%2e%2f%00", 404, "InvocationNotFound", ""),
         ("/invocations/%F0%9F%92%A9/why", 404, "InvocationNotFound", ""),
         pytest.param("/invocations/" + "a" * 10_000, 404, "InvocationNotFound", "", id="a long id"),
         ("/invocations/{run}/steps/charge%239", 404, "StepNotFound", ""),

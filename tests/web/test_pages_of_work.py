@@ -186,7 +186,7 @@ def test_an_event_is_emitted_and_shown_with_what_it_caused(get: Get, page: Any, 
 def test_tasks_are_shown_with_options_figures_and_a_form(shop: BusyShop, get: Get, page: Any) -> None:
     listed = {each["name"]: each for each in get("/tasks")["tasks"]}
     assert listed["add"]["signature"] == "(a: int, b: int = 0) -> int"
-    assert (listed["pack"]["limit"], listed["fetch"]["rate"]) == ("2", "100/m")
+    assert (listed["pack"]["limit"], listed["fetch"]["rate"]) == ("2", "100/m, burst 2 by place")
     assert listed["add"]["runners"] == {"add": 1}
     shown = page("/tasks/add")
     assert "kwargs.a" in shown
@@ -264,3 +264,12 @@ def test_the_pages_of_the_archive_follow_each_other(shop: BusyShop, get: Get, pa
         answer = get("/archive", limit=3, before=answer["before"])
     assert set(whole) <= set(paged)
     assert len(paged) == len(set(paged))
+
+
+def test_a_name_may_have_a_slash_in_it(shop: BusyShop, get: Get, page: Any, act: Any) -> None:
+    body = {"task": "add", "args": [1], "every": "1h"}
+    act("/schedules", name="a/b%2Fc", **body)
+    assert get("/schedules/a%2Fb%252Fc")["name"] == "a/b%2Fc"
+    assert "/schedules/a%2Fb%252Fc" in page("/schedules")
+    page("/schedules/a%2Fb%252Fc")
+    act("/schedules/a%2Fb%252Fc/delete")

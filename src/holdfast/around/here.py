@@ -160,7 +160,8 @@ class HereAttempt:
         """Decide what follows a failure. Raises the error if it is final."""
         if isinstance(error, ResourceMissing):
             raise UsageError(
-                f"{self._task.name} cannot be tried here: {error}. Use submit(): workers open it"
+                f"{self._task.name} cannot be tried here: {error}. What lifespans yield is opened by workers only: use "
+                "submit(), or give this process a value by app.provide(…)"
             ) from None
         outcome, engine = raised(call, error), self._engine
         change = change_after(
@@ -204,6 +205,7 @@ def refuse_here(task: TaskDefinition, given: dict[str, object]) -> None:
         raise UsageError(f"{task.name} is a workflow, which is replayed from its log, so it cannot be tried here")
     needs = {
         "limit": task.limit,
+        "rate": task.rate,
         "unique": task.unique or None,
         "at_most_once": task.at_most_once or None,
         **given,

@@ -21,6 +21,7 @@ from holdfast.cli.arguments import call_given
 from holdfast.cli.command import Before, Yes, command, page_given, time_given
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import FAILED, Output
+from holdfast.cli.searched import Search, act_on_all, wanted_by
 from holdfast.clock import parse_duration
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.model.names import counted
@@ -103,13 +104,14 @@ class RerunFlags:
     new_key: Annotated[bool, Option("--new-key", help="Give them new idempotency keys: effects are repeated.")] = False
 
 
-@command()
+@command(action="archive.rerun", target="ids", find=find_id)
 def rerun(
     out: Output,
     app: App,
     filter: FilterOptions,
     options: RerunFlags,
     ids: Ids = None,
+    search: Search = None,
     yes: Yes = False,
 ) -> None:
     """Run ended invocations again: by id, or all that match a filter.
@@ -120,6 +122,10 @@ def rerun(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     due = None if options.at is None else time_given(options.at, "--at")
     request = options.request
+    if search is not None:
+        _refuse_more(named, where, others=options.arguments or options.at or options.delay)
+        wanted = wanted_by(app, search, request=request or "", new_key=options.new_key)
+        return act_on_all(out, app, "rerun", wanted, yes=yes)
     if options.arguments is not None:
         return _rerun_edited(out, app, named, options, due)
     if not named:
@@ -128,6 +134,7 @@ def rerun(
             return out.document({"dry_run": True, "matched": len(plan.originals), "ids": plan.originals})
         request = plan.request
         out.aside(f"request {request}; if this is cut short, repeat it with --request {request}")
+    out.agreed()
     done = app.rerun(named, at=due, delay=options.delay, request=request, new_key=options.new_key, **where)
     refused = dict(done.refused)
     pairs = list(zip([id for id in done.originals if id not in refused], done.invocations, strict=True))
@@ -156,12 +163,13 @@ def _rerun_edited(out: Output, app: App, named: list[str], options: RerunFlags, 
     out.line(f"{fresh.id} is a rerun of {record.id}")
 
 
-@command()
+@command(action="archive.purge", target="ids", find=find_id)
 def purge(
     out: Output,
     app: App,
     filter: FilterOptions,
     ids: Ids = None,
+    search: Search = None,
     force: Annotated[bool, Option("--force", help="Also those whose key is still taken.")] = False,
     yes: Yes = False,
 ) -> None:
@@ -171,8 +179,13 @@ def purge(
     kept, because the same call could be stored once more.
     """
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
+    if search is not None:
+        _refuse_more(named, where)
+        return act_on_all(out, app, "purge", wanted_by(app, search, force=force), yes=yes)
     plan = app.purge(named, dry_run=True, force=force, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be removed", yes)
+    if sure:
+        out.agreed()
     done = app.purge(named, force=force, **where) if sure else plan
     matched = {"dry_run": not sure, "matched": len(plan.originals)}
     out.document(matched | {"removed": done.removed, "kept": dict(done.kept)})
@@ -186,7 +199,7 @@ def purge(
         raise typer.Exit(FAILED)
 
 
-@command()
+@command(action="archive.retain", target="ids", find=find_id)
 def retain(
     out: Output,
     app: App,
@@ -203,6 +216,8 @@ def retain(
     named, where = [find_id(app, id) for id in ids or ()], filter.until_now(app)
     plan = app.archive.retain(retention, named, dry_run=True, **where)
     sure = _confirmed(out, app, None if named else where, len(plan.originals), "be kept for another time", yes)
+    if sure:
+        out.agreed()
     done = app.archive.retain(retention, named, **where) if sure else plan
     facts = {"dry_run": not sure, "matched": len(plan.originals), "over": plan.over, "refused": dict(done.refused)}
     out.document(facts | {"ids": done.originals})
@@ -217,6 +232,11 @@ def retain(
 
 
 COMMANDS = {"retain": retain}
+
+
+def _refuse_more(named: list[str], where: ArchiveFilter, others: object = None) -> None:
+    if named or where or others:
+        raise UsageError("--search says which ones; give it without ids, filters, --arguments, --at and --delay")
 
 
 def past_time(app: App, text: str, option: str) -> float:

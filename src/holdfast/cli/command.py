@@ -22,6 +22,7 @@ from typer import Argument, Option
 
 from holdfast.app import App
 from holdfast.cli import reach
+from holdfast.cli.audited import WantedAction, audited
 from holdfast.cli.discovery import NOT_YET, app_for_tasks, app_to_look_at, shared
 from holdfast.cli.output import Output
 from holdfast.errors import StoreUnavailable, UsageError
@@ -37,6 +38,7 @@ UrlOption = Annotated[str | None, Option("--url", help="The store, if no code is
 NameOption = Annotated[str | None, Option("--name", help="The app's name in that store.")]
 InvocationId = Annotated[str, Argument(metavar="ID", help="The invocation, or the beginning or end of its id.")]
 Before = Annotated[str | None, Option(metavar="ID", help="Only older ones: the last id of a page.")]
+Reason = Annotated[str | None, Option("--reason", help="The reason; kept in the audit record.")]
 Yes = Annotated[bool, Option("--yes", help="Do it, without asking.")]
 
 
@@ -62,14 +64,23 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
 
 def command(
     needs: Needs | Callable[[Mapping[str, Any]], Needs] = Needs.STORE,
+    *,
+    action: str = "",
+    target: str = "",
+    find: Callable[[App, str], str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function. Its needs may depend on its options."""
+    """Make a command of a function. Its needs may depend on its options.
+
+    A command that changes something has the name of its `action`, such as ``queue.pause``, and of the parameter with
+    its `target`; `find` returns the whole name or id of what the user has given there. See `holdfast.cli.audited`.
+    """
     unfit = {Needs.NOTHING: {"app", "url", "name"}, Needs.TASKS: {"url", "name"}, Needs.CODE: {"url", "name"}}
     common = [name for name in _OPTIONS if not isinstance(needs, Needs) or name not in unfit.get(needs, ())]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())
         own = own[1 if needs is Needs.NOTHING else 2 :]
+        takes_reason = any(each.name == "reason" for each in own)
         groups: dict[str, Any] = {
             each.name: each.annotation for each in own if dataclasses.is_dataclass(each.annotation)
         }
@@ -86,13 +97,22 @@ def command(
             with Output(json=bool(asked.pop("json"))) as out:
                 need = needs if isinstance(needs, Needs) else needs(given)
                 with opened(out, need, given.get("task") or "", **asked) as app:
-                    function(*((out,) if app is None else (out, app)), **given)
+                    if not action or app is None:
+                        function(*((out,) if app is None else (out, app)), **given)
+                        return
+                    reason = given.get("reason") if takes_reason else given.pop("reason")
+                    wanted = WantedAction(action, target, find, context.command_path, reason or "")
+                    with audited(out, app, wanted, given, lambda: _missing(app, Needs.STORE) is None):
+                        function(out, app, **given)
 
         parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
         for each in own:
             parameters += _expanded(each.annotation) if each.name in groups else [each]
+        if action and not takes_reason:
+            parameters.append(_parameter("reason", Reason, None))
         parameters += [_parameter(name, *_OPTIONS[name]) for name in common]
         ordered = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        obey.action = action  # type: ignore[attr-defined]
         obey.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
         obey.__annotations__ = {each.name: each.annotation for each in ordered}
         return obey

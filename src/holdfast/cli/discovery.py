@@ -40,6 +40,7 @@ _NO_APP = (
     "or its store (--url sqlite:////path/to/shop.db)."
 )
 NOT_YET = " yet: the first submit makes it, and so do holdfast run and holdfast store prepare."
+_ONLY_NAME = ". --name alone means an app of that store: give its --url, or --app shop:app instead of both."
 _WRONG_URL = ". Is the URL right? holdfast store prepare would make a store there."
 
 
@@ -56,7 +57,11 @@ def app_to_look_at(out: Output, reference: str | None, url: str | None, name: st
         raise UsageError("give either --app, which knows its store, or --url and --name")
     is_in_environment = os.environ.get(f"{PREFIX}URL") or os.environ.get(SPECS["url"].also)
     if not reference and (url or name or is_in_environment):
-        return Choice(App(url, name=name), _NO_APP if name and not url else _WRONG_URL, is_by_url=True)
+        return Choice(
+            App(url, name=name),
+            _ONLY_NAME if name and not url and not is_in_environment else _WRONG_URL,
+            is_by_url=True,
+        )
     if (named := _named(reference)) is not None:
         return Choice(named, NOT_YET)
     found = discover(Path.cwd())

@@ -75,7 +75,7 @@ def show(out: Output, app: App, id: EventId) -> None:
     out.table(("trigger", "invocation", "status", "why"), rows, empty=empty)
 
 
-@command()
+@command(action="event.emit", target="event")
 def emit(
     out: Output,
     app: App,

@@ -63,7 +63,7 @@ def show(out: Output, app: App, id: GroupId) -> None:
     )
 
 
-@command()
+@command(action="group.cancel", target="id")
 def cancel(
     out: Output,
     app: App,

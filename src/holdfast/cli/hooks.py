@@ -94,7 +94,12 @@ def show(out: Output, app: App, token: Token) -> None:
     )
 
 
-@command()
+def _target(app: App, text: str) -> str:
+    """Return the name of a hook, for the audit record: its token may be a secret."""
+    return text if _is_name(app, text) else name_of(valid_token(text))
+
+
+@command(action="hook.resume", target="token", find=_target)
 def resume(
     out: Output,
     app: App,

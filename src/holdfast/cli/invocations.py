@@ -13,11 +13,12 @@ from typer import Argument, Option
 from holdfast.app import App
 from holdfast.cli import live, reach, timeline
 from holdfast.cli.archive import past_time
-from holdfast.cli.command import Before, InvocationId, command, page_given
+from holdfast.cli.command import Before, InvocationId, Yes, command, page_given
 from holdfast.cli.events import origin_of
 from holdfast.cli.naming import attributes_of, find_id, stored_names
 from holdfast.cli.output import Output, terminal_width
-from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable
+from holdfast.cli.searched import Search, act_on_all, wanted_by
+from holdfast.errors import EventNotFound, InvocationNotFound, NotDecodable, UsageError
 from holdfast.groups.looking import Family, drawn
 from holdfast.ids import InvocationId as WholeId
 from holdfast.ids import is_id
@@ -28,14 +29,12 @@ from holdfast.model.records import FOREVER, HistoryEntry, InvocationRecord, left
 from holdfast.model.status import AVAILABLE, FINAL, OWNED, Status
 from holdfast.runtime.listing import MAX_LOOKED, Keep, filter_of, is_allowed, with_key
 from holdfast.runtime.naming import declared
-from holdfast.runtime.runs import StepRecord, Stored, span_of
+from holdfast.runtime.runs import WORLD_QUEUE, StepRecord, Stored, kind_of, span_of
 from holdfast.showing import brief, describe, fields, length, moment
 from holdfast.store.contract import Filter
 from holdfast.web.documents import decoded, history_of
 from holdfast.web.reading.model import InvocationPage, ReadModel
 from holdfast.web.reading.search import parse
-from holdfast.web.reading.searching import kind_of
-from holdfast.world.records import QUEUE as WORLD_QUEUE
 
 _HISTORY_TITLES = ("version", "time", "delta", "status", "epoch", "owner", "why")
 _HISTORY_SHOWN = 8
@@ -247,7 +246,7 @@ def history(out: Output, app: App, id: InvocationId) -> None:
         out.line(f"rerun as {again.id} at {moment(again.created_at)}, {again.status}")
 
 
-@command()
+@command(action="invocation.wake", target="id", find=find_id)
 def wake(out: Output, app: App, id: InvocationId) -> None:
     """Give a parked invocation another try; end sleeps of a workflow.
 
@@ -392,21 +391,32 @@ def _why(entry: HistoryEntry) -> str:
 _SAID = {Status.CANCELLED: "is cancelled", Status.CANCELLING: "is asked to end"}
 
 
-@command()
+@command(action="invocation.cancel", target="ids", find=find_id)
 def cancel(
     out: Output,
     app: App,
-    ids: Annotated[list[str], Argument(metavar="ID", help="Invocations; the beginning of an id will do.")],
+    ids: Annotated[
+        list[str] | None, Argument(metavar="ID", help="Invocations; the beginning of an id will do.")
+    ] = None,
     reason: Annotated[str, Option(help="Why; kept with them.")] = "",
     by: Annotated[str | None, Option(help="The user; else this user and host.")] = None,
     children: Annotated[
         bool | None, Option("--children/--no-children", help="And what they submitted; else as they declare.")
     ] = None,
+    search: Search = None,
+    yes: Yes = False,
 ) -> None:
-    """End invocations that wait or run.
+    """End invocations that wait or run: by id, or all that a search means.
 
     Waiting ones end at once, running ones after they have cleaned up. Safe to repeat.
     """
+    if bool(ids) is (search is not None):
+        raise UsageError("say which ones: by ids, or by --search 'task:charge status:registered'")
+    if search is not None:
+        if children is not None:
+            raise UsageError("--children is for ids; with --search, children end as they declare")
+        return act_on_all(out, app, "cancel", wanted_by(app, search, by=by or "", reason=reason), yes=yes)
+    ids = ids or []
     named = [find_id(app, id) for id in ids]
     ends = {id: app.invocation(id).cancel(reason, by=by, children=children) for id in named}
     out.document({"invocations": [{"id": id, "status": status.value} for id, status in ends.items()]})

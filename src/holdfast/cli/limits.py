@@ -49,6 +49,7 @@ def show(
     limit: Annotated[int, Option(help="The keys to show at most.", min=1)] = 50,
 ) -> None:
     """Show the keys of a rate: starts left, the next one, and the last calls that took one."""
+    task = app.limits.whole_name(task)
     found, now = app.limits.allowances(task, limit=limit), reach.time_of(app)
     out.document({"name": task, "keys": [allowance_document(each) for each in found]})
     rows = [
@@ -67,7 +68,7 @@ def show(
     out.table(titles, rows, empty=f"no call has taken a start under a rate '{task}' in the last hour")
 
 
-@command()
+@command(action="limit.set", target="task")
 def set_limit(
     out: Output,
     app: App,
@@ -82,14 +83,16 @@ def set_limit(
 
     All runners follow within 2 seconds. Running calls go on, and count.
     """
+    task = app.limits.whole_name(task)
     done = app.limits.set(task, limit=limit, rate=rate, burst=burst, reason=reason, by=by)
     out.document({"name": task, "change": change_document(done)})
     out.line(f"'{task}' is changed: {_what(done)}; to go back to the code: holdfast limits clear {task}")
 
 
-@command()
+@command(action="limit.clear", target="task")
 def clear(out: Output, app: App, task: LimitName) -> None:
     """End the change of a limit or rate: what the code declares holds again."""
+    task = app.limits.whole_name(task)
     ended = app.limits.clear(task)
     out.document({"name": task, "changed": ended})
     names = ", ".join(each.name for each in app.limits.list() if each.change is not None)

@@ -23,14 +23,14 @@ def monitor(
     app_option: AppOption = None,
     url: UrlOption = None,
     name: NameOption = None,
-    host: Annotated[str, Option(help="Where to listen; other addresses than loopback need api_token.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Where to listen; other addresses than loopback need a login.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Where to listen; 0 for a free port.", min=0, max=65535)] = 8080,
     lines: LogOptions,
 ) -> None:
     """Serve the HTTP API and webhooks, until SIGINT or SIGTERM.
 
     The API is under /api/v1, webhooks are under /hooks. There are no pages yet. On a loopback address the API answers
-    programs of this machine; elsewhere it needs the token of the setting api_token.
+    programs of this machine; elsewhere, or once there is a token, each request needs one: see holdfast access.
     """
     try:
         from holdfast.web.serving import refuse_open_address, serve
@@ -41,7 +41,7 @@ def monitor(
     logs.configure(lines.log_format, lines.log_level)
     with opened(out, Needs.STORE, app=app or app_option, url=url, name=name) as chosen:
         assert isinstance(chosen, App)
-        refuse_open_address(host, chosen.settings)
+        refuse_open_address(host, chosen.runtime)
         serve(chosen, host, port, started=lambda address: _tell(out, address))
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -55,6 +55,10 @@ class Output:
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
         self.known: dict[str, object] = {}
         """What an error document contains too, such as the id of what was submitted."""
+        self.agreed: Callable[[], object] = lambda: None
+        """Called before an action that the user may be asked about: its audit record is stored then."""
+        self.did: Callable[[str], object] = lambda detail: None
+        """Called when an action is done, and more follows, with what came of it."""
 
     @property
     def is_terminal(self) -> bool:
@@ -144,6 +148,7 @@ class Output:
         print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             self.fail("NotConfirmed", "nothing was done; --yes does it without asking")
+        self.agreed()
 
     def note(self, text: str) -> None:
         """Print a note to stderr: it is not part of the answer."""
@@ -196,7 +201,8 @@ class _Table:
         yield from self._aligned(row)
         shown = len(self.widths)
         beneath = [(title, cell) for title, cell in zip(self.titles, row, strict=True)][shown:]
-        parts = [cell if len(beneath) == 1 or not title else f"{title}: {cell}" for title, cell in beneath if cell]
+        is_text = len(beneath) == 1 and any(" " in each[-1] for each in self.rows)  # which says itself what it is
+        parts = [cell if is_text or not title else f"{title}: {cell}" for title, cell in beneath if cell]
         for line in _wrapped(_GAP.join(parts), self.limit - len(_MARGIN)) if parts else ():
             yield f"{_MARGIN}{line}"
 

@@ -15,8 +15,10 @@ from typer import Option
 
 from holdfast._version import __version__
 from holdfast.cli import (
+    access,
     apps,
     archive,
+    audit,
     config,
     events,
     groups,
@@ -101,6 +103,7 @@ _COMMANDS: _Commands = {
     "triggers": triggers.triggers,
     "services": services.services,
     "stats": stats.stats,
+    "audit": audit.audit,
     "monitor": monitor.monitor,
     "config": config.config,
 }
@@ -131,6 +134,7 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
         "Serve a World for Workflow DevKit; look at its messages.",
         {"serve": world.serve, "import": world.import_runs},
     ),
+    "access": ("Make, list and revoke tokens of pages and API.", {}),
     "status": ("Draw the statuses of invocations and their changes.", {"render": status.render}),
     "store": (
         "Create, check or back up the store; print its database roles.",
@@ -141,7 +145,8 @@ _GROUPS: dict[str, tuple[str | Callable[..., None], _Commands]] = {
 
 # Groups within groups, each with the command that it is by itself.
 _INNER: dict[str, dict[str, tuple[Callable[..., None], _Commands]]] = {
-    "world": {"messages": (world.messages, world.MESSAGES)}
+    "world": {"messages": (world.messages, world.MESSAGES)},
+    "access": {"token": (access.tokens, access.COMMANDS)},
 }
 
 

@@ -43,7 +43,7 @@ def queues(out: Output, app: App) -> None:
     out.table(titles, rows, empty="no queues: nothing is stored, and no task is declared")
 
 
-@command()
+@command(action="queue.pause", target="queue")
 def pause(
     out: Output,
     app: App,
@@ -69,7 +69,7 @@ def pause(
         out.line(f"the queue '{queue}' was paused already: {_pause_in_words(done, reach.time_of(app))}")
 
 
-@command()
+@command(action="queue.resume", target="queue")
 def resume(out: Output, app: App, queue: QueueName) -> None:
     """End the pause of a queue."""
     ended = app.queues.resume(queue)

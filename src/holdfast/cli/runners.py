@@ -45,7 +45,7 @@ def runners(out: Output, app: App) -> None:
     out.table(_TITLES, rows, empty="no runners; start one with: holdfast run")
 
 
-@command()
+@command(action="runner.drain", target="id")
 def drain(out: Output, app: App, id: RunnerId) -> None:
     """Ask a runner to finish its work and end.
 
@@ -54,7 +54,7 @@ def drain(out: Output, app: App, id: RunnerId) -> None:
     _ask(out, app, id, DRAIN)
 
 
-@command()
+@command(action="runner.stop", target="id")
 def stop(out: Output, app: App, id: RunnerId) -> None:
     """Ask a runner to end now. What runs is ended, and goes back to the queue."""
     _ask(out, app, id, STOP)

@@ -176,7 +176,7 @@ def next_times(
     _print_times(out, record, times, reach.time_of(app), empty=f"nothing is to come: it is {state_in_words(record)}")
 
 
-@command(Needs.TASKS)
+@command(Needs.TASKS, action="schedule.create", target="schedule")
 def create(
     out: Output,
     app: App,
@@ -196,7 +196,9 @@ def create(
     _report_change(out, app, app.schedules.create(schedule, *call.of(app, task), paused=paused, **options))
 
 
-@command(lambda given: Needs.TASKS if given["task"] is not None else Needs.STORE)
+@command(
+    lambda given: Needs.TASKS if given["task"] is not None else Needs.STORE, action="schedule.update", target="schedule"
+)
 def update(out: Output, app: App, schedule: ScheduleName, task: OtherTask = None, *, call: Where, when: When) -> None:
     """Change the given options and leave the rest. Another timing, start or end takes effect from now on.
 
@@ -217,7 +219,7 @@ def update(out: Output, app: App, schedule: ScheduleName, task: OtherTask = None
     _report_change(out, app, record)
 
 
-@command()
+@command(action="schedule.pause", target="schedule")
 def pause(
     out: Output,
     app: App,
@@ -228,13 +230,13 @@ def pause(
     _report_change(out, app, app.schedules.pause(schedule, reason=reason))
 
 
-@command()
+@command(action="schedule.resume", target="schedule")
 def resume(out: Output, app: App, schedule: ScheduleName) -> None:
     """Go on, from now. The ticks of the pause do not fire; backfill makes up for them."""
     _report_change(out, app, app.schedules.resume(schedule))
 
 
-@command()
+@command(action="schedule.delete", target="schedule")
 def delete(out: Output, app: App, schedule: ScheduleName, yes: Yes = False) -> None:
     """Forget it. Invocations that it has submitted stay."""
     try:
@@ -252,7 +254,7 @@ def delete(out: Output, app: App, schedule: ScheduleName, yes: Yes = False) -> N
         out.note("code declares it: a runner that starts stores it anew; to silence it for good, pause it")
 
 
-@command()
+@command(action="schedule.run", target="schedule")
 def run_now(out: Output, app: App, schedule: ScheduleName, request: RequestOption = None) -> None:
     """Submit its call now, beside its ticks. Prints the invocation's id."""
     invocation = app.schedules.run_now(schedule, request=request)
@@ -260,7 +262,7 @@ def run_now(out: Output, app: App, schedule: ScheduleName, request: RequestOptio
     out.line(invocation.id)
 
 
-@command()
+@command(action="schedule.backfill", target="schedule")
 def backfill(
     out: Output,
     app: App,

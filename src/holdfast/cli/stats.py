@@ -9,7 +9,6 @@ from typer import Option
 
 from holdfast.app import App
 from holdfast.cli.command import command
-from holdfast.cli.naming import stored_names
 from holdfast.cli.output import Output
 from holdfast.model.names import counted
 from holdfast.showing import brief, length, moment
@@ -39,8 +38,7 @@ def stats(
     Workers store what they count every 10 s, so the last seconds may be missing.
     """
     reading = ReadModel(app.runtime)
-    tasks = stored_names(app, task or ())
-    answer = app.runtime.run(reading.stats(since, until, step=step, task=tasks, queue=queue or ()))
+    answer = app.runtime.run(reading.stats(since, until, step=step, task=task or (), queue=queue or ()))
     out.document(answer.document())
     if not out.json:
         _print(out, answer.stats)

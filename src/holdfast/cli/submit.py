@@ -47,7 +47,7 @@ class CallFlags:
         return given | {"attributes": attributes_of(given.pop("attribute") or ()) or None}
 
 
-@command(Needs.TASKS)
+@command(Needs.TASKS, action="invocation.submit", target="task")
 def submit(
     out: Output,
     app: App,
@@ -70,6 +70,7 @@ def submit(
     invocation = wanted.submit(*args, **keywords)
     is_new = invocation.is_fresh
     out.known = {"id": invocation.id, "task": wanted.name, "new": is_new}
+    out.did(invocation.id)
     if wait or not is_new:
         out.aside(f"submitted {invocation.id}" if is_new else f"{invocation.id} was there already")
     if wait:

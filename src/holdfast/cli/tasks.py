@@ -13,7 +13,7 @@ from holdfast.cli.output import Output
 from holdfast.web.reading.tasks import signature_of, task_document
 
 _HEAD = ("name", "signature")
-_TITLES = ("task", "kind", "queue", "priority", "retries", "limit", "timeout", "called by")
+_TITLES = ("task", "kind", "queue", "priority", "retries", "limit", "rate", "timeout", "called by")
 
 
 @command(Needs.TASKS)
@@ -42,7 +42,7 @@ def tasks(
         rows.append(
             (
                 said["name"],
-                *(said[name] for name in ("kind", "queue", "priority", "retries", "limit", "timeout")),
+                *(said[name] for name in ("kind", "queue", "priority", "retries", "limit", "rate", "timeout")),
                 said["called_by"],
             )
         )

@@ -15,6 +15,7 @@ from holdfast.cli import reach
 from holdfast.cli.arguments import call_given
 from holdfast.cli.command import InvocationId, command
 from holdfast.cli.invocations import found, value_text
+from holdfast.cli.naming import find_id
 from holdfast.cli.output import Output
 from holdfast.errors import NotDecodable, UsageError
 from holdfast.model.names import counted
@@ -182,7 +183,7 @@ def _event_text(app: App, event: LogEvent) -> str:
 # --- fork
 
 
-@command()
+@command(action="workflow.fork", target="id", find=find_id)
 def fork(
     out: Output,
     app: App,

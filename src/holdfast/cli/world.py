@@ -94,7 +94,7 @@ def _stop_with_parent(stop: Callable[[], object]) -> None:
     threading.Thread(target=watch, name="holdfast-parent", daemon=True).start()
 
 
-@command()
+@command(action="world.import", target="source")
 def import_runs(
     out: Output,
     app: App,
@@ -200,7 +200,7 @@ async def _found(messages: Messages, id: str) -> InvocationRecord:
     return record
 
 
-@command()
+@command(action="world.redeliver", target="ids")
 def redeliver(
     out: Output,
     app: App,

@@ -167,11 +167,13 @@ class _Entered:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        swallows: object = False
         with self._reported(error):
             if hasattr(self._inner, "__aexit__"):
-                self._wait(self._inner.__aexit__(kind, error, trace))
+                swallows = self._wait(self._inner.__aexit__(kind, error, trace))
             else:
-                self._inner.__exit__(kind, error, trace)
+                swallows = self._inner.__exit__(kind, error, trace)
+        self._tell_swallowed(swallows, error)
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -184,11 +186,13 @@ class _Entered:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        swallows: object = False
         with self._reported(error):
             if hasattr(self._inner, "__aexit__"):
-                await self._inner.__aexit__(kind, error, trace)
+                swallows = await self._inner.__aexit__(kind, error, trace)
             else:
-                self._inner.__exit__(kind, error, trace)
+                swallows = self._inner.__exit__(kind, error, trace)
+        self._tell_swallowed(swallows, error)
 
     @contextlib.contextmanager
     def _reported(self, error: BaseException | None) -> Any:
@@ -199,8 +203,15 @@ class _Entered:
             raise
         except Exception as wrong:
             if wrong is not error:
-                why = f"it failed after {self._about.task if self._about else 'a call'}, whose outcome stands: {wrong}"
-                self._telemetry.emit(HookFailed(f"the middleware {_name(self._make)}", why, wrong))
+                self._tell("it failed after", wrong)
+
+    def _tell_swallowed(self, swallows: object, error: BaseException | None) -> None:
+        if swallows and error is not None:
+            self._tell("it swallowed the error of", error)
+
+    def _tell(self, what: str, error: BaseException) -> None:
+        why = f"{what} {self._about.task if self._about else 'a call'}, whose outcome stands: {error}"
+        self._telemetry.emit(HookFailed(f"the middleware {_name(self._make)}", why, error))
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         future = asyncio.run_coroutine_threadsafe(work, self._resources().loop)

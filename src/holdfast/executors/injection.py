@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from types import UnionType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 from holdfast.errors import UsageError
@@ -66,24 +66,41 @@ def wanted_by(function: Callable[..., Any]) -> tuple[InjectedParameter, ...]:
     found = []
     for parameter in parameters:
         hint = _resolved(function, parameter)
-        marks = [Inject() if each is Inject else each for each in getattr(hint, "__metadata__", ())]
-        mark = next((each for each in marks if isinstance(each, Inject)), None)
-        if mark is None:
-            continue
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise UsageError(f"the parameter {parameter.name} cannot be injected: it has no keyword of its own")
-        found.append(InjectedParameter(parameter.name, typing.get_args(hint)[0], mark.lifespan))
+        mark = next(_marks(hint), None)
+        if mark is not None:
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise UsageError(f"the parameter {parameter.name} cannot be injected: it has no keyword of its own")
+            found.append(InjectedParameter(parameter.name, typing.get_args(hint)[0], mark.lifespan))
+        elif parameter.default is INJECTED or any(_inner_marks(hint)):
+            raise UsageError(
+                f"the parameter {parameter.name} cannot be injected: its whole annotation has to be Injected[…], such "
+                "as Injected[Pool] or Injected[Pool | None]"
+            )
     return tuple(found)
 
 
+def _marks(hint: Any) -> Iterator[Inject]:
+    for each in getattr(hint, "__metadata__", ()):
+        if isinstance(each, Inject):
+            yield each
+        elif each is Inject:
+            yield Inject()
+
+
+def _inner_marks(hint: Any) -> Iterator[bool]:
+    for inner in typing.get_args(hint):
+        yield any(_marks(inner)) or any(_inner_marks(inner))
+
+
 def _resolved(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    hint = parameter.annotation
-    if not isinstance(hint, str):
-        return hint
+    """Return the annotation, with all names in it looked up; None if that is not possible, and it injects nothing."""
+    alone = SimpleNamespace(__annotations__={"it": parameter.annotation})
     try:
-        return eval(hint, getattr(inspect.unwrap(function), "__globals__", {}))
+        return typing.get_type_hints(alone, getattr(inspect.unwrap(function), "__globals__", {}), include_extras=True)[
+            "it"
+        ]
     except Exception as error:
-        if "Inject" not in hint:
+        if "Inject" not in str(parameter.annotation):
             return None  # the codec says what is wrong with it, if that matters
         raise UsageError(
             f"the annotation of {parameter.name} cannot be read: {error}. What is injected has to be known at the top "

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.codec import Payload, Seen
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import KeyTaken, StoreError, UsageError
+from holdfast.errors import KeyTaken, StoreError, StoreReadOnly, UsageError
 from holdfast.executors.context import origin_in, parent_in
 from holdfast.groups import rules
 from holdfast.groups.handles import ChainInvocation, InvocationGroup, handle_of
@@ -291,7 +291,10 @@ class GroupSubmit:
         if not record.is_watched:
             await self._groups.put(replace(record, is_whole=True))
             return record
-        after = await self._groups.change(record.id, is_whole=True)
+        try:
+            after = await self._groups.change(record.id, is_whole=True)
+        except StoreReadOnly:  # the role of a submitter: the first end of a member finds that all are there
+            return record
         if after is not None and after.failed is not None:  # while the others were being stored
             await self._groups.cancel(after, reason=f"{after.failed} of its group has failed")
         await self._groups.check(record.id)

@@ -99,8 +99,8 @@ class Groups:
             floor = self._floors.get(id)
             if floor is not None and not await self._goes_on(id, floor, known):
                 return
-            record = await self.get(id)
-            if record is None or record.done_at is not None or not record.is_whole:
+            record = await self._whole(await self.get(id))
+            if record is None or record.done_at is not None:
                 self._floors.pop(id, None)
                 return
             reached = await self._walk(record, max(floor or 0, record.floor), known)
@@ -109,6 +109,33 @@ class Groups:
                 await self._done(record)
             elif reached - record.floor >= FLOOR_STEP:
                 await self.change(id, floor=reached)
+
+    async def _whole(self, record: GroupRecord | None) -> GroupRecord | None:
+        """Return a group if all its members are stored; None if not yet. Its submit says so, unless it has died before
+        that, or its user may add entries and change none: then the members are looked for.
+        """
+        if record is None or record.is_whole or record.done_at is not None:
+            return record
+        if not await self._all_there(record):
+            return None
+        after = await self.change(record.id, is_whole=True)
+        if after is not None and after.failed is not None:  # while the others were being stored
+            await self.cancel(after, reason=f"{after.failed} of its group has failed")
+        return after
+
+    async def _all_there(self, record: GroupRecord) -> bool:
+        """Return whether all members are stored. None is removed this early, so one that is not there is to come."""
+        if record.size == 0:
+            return True
+        if not all(
+            await get_readable(self._store, self._app, rules.member_ids(record.id, record.size - 1, record.size))
+        ):
+            return False
+        for start in range(0, record.size, PAGE):
+            ids = rules.member_ids(record.id, start, min(start + PAGE, record.size))
+            if None in await get_readable(self._store, self._app, ids):
+                return False
+        return True
 
     async def _goes_on(self, id: InvocationId, floor: int, known: Collection[str]) -> bool:
         """Return whether the first member that had not ended has ended now. It was there: the group is whole."""
@@ -223,7 +250,7 @@ class Groups:
     async def tend(self, record: GroupRecord) -> None:
         """Perform the duty for an open group: what its members should have told, and the end of a broken submit."""
         now = self._store.now()
-        if not record.is_whole and now - record.created_at > ABANDONED_SECONDS:
+        if now - record.created_at > ABANDONED_SECONDS and await self._whole(record) is None:
             return await self._abandon(record)
         self._floors.pop(record.id, None)
         await self.check(record.id)
@@ -233,10 +260,6 @@ class Groups:
 
     async def _abandon(self, record: GroupRecord) -> None:
         """Close a group whose submit has never returned: what it has stored is cancelled, and nothing is called."""
-        ids = [rules.member_ids(record.id, start, start + 1)[0] for start in (0, record.size - 1) if record.size]
-        if all(found is not None for found in await get_readable(self._store, self._app, ids)):
-            await self.change(record.id, is_whole=True)  # members are stored in their order, so all are there
-            return await self.check(record.id)
         await self.cancel(record, reason="the submit of its group has died before all calls were stored")
         await self.change(record.id, done_at=self._store.now(), abandoned=True)
 

@@ -96,6 +96,7 @@ class LimitAccess:
 
         A key that was not used for an hour is not among them: all of its starts are left.
         """
+        name = self.whole_name(name)
         now = engine.store.now()
         found: MutableSequence[Allowance] = []
         for entry in await engine.store.entries(engine.app, RATE):
@@ -122,10 +123,11 @@ class LimitAccess:
         by: str | None = None,
     ) -> LimitChange:
         """Change the limit or the rate of a task, or the rate of a shared name, until `clear`. What is not given stays
-        as an earlier change has it, or as it is declared.
+        as an earlier change has it, or as it is declared. A rate without a burst brings its own.
 
         Runners follow within 2 s. Running calls go on, and count.
         """
+        name = self.whole_name(name)
         self.check(name, limit, rate, burst)
         store = engine.store
         while True:
@@ -151,13 +153,20 @@ class LimitAccess:
     @blocking
     async def clear(self, engine: Engine, name: str) -> bool:
         """End the change of a limit or rate: what is declared holds again. Return False if it was not changed."""
-        while (before := await _entry(engine, valid_name("task", name))) is not None:
+        name = self.whole_name(valid_name("task", name))
+        while (before := await _entry(engine, name)) is not None:
             if await engine.store.remove_entry(before):
                 await self._move_up(engine, name)
                 return True
         return False
 
     aclear = awaited(clear)
+
+    def whole_name(self, name: str) -> str:
+        """Return the name that a limit or rate has in the store, for a short name that only one task has, too."""
+        known = self._by_name()
+        ends = [each for each in known if each.endswith(f":{name}")]
+        return ends[0] if name not in known and len(ends) == 1 else name
 
     def _by_name(self) -> dict[str, MutableSequence[TaskDefinition]]:
         """Return the tasks that have a limit or a rate, under the names by which these are changed."""
@@ -173,7 +182,7 @@ class LimitAccess:
 
     def check(self, name: str, limit: int | None, rate: str | None, burst: int | None) -> None:
         """Raise `UsageError` for a change that has no meaning, as far as the code is known."""
-        valid_name("task", name)
+        name = self.whole_name(valid_name("task", name))
         if limit is None and rate is None and burst is None:
             raise UsageError("nothing to change: give limit=, rate= or burst=")
         if limit is not None and (type(limit) is not int or not 1 <= limit <= MAX_LIMIT):

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import functools
 import inspect
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from holdfast.codec.classes import type_name
 from holdfast.errors import ArgumentsDoNotFit
 
 _WIDER: dict[type, tuple[type, ...]] = {float: (float, int), complex: (complex, float, int)}
+_QUALIFIERS = (typing.Required, typing.NotRequired, typing.Final)  # in front of a field's type
 _ITEMS = (list, tuple, set, frozenset, collections.deque)
 _DEEPEST = 100
 
@@ -50,18 +52,23 @@ class Fitting:
     def _hints(self) -> dict[str, Any]:
         return {each.name: hint_of(self._function, each) for each in self._signature.parameters.values()}
 
-    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise `ArgumentsDoNotFit`, with the path, unless every argument fits its annotation."""
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, takes: bool = False) -> None:
+        """Raise `ArgumentsDoNotFit`, with the path, unless every argument fits its annotation.
+
+        With `takes`, the first argument stands for the result of another call, and is not judged.
+        """
+        for hint, path, value in itertools.islice(self._given(args, kwargs), int(takes), None):
+            if hint is not inspect.Parameter.empty and (misfit := misfit_of(value, hint, path)) is not None:
+                raise ArgumentsDoNotFit(
+                    f"the arguments of {self._task} do not fit its annotations: {misfit}", path=misfit.path
+                )
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple[Any, str, Any]]:
+        """Yield the annotation, path and value of each argument, in the order of the parameters."""
         bound = self._signature.bind(*args, **kwargs).arguments
         for name, parameter in self._signature.parameters.items():
-            hint = self._hints[name]
-            if name not in bound or hint is inspect.Parameter.empty:
-                continue
-            for path, value in _given(parameter, bound[name]):
-                if (misfit := misfit_of(value, hint, path)) is not None:
-                    raise ArgumentsDoNotFit(
-                        f"the arguments of {self._task} do not fit its annotations: {misfit}", path=misfit.path
-                    )
+            if name in bound:
+                yield from ((self._hints[name], path, value) for path, value in _given(parameter, bound[name]))
 
 
 def _given(parameter: inspect.Parameter, value: Any) -> Iterable[tuple[str, Any]]:
@@ -99,6 +106,8 @@ def _misfit(value: Any, hint: Any, path: str, depth: int) -> Misfit | None:
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         return misfit_of(value, typing.get_args(hint)[0], path, depth + 1) or _unconstrained(value, hint, path)
+    if origin in _QUALIFIERS:
+        return misfit_of(value, typing.get_args(hint)[0], path, depth + 1)
     if origin in (typing.Union, types.UnionType):
         return _misfit_of_union(value, hint, path, depth)
     if origin is typing.Literal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -102,29 +102,39 @@ def is_allowed(where: Filter, record: InvocationRecord) -> bool:
 
 def filter_of(
     *,
-    status: str | Iterable[str] = (),
-    task: str | Iterable[str] = (),
-    queue: str | Iterable[str] = (),
+    status: str | Iterable[str] | None = (),
+    task: str | Iterable[str] | None = (),
+    queue: str | Iterable[str] | None = (),
     parent: str | None = None,
     attributes: Mapping[str, str] | None = None,
     before: str | None = None,
 ) -> Filter:
-    """Return which invocations are meant. Raises `UsageError`."""
+    """Return which invocations are meant; None means any. Raises `UsageError`."""
+    for name, id in (("parent", parent), ("before", before)):
+        if id is not None and not isinstance(id, str):
+            raise UsageError(f"{name}={id!r:.80}: expected the id of an invocation")
     return Filter(
-        statuses=frozenset(_status(name) for name in _several(status)),
-        tasks=frozenset(_several(task)),
-        queues=frozenset(_several(queue)),
+        statuses=frozenset(_status(name) for name in several("status", status)),
+        tasks=frozenset(several("task", task)),
+        queues=frozenset(several("queue", queue)),
         parent=parent,
         attributes=pairs(attributes or {}),
         before_id=before,
     )
 
 
-def _several(value: str | Iterable[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+def several(name: str, value: Any, kind: Any = str) -> list[Any]:
+    """Return the values of a filter: one, some, or none at all. Raises `UsageError`."""
+    is_one = isinstance(value, (kind, bytes)) or not isinstance(value, Iterable)
+    found = [] if value is None else [value] if is_one else list(value)
+    if not all(isinstance(each, kind) for each in found):
+        raise UsageError(f"{name}={value!r:.80}: expected a name, or some")
+    return found
 
 
 def pairs(attributes: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    if not isinstance(attributes, Mapping):
+        raise UsageError(f"attributes={attributes!r:.80}: expected names and texts, such as {{'customer': 'c-17'}}")
     for name, value in attributes.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"attributes={{{name!r}: {value!r:.80}}}: an attribute has a name and a text")

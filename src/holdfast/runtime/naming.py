@@ -5,7 +5,7 @@ invocations by that.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from holdfast.errors import UnknownTask, UsageError
@@ -14,7 +14,7 @@ from holdfast.model.records import InvocationRecord
 from holdfast.runtime.app_runtime import AppRuntime, DeclaredTask
 from holdfast.runtime.definition import TaskDefinition
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.listing import Moment, filter_of, is_allowed, listed, made_within, with_key
+from holdfast.runtime.listing import Moment, filter_of, is_allowed, listed, made_within, several, with_key
 from holdfast.store.contract import Filter
 
 # What the names of our own tasks begin with: evaluations of triggers, steps on other queues, World runs.
@@ -35,7 +35,7 @@ def find_definition(definitions: Sequence[TaskDefinition], name: str, advice: st
     known = {each: definition for definition in definitions for each in definition.names}
     if name in known:
         return known[name]
-    matching = {each: definition for each, definition in known.items() if short(each) == name} or {
+    matching = {each: definition for each, definition in known.items() if name and short(each) == name} or {
         each: definition for each, definition in known.items() if name in without_version(definition)
     }
     found = {definition.name: definition for definition in matching.values()}
@@ -61,15 +61,15 @@ def stored_names(definitions: Sequence[TaskDefinition], name: str) -> tuple[str,
     return (*stored, *(each for definition in exact for each in definition.names))
 
 
-Wanted = str | DeclaredTask | Iterable[str | DeclaredTask]
+Wanted = str | DeclaredTask | Iterable[str | DeclaredTask] | None
 
 
 class ListOptions(TypedDict, total=False):
     """Which invocations are listed; `App.invocations` says what they mean."""
 
-    status: str | Iterable[str]
+    status: str | Iterable[str] | None
     task: Wanted
-    queue: str | Iterable[str]
+    queue: str | Iterable[str] | None
     parent: str | None
     attributes: Mapping[str, str] | None
     key: str | None
@@ -100,22 +100,27 @@ async def listing(runtime: AppRuntime, engine: Engine, limit: int, options: List
     return (await listed(engine, where, limit, lambda record: record.key == key and wanted(record))).records
 
 
-async def wanted_names(runtime: AppRuntime, engine: Engine, given: Wanted) -> list[str]:
+Knows = Callable[[str], Awaitable[bool]]
+
+
+async def wanted_names(runtime: AppRuntime, engine: Engine, given: Wanted, is_known: Knows | None = None) -> list[str]:
     """Return the names under which the store may have work of these tasks.
 
     Raises `UnknownTask` for a name that the app does not declare and under which nothing is stored. Where no tasks are
-    declared, nothing is known about names, so they are taken as they are.
+    declared, nothing is known about names, so they are taken as they are. `is_known` knows further names.
     """
-    each = [given] if isinstance(given, str | DeclaredTask) else list(given)
-    return list(dict.fromkeys([name for one in each for name in await _wanted(runtime, engine, one)]))
+    each = several("task", given, (str, DeclaredTask))
+    return list(dict.fromkeys([name for one in each for name in await _wanted(runtime, engine, one, is_known)]))
 
 
-async def _wanted(runtime: AppRuntime, engine: Engine, given: str | DeclaredTask) -> Sequence[str]:
+async def _wanted(
+    runtime: AppRuntime, engine: Engine, given: str | DeclaredTask, is_known: Knows | None
+) -> Sequence[str]:
     if isinstance(given, DeclaredTask):
         if runtime.tasks.get(given.name) is None:
             raise UnknownTask(f"the task {given.name} belongs to another app than '{runtime.name}'")
         return given.definition.names
-    if not isinstance(given, str) or not given:
+    if not given:
         raise UsageError(f"task={given!r:.80}: expected a task, or the name of one")
     definitions = declared(runtime)
     if not definitions or given.startswith(_OURS):
@@ -123,7 +128,8 @@ async def _wanted(runtime: AppRuntime, engine: Engine, given: str | DeclaredTask
     try:
         return stored_names(definitions, given)
     except UnknownTask:
-        if await engine.store.find(engine.app, Filter(tasks=frozenset({given})), 1):
+        is_stored = await engine.store.find(engine.app, Filter(tasks=frozenset({given})), 1)
+        if is_stored or (is_known is not None and await is_known(given)):
             return (given,)
         raise
 

@@ -207,6 +207,24 @@ def took(call: StepRecord, end: float) -> float | None:
     return None if since is None else max(0.0, (end if call.ended_at is None else call.ended_at) - since)
 
 
+# --- kinds of runs
+
+WORLD_QUEUE = "~world"  # of the runs of a World: no runner serves it
+WORLD_TASK = "world:"  # what the task of such a run begins with
+
+
+def is_world(record: InvocationRecord) -> bool:
+    """Return whether an invocation is a run of a World."""
+    return record.queue == WORLD_QUEUE and record.task.startswith(WORLD_TASK)
+
+
+def kind_of(record: InvocationRecord) -> str:
+    """Return whether an invocation is of a task, a workflow or a World."""
+    if is_world(record):
+        return "world"
+    return "task" if record.run is None else "workflow"
+
+
 # --- on a time line
 
 _FIRST, _LAST = 10, 30  # calls that are drawn of a long log; those that are open always are

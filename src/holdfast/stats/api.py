@@ -15,7 +15,10 @@ import msgspec
 from holdfast.clock import Duration, length_of, parse_duration
 from holdfast.errors import CorruptRecord, UsageError
 from holdfast.model.records import Entry
+from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.listing import several
+from holdfast.runtime.naming import Wanted, wanted_names
 from holdfast.stats.counters import Counters
 from holdfast.stats.records import DEPLOYS, read_deploys, read_file
 from holdfast.stats.rules import (
@@ -155,12 +158,12 @@ def question(
     until: Since | None = None,
     *,
     step: Duration | None = None,
-    task: str | Iterable[str] = (),
-    queue: str | Iterable[str] = (),
+    task: Iterable[str] = (),
+    queue: str | Iterable[str] | None = (),
 ) -> StatsQuery:
     """Return the question. Raises `UsageError`."""
-    end = now if until is None else min(now, _moment("until", until, now))
-    start = _moment("since", since, now)
+    end = now if until is None else min(now, moment_of("until", until, now))
+    start = moment_of("since", since, now)
     if not 0 <= start < end:
         raise UsageError("since= has to be before until=, and neither in the future nor before 1970")
     seconds = None if step is None else length_of("step", step)
@@ -168,18 +171,12 @@ def question(
         raise UsageError(f"step={step!r:.80}: expected whole minutes, such as '1m' or '10m'")
     if seconds is not None and (end - start) / seconds > MOST_POINTS:
         raise UsageError(f"step={step!r:.80} makes over {MOST_POINTS:,} points: give a longer step")
-    tasks, queues = _names("task", task), _names("queue", queue)
-    return StatsQuery(start, end, None if seconds is None else int(seconds), tasks, queues)
+    queues = several("queue", queue)
+    return StatsQuery(start, end, None if seconds is None else int(seconds), frozenset(task), frozenset(queues))
 
 
-def _names(name: str, given: str | Iterable[str]) -> frozenset[str]:
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    if not all(isinstance(each, str) for each in names):
-        raise UsageError(f"{name}={given!r:.80}: expected a name, or some")
-    return frozenset(names)
-
-
-def _moment(name: str, given: Since, now: float) -> float:
+def moment_of(name: str, given: Since, now: float) -> float:
+    """Return a moment in seconds since the epoch. Raises `UsageError`."""
     try:
         if isinstance(given, str):
             try:
@@ -206,6 +203,31 @@ class _Read(NamedTuple):
     start: int
     seconds: int
     cells: Cells
+
+
+async def stats_of(
+    runtime: AppRuntime,
+    engine: Engine,
+    since: Since = "1h",
+    until: Since | None = None,
+    *,
+    step: Duration | None = None,
+    task: Wanted = (),
+    queue: str | Iterable[str] | None = (),
+) -> Stats:
+    """Answer what `App.stats` asks. Raises `UsageError`; `UnknownTask` for a name that nothing was counted under, nor
+    is declared or stored.
+    """
+    now = engine.store.now()
+
+    def asked(names: Iterable[str]) -> StatsQuery:
+        return question(now, since, until, step=step, task=names, queue=queue)
+
+    async def is_counted(name: str) -> bool:
+        return name in (await read_stats(engine, asked([name]))).tasks
+
+    asked(())  # what is wrong with the rest of the question is said first
+    return await read_stats(engine, asked(await wanted_names(runtime, engine, task, is_counted)))
 
 
 async def read_stats(engine: Engine, wanted: StatsQuery) -> Stats:

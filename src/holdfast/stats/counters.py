@@ -112,11 +112,14 @@ class Counters:
             entry = minute.pending
             is_stored = await self._store.put_entry(entry, minute.stored)
             minute.pending = None
-            if not is_stored:  # the file was removed: what it had is gone
-                self._writer = ""
-                minute.stored, minute.cells = None, {}
+            if is_stored:
+                minute.stored = entry
                 continue
-            minute.stored = entry
+            self._writer = ""  # another name
+            if minute.stored is None:  # this minute has a file that is closed: these counts get one of their own
+                minute.has_news = True
+            else:  # the file was removed: what it had is gone
+                minute.stored, minute.cells = None, {}
 
     def _entry(self, start: int, minute: _MinuteFile) -> Entry:
         if minute.stored is None and not self._writer:

@@ -20,20 +20,26 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from holdfast.web.asgi import ServedApp, WebApp
+    from holdfast.web.authentication import HostUser
 
 __all__ = ["stream_response", "web_app"]
 
 
-def web_app(app: ServedApp) -> WebApp:
-    """Return an ASGI application that serves webhooks under ``/hooks`` and the API under ``/api/v1``.
+def web_app(app: ServedApp, *, user: HostUser | None = None) -> WebApp:
+    """Return an ASGI application that serves pages, webhooks under ``/hooks`` and the API under ``/api/v1``.
 
-    The API needs the token of the setting `api_token`; without that setting it answers 403. Raises `MissingExtra`.
+    With `user`, users of the program that mounts it are let in: it gets the request, and returns the name and role of
+    its user, ``("ann", "operator")``, or None. It may be a coroutine function; a plain one is called on a thread. Roles
+    are viewer, operator and admin.
+
+    Without it, pages and API need a token (``holdfast access token create``, or the setting `api_token`); where there
+    is none, they answer 403. Raises `MissingExtra`.
     """
     try:
         from holdfast.web.asgi import WebApp
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    return WebApp(app)
+    return WebApp(app, user=user)
 
 
 async def stream_response(

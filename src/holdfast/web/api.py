@@ -6,6 +6,7 @@ from holdfast._version import __version__
 from holdfast.web.openapi import described
 from holdfast.web.routes import (
     archive,
+    audit,
     bulk,
     calls,
     events,
@@ -53,5 +54,6 @@ ROUTES: tuple[ApiRoute, ...] = (
     *runners.ROUTES,
     *store.ROUTES,
     *live.ROUTES,
+    *audit.ROUTES,
 )
 TABLE = RouteTable(ROUTES)

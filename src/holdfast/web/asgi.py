@@ -7,7 +7,9 @@ into a problem document. Paths are not logged, since the path of a webhook is a 
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Protocol
+from urllib.parse import quote, unquote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,7 +18,9 @@ from starlette.types import Receive, Scope, Send
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.showing import as_json
 from holdfast.telemetry.events import WebRequestFailed, WebRequestServed
-from holdfast.web import api, webhooks
+from holdfast.web import api, logins, webhooks
+from holdfast.web.auditing import action_of, audited
+from holdfast.web.authentication import Authentication, HostUser
 from holdfast.web.live import LiveFeed
 from holdfast.web.pages import table as pages
 from holdfast.web.pages.page import WebPage
@@ -26,7 +30,6 @@ from holdfast.web.problems import SAFE_HEADERS, Problem, internal_error, problem
 from holdfast.web.reading.model import ReadModel
 from holdfast.web.requests import body_as, query_of
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render
-from holdfast.web.rules import refuse
 from holdfast.web.sse import OpenStreams
 
 
@@ -39,14 +42,15 @@ class ServedApp(Protocol):
 
 class WebApp:
     """Serve one app over HTTP. `is_local` is for the server of ``holdfast monitor`` on a loopback address only: there,
-    the API answers programs of this machine without a token.
+    programs of this machine are answered without a token, as long as there is none. `user` tells the user of a host.
     """
 
-    def __init__(self, app: ServedApp, *, is_local: bool = False) -> None:
+    def __init__(self, app: ServedApp, *, is_local: bool = False, user: HostUser | None = None) -> None:
         self._runtime = app.runtime
-        self._is_local = is_local
         self._reading = ReadModel(app.runtime)
         self._pages = PageRenderer(app.runtime)
+        self._authentication = Authentication(app.runtime, is_local=is_local, user=user)
+        self._logins = logins.Logins(app.runtime, self._authentication, self._pages)
         self._webhooks = webhooks.WebhookEndpoint(app.runtime)
         self.streams = OpenStreams()
         self._feed = LiveFeed(app.runtime)
@@ -78,19 +82,23 @@ class WebApp:
             path = path_of(request.scope)
             if path == PREFIX or path.startswith(f"{PREFIX}/"):
                 route = PREFIX
-                principal = self._principal(request)
+                principal = await self._authentication.principal(request)
                 found, parts = api.TABLE.find(request.method, path.removeprefix(PREFIX))
                 route += found.path
+                require(principal, found.role)
                 return route, await self._api(request, principal, found, parts)
             if path.startswith(webhooks.PREFIX):
                 route = webhooks.HIDDEN
-                return route, await self._webhooks.answer(request, path.removeprefix(webhooks.PREFIX))
+                return route, await self._webhooks.answer(request, unquote(path.removeprefix(webhooks.PREFIX)))
             if path.startswith(pages.STATIC):
                 route = pages.STATIC
                 return route, self._pages.static(request, path.removeprefix(pages.STATIC))
+            if path in logins.PATHS:
+                route = path
+                return route, await self._logins.answer(request, path)
             page, parts = pages.TABLE.find(request.method, path)
             route = page.path
-            return route, await self._page(request, self._principal(request), page, parts)
+            return route, await self._page(request, page, parts)
         except ClientDisconnect:
             return route, None
         except Exception as error:
@@ -103,28 +111,28 @@ class WebApp:
                 return route, await self._pages.problem(request, found_problem)
             return route, found_problem.response()
 
-    def _principal(self, request: Request) -> Principal:
-        """Return the sender of a request. Raises `Problem` if it is not known."""
-        token = self._runtime.settings.api_token
-        refusal = refuse(request.headers, token=token, is_local=self._is_local)
-        if refusal is not None:
-            raise _refused(refusal.status, refusal.why)
-        source = request.client.host if request.client else ""
-        return Principal("api_token" if token else "local", Role.ADMIN, "api_token" if token else "local", source)
-
     async def _api(self, request: Request, principal: Principal, route: ApiRoute, parts: dict[str, str]) -> Response:
         asked = Asked(
             self._runtime, self._reading, self.streams, request, parts, query_of(request, route.query), principal
         )._replace(feed=self._feed)
         if route.body is not None:
             asked = asked._replace(body=await body_as(request, route.body, self._runtime.settings.webhook_limit))
-        answer = await route.endpoint(asked)
+        action = action_of(route, asked)
+        work = functools.partial(route.endpoint, asked)
+        answer = await (work() if action is None else audited(asked, action, work))
         if isinstance(answer, Response):
             return answer
         text = await asyncio.to_thread(_rendered, answer)
         return Response(text, media_type="application/json", headers=SAFE_HEADERS)
 
-    async def _page(self, request: Request, principal: Principal, page: WebPage, parts: dict[str, str]) -> Response:
+    async def _page(self, request: Request, page: WebPage, parts: dict[str, str]) -> Response:
+        try:
+            principal = await self._authentication.principal(request, is_page=True)
+        except Problem as problem:
+            if problem.status != 401:
+                raise
+            return logins.to_login(request, path_of(request.scope))
+        require(principal, page.role)
         asked = Asked(
             self._runtime, self._reading, self.streams, request, parts, query_of(request, page.query), principal
         )
@@ -135,15 +143,18 @@ def _rendered(render: Render) -> str:
     return as_json(render())
 
 
-def _refused(status: int, why: str) -> Problem:
-    if status == 401:
-        return Problem(401, "Unauthorised", why, headers={"www-authenticate": 'Bearer realm="holdfast"'})
-    return Problem(status, "Forbidden", why)
+def require(principal: Principal, role: Role) -> None:
+    """Raise `Problem` if the role of a principal is too low."""
+    if principal.role < role:
+        needed, there = role.name.lower(), principal.role.name.lower()
+        raise Problem(403, "Forbidden", f"this needs the role {needed}, and {principal.name} has the role {there}")
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path below the place where this app is mounted."""
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    """Return the path below the place where this app is mounted, still escaped: a name in it may have a slash."""
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1").partition("?")[0] if raw else quote(str(scope["path"]))
+    root = quote(str(scope.get("root_path", "")).rstrip("/"))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 

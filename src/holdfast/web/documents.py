@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.access.audit import AuditRecord
 from holdfast.codec import Codec, ErrorRecord, Payloads
 from holdfast.codec.data import without_classes
 from holdfast.errors import NotDecodable
@@ -24,6 +25,13 @@ from holdfast.triggers.rules import DATA
 from holdfast.workflows.hooks_resuming import HookRecord
 
 Document = dict[str, Any]
+
+
+# --- the audit record
+
+
+def audit_document(record: AuditRecord) -> Document:
+    return fields(record)
 
 
 # --- invocations

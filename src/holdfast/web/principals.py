@@ -21,3 +21,4 @@ class Principal(NamedTuple):
     role: Role
     via: str  # "api_token", "local", "token", "login", "proxy", "host"
     source: str = ""  # the address that it comes from
+    csrf: str = ""  # what pages of its session send with a change

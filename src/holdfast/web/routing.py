@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
@@ -109,6 +110,11 @@ def pattern_of(path: str) -> re.Pattern[str]:
     return re.compile("".join(made), re.DOTALL)
 
 
+def parts_of(found: re.Match[str]) -> dict[str, str]:
+    """Return the parts of a path that was matched as it is sent, without escapes."""
+    return {name: unquote(value) for name, value in found.groupdict().items()}
+
+
 class RouteTable:
     """Find the route for a request. The first line that fits a path is taken."""
 
@@ -122,7 +128,7 @@ class RouteTable:
             if (found := pattern.fullmatch(path)) is None:
                 continue
             if route.method == method:
-                return route, found.groupdict()
+                return route, parts_of(found)
             allowed.append(route.method)
         if allowed:
             ways = ", ".join(sorted(set(allowed)))

@@ -1,4 +1,6 @@
-"""Decisions of the web app: whom the API answers, which addresses are safe, how many webhooks are too many. Pure."""
+"""Decisions of the web app: which requests are of our own pages, which addresses are safe, how many requests are too
+many. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +16,36 @@ _BEARER = re.compile(r"Bearer +(?P<token>[\x21-\x7e]+) *", re.IGNORECASE)
 _OWN_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site; "none" is a user that typed the address
 
 
-class Refusal(NamedTuple):
-    """Why a request is not answered: the status of HTTP, and what to do."""
-
-    status: int
-    why: str
+# --- the sender of a request
 
 
-# --- the API
+def bearer_in(headers: Mapping[str, str]) -> str | None:
+    """Return what a request gives as its token; None if it gives none. What is malformed is the empty text."""
+    given = headers.get("authorization", "")
+    if given[:6].lower() != "bearer":
+        return None
+    found = _BEARER.fullmatch(given)
+    return "" if found is None else found["token"]
 
 
-def refuse(headers: Mapping[str, str], *, token: str, is_local: bool) -> Refusal | None:
-    """Return why a request to the API is refused; None if it is not.
+def is_of_own_page(headers: Mapping[str, str], allowed_hosts: str = "") -> bool:
+    """Return whether no page of another site has caused a request: by a form, a script, or a name that leads here."""
+    host, origin = headers.get("host", "").lower(), headers.get("origin")
+    if origin is not None:
+        place = re.fullmatch(r"https?://(.+)", origin.lower())
+        is_own = place is not None and place[1] == host
+        if not is_own and not (allowed_hosts != "*" and place is not None and is_allowed_host(place[1], allowed_hosts)):
+            return False
+    return headers.get("sec-fetch-site", "none").lower() in _OWN_PAGES
 
-    With a token, each request has to carry it. Without one, only the own server on a loopback address answers, and only
-    programs of this machine and pages of that server: a page of another site must not reach it, by a form, a script or
-    a name that leads to this machine.
-    """
-    if token:
-        given = _BEARER.fullmatch(headers.get("authorization", ""))
-        if given is not None and is_same(given["token"], token):
-            return None
-        return Refusal(401, "give the token of the setting api_token: 'Authorization: Bearer TOKEN'")
-    if not is_local:
-        return Refusal(403, "the API is off: set api_token (HOLDFAST_API_TOKEN) in the process that serves this app")
-    host = headers.get("host", "")
-    if not names_this_machine(host):
-        return Refusal(403, "the Host header does not name this machine: use http://127.0.0.1 or http://localhost")
-    origin = headers.get("origin")
-    if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-        return Refusal(403, "the request comes from a page of another site: set api_token, and send it")
-    if headers.get("sec-fetch-site", "none").lower() not in _OWN_PAGES:
-        return Refusal(403, "the request comes from a page of another site: set api_token, and send it")
-    return None
+
+def is_allowed_host(authority: str, allowed: str) -> bool:
+    """Return whether a Host header is one of the names of a setting."""
+    if allowed == "*":
+        return True
+    found = _AUTHORITY.fullmatch(authority)
+    names = {each.strip().strip("[]").lower() for each in allowed.split(",") if each.strip()}
+    return found is not None and found["host"].strip("[]").lower() in names
 
 
 def is_same(given: str, wanted: str) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import errno
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
 
+from holdfast.access.rules import TokenRecord
+from holdfast.access.tokens import AccessTokens
 from holdfast.errors import ConfigurationError
-from holdfast.settings import Settings
+from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.telemetry.events import WebServing
 from holdfast.web.asgi import ServedApp, WebApp
 from holdfast.web.rules import is_loopback
@@ -29,7 +31,7 @@ def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], obje
     Raises `ConfigurationError` for an address that cannot be taken, or that is open to others without a token.
     """
     runtime = app.runtime
-    refuse_open_address(host, runtime.settings)
+    refuse_open_address(host, runtime)
     with listening(host, port, "the web app") as taken, _heard_signals():
         web = WebApp(app, is_local=is_loopback(taken.getsockname()[0]))
         address = address_in_words(host, taken.getsockname()[1])
@@ -42,19 +44,28 @@ def serve(app: ServedApp, host: str, port: int, *, started: Callable[[str], obje
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=not runtime.settings.proxy_address,  # else the address of the proxy itself is hidden
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         _Server(config, web).run(sockets=[taken])
 
 
-def refuse_open_address(host: str, settings: Settings) -> None:
-    """Raise `ConfigurationError` if others reach this address, and no token is set."""
-    if not is_loopback(host) and not settings.api_token:
+def refuse_open_address(host: str, runtime: AppRuntime) -> None:
+    """Raise `ConfigurationError` if others reach this address, and nothing tells who they are."""
+    settings = runtime.settings
+    if is_loopback(host) or settings.api_token or (settings.proxy_address and settings.proxy_user_header):
+        return
+    if not runtime.run(_tokens(runtime)):
         raise ConfigurationError(
-            f"--host {host} can be reached by others, and the setting api_token is empty, so anybody could read and "
-            "resume everything. Set HOLDFAST_API_TOKEN to 16 characters or more, such as the output of "
-            "'openssl rand -hex 32'; or stay on 127.0.0.1, and let a proxy with a login lead there."
+            f"--host {host} can be reached by others, and there is neither a token nor a proxy with a login, so they "
+            "could read and change everything. Make a token: holdfast access token create NAME --role viewer; "
+            "or set HOLDFAST_API_TOKEN, or proxy_address and proxy_user_header; or stay on 127.0.0.1. "
+            "See docs/operations/access.md."
         )
+
+
+async def _tokens(runtime: AppRuntime) -> Sequence[TokenRecord]:
+    return await (await runtime.engine()).part(AccessTokens).list()
 
 
 class _Server(uvicorn.Server):

@@ -10,11 +10,12 @@ from holdfast.ids import derived_id, is_id
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.runs import is_world
 from holdfast.store.contract import Filter
 from holdfast.world import rules
 from holdfast.world.errors import WorldError
 from holdfast.world.looking import send_to
-from holdfast.world.records import is_world, run_name
+from holdfast.world.records import run_name
 from holdfast.world.storage import WorldStorage
 
 RERUN_OF, REQUEST = "$rerunOf", "$rerunRequest"

@@ -17,6 +17,7 @@ from holdfast.ids import InvocationId
 from holdfast.model.records import InvocationRecord
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.runs import is_world
 from holdfast.store.contract import Filter
 from holdfast.telemetry.events import DutyFailed
 from holdfast.world.errors import bad_request
@@ -29,7 +30,6 @@ from holdfast.world.records import (
     event_fields,
     hook_fields,
     invocation_of,
-    is_world,
     run_fields,
     run_name,
     task_of,

@@ -30,12 +30,13 @@ from holdfast.runtime.runs import (
     RunLooks,
     StepRecord,
     Stored,
+    is_world,
 )
 from holdfast.workflows.looking import no_step
 from holdfast.world import devl, rules
 from holdfast.world.errors import WorldError
 from holdfast.world.queue import MAX_DELIVERIES, OPEN, Message, Messages, as_message, queue_for
-from holdfast.world.records import is_world, position_of, run_name
+from holdfast.world.records import position_of, run_name
 from holdfast.world.requests import MAX_LIMIT
 from holdfast.world.rules import WorldRun, WorldStep
 from holdfast.world.storage import WorldStorage

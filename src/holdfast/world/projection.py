@@ -29,6 +29,7 @@ from holdfast.model.records import (
 )
 from holdfast.model.status import FINAL, Status
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.runs import is_world
 from holdfast.runtime.wait import get_readable
 from holdfast.store.contract import Filter
 from holdfast.telemetry.events import DutyFailed
@@ -36,7 +37,7 @@ from holdfast.world import devl, rules
 from holdfast.world.errors import conflict
 from holdfast.world.hooks import WorldHooks
 from holdfast.world.logs import RunLog, WarmLogs
-from holdfast.world.records import QUEUE, is_world, task_of
+from holdfast.world.records import QUEUE, task_of
 from holdfast.world.rules import WorldEvent, WorldRun
 
 ACTOR = "world/server"

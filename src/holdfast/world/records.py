@@ -15,7 +15,8 @@ import msgspec
 from holdfast.errors import CorruptRecord
 from holdfast.ids import ALPHABET, InvocationId, is_id
 from holdfast.model.log import Page
-from holdfast.model.records import InvocationRecord, digests_in
+from holdfast.model.records import digests_in
+from holdfast.runtime.runs import WORLD_QUEUE, WORLD_TASK
 from holdfast.world.rules import (
     DUE_FIELDS,
     KNOWN,
@@ -31,8 +32,7 @@ from holdfast.world.rules import (
 
 Answer = dict[str, Any]
 
-QUEUE = "~world"  # of runs: no runner serves it
-TASK = "world:"  # what the task of a run begins with
+QUEUE, TASK = WORLD_QUEUE, WORLD_TASK
 _RUN, _EVENT, _DIGITS = "wrun_", "evnt_", 26
 _NOT_IN_NAMES = str.maketrans(dict.fromkeys("|, \0\n\r\t", "_"))
 _MAX_TASK = 190
@@ -77,11 +77,6 @@ def position_of(event: object) -> int | None:
 def task_of(workflow: str) -> str:
     """Return the task of a workflow's runs: by its short name, ``world:checkout``."""
     return TASK + workflow.rpartition("//")[2].translate(_NOT_IN_NAMES)[:_MAX_TASK]
-
-
-def is_world(record: InvocationRecord) -> bool:
-    """Return whether an invocation is a run of a World."""
-    return record.queue == QUEUE and record.task.startswith(TASK)
 
 
 def time_of(seconds: float | None) -> datetime | None:

@@ -72,6 +72,8 @@ def test_a_document_without_room_for_its_claim_is_set_aside_and_the_others_are_c
             got += ids_of((await store.claim(wish(f"claim {turn}", limit=limit))).records)
         assert sorted(map(str, got)) == ["a", "c"]
         (aside,) = await store.quarantined("shop")
+        assert list(await store.quarantined("shop", latest=5)) == [aside]
+        assert (await store.sizes()).keys() == {"data", "indexes"}
         assert aside.id == "b"
         assert "in 2 documents, of: shop|b" in aside.raw
         parts = raw.holdfast_quarantine.find({"kind": "part", "of": "shop|b"}).sort("number")

@@ -19,7 +19,7 @@ from tests.support.mongod import QUICK, Mongod
 from tests.support.patience import patient
 from typer.testing import CliRunner
 
-from holdfast import App, hook, on_event, stream
+from holdfast import App, chain, context, group, hook, on_event, stream
 from holdfast.cli.program import _make
 from holdfast.clock import Clock
 from holdfast.errors import StoreReadOnly, StoreUnauthorised, StoreUnavailable
@@ -27,6 +27,7 @@ from holdfast.model.changes import APPLIED
 from holdfast.model.log import APPENDED
 from holdfast.model.records import Entry
 from holdfast.model.status import Status
+from holdfast.retries import Fixed
 from holdfast.store import open_store
 from holdfast.store.contract import EntryOrder, Observe, Store
 from holdfast.store.mongo import schema
@@ -179,6 +180,16 @@ class TestUnderTheAdminsRole(ReadConformance, PayloadConformance):
     stage = StoreConformance.stage
 
 
+def sum_of(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+def fails_once(n: int) -> int:
+    if context().attempt == 1:
+        raise ConnectionError("away")
+    return n
+
+
 def shop(url: str) -> App:
     app = App(url, name="shop")
 
@@ -210,6 +221,29 @@ def test_a_submitter_submits_and_a_runner_runs(empty: Mongod) -> None:
             assert len(submitter.runners()) == 1
         waiting = ship.submit(9)
         assert "no runner is alive" in waiting.explain()
+
+
+def test_a_submitter_makes_groups_chains_and_first_attempts(empty: Mongod) -> None:
+    with shop(url(empty, "submitter")) as submitter, shop(url(empty, "runner")) as runner:
+        for each in (submitter, runner):
+            each.task(name="total")(sum_of)
+            each.task(name="shaky", retries=Fixed(1, 0.01))(fails_once)
+        ship, total = submitter.get_task("ship"), submitter.get_task("total")
+        with runner.runner(concurrency=2):
+            both = group([ship.s(1), ship.s(2)], common_args={"label": bytes(1000)}).then(total).submit()
+            assert both.results(timeout=patient(20)) == [1001, 1002]
+            assert both.callback is not None
+            assert both.callback.result(timeout=patient(20)) == 2003
+            assert dict(both.counts()) == {Status.SUCCESS: 2}
+            assert group([ship.s(1)]).submit().results(timeout=patient(20)) == [1]
+            assert chain(ship.s(1), ship.s()).on_error(total).submit().result(timeout=patient(20)) == 1
+            tried = submitter.get_task("shaky").options(attributes={"customer": "c-17"}).try_here(1)
+            assert tried.invocation is not None
+            assert tried.result(timeout=patient(20)) == 1
+        assert len(submitter.invocations(attributes={"customer": "c-17"})) == 1
+        large = submitter.emit("order", {"text": "x" * 100_000})
+        assert submitter.events()[0].id == large.id
+        assert submitter.stats().deploys
 
 
 def test_a_submitter_emits_and_its_own_triggers_hear_of_it(empty: Mongod) -> None:
@@ -347,7 +381,13 @@ def test_who_may_not_look_is_told_so_line_by_line(empty: Mongod) -> None:
     assert not any(found[subject].ok for subject in forbidden)
 
 
-@pytest.mark.parametrize("command", [["ps"], ["runners"], ["services"], ["queues"], ["store", "check"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["ps"], ["ps", "--core"], ["ps", "--attribute", "a=b"], ["runners"], ["services"], ["queues"], ["apps"]),
+        *(["groups"], ["limits"], ["limits", "show", "ship"], ["stats"], ["archive"], ["store", "check"]),
+    ],
+)
 def test_a_monitor_looks(empty: Mongod, command: list[str]) -> None:
     with shop(url(empty, "submitter")) as submitter:
         submitter.get_task("ship").submit(1)
@@ -361,6 +401,7 @@ def test_a_monitor_looks(empty: Mongod, command: list[str]) -> None:
         ("monitor", ["submit", "ship", "1"], "insert into holdfast_invocations"),
         ("submitter", ["run"], "change holdfast_runners"),
         ("submitter", ["queues", "pause", "mail"], "change holdfast_entries"),
+        ("monitor", ["limits", "set", "ship", "--rate", "1/s"], "insert into holdfast_entries"),
         ("monitor", ["run", "--workers", "0"], "change holdfast_runners"),
         ("nobody", ["ps"], "read holdfast_meta"),
         ("nobody", ["store", "check"], "read holdfast_meta"),

@@ -118,7 +118,8 @@ class Causes:
 
     @cached_property
     def facts(self) -> dict[Source, Facts]:
-        found = {event.facts.source: event.facts for event in self._case.dump.events}
+        whole = [event.facts_with(self._case.dump.payloads) for event in self._case.dump.events]
+        found = {facts.source: facts for facts in whole}
         for record in self._case.dump.records:
             facts = _end_of(record)
             if facts is not None:

@@ -108,6 +108,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     schedules: tuple[schedules.ScheduleRecord, ...] = ()
     triggers: tuple[triggers.TriggerRecord, ...] = ()
     events: tuple[events.EventRecord, ...] = ()
+    payloads: Mapping[str, bytes] = {}  # of events, by digest; missing where they could not be read
     joins: tuple[joins.Join, ...] = ()  # what happened of several things that a trigger waits for
     groups: tuple[groups.GroupRecord, ...] = ()
     logs: Mapping[str, tuple[LogLine, ...]] = {}  # of runs, by id; the latest generation last
@@ -141,6 +142,7 @@ async def dump(
         page = list(await store.find(app, Filter(before_id=page[-1].id), _PAGE))
     digests = [(record.id, await _digest(record, codec, payload_store)) for record in records]
     tokens = [(record.id, find_token(record)) for record in records]
+    emitted = await _entries(store, app, events.KIND, events.from_entry)
     return Dump(
         records=tuple(reversed(records)),
         counts=dict(await store.counts(app)),
@@ -152,7 +154,8 @@ async def dump(
         executions=tuple(await Executions(store, app, SERVICE, 0).trail(_TRAIL)),
         schedules=await _entries(store, app, schedules.KIND, schedules.from_entry),
         triggers=await _entries(store, app, triggers.KIND, triggers.from_entry),
-        events=await _entries(store, app, events.KIND, events.from_entry),
+        events=emitted,
+        payloads=await _payloads(emitted, payload_store),
         joins=await _entries(store, app, joins.KIND, joins.from_entry),
         groups=await _entries(store, app, groups.KIND, groups.from_entry),
         logs={record.id: await _log(store, record, codec, payload_store) for record in records if record.run},
@@ -161,6 +164,14 @@ async def dump(
         at=store.now(),
         offset=offset,
     )
+
+
+async def _payloads(emitted: tuple[events.EventRecord, ...], payload_store: PayloadStore) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for event in emitted:
+        with suppress(PayloadLost):
+            found |= await payload_store.fetch(references(event.payload))
+    return found
 
 
 async def _entries(store: Store, app: str, kind: str, read: Callable[[Entry], T]) -> tuple[T, ...]:

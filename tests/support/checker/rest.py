@@ -110,6 +110,13 @@ def nothing_left_over(case: Case) -> Iterator[Violation]:
             yield Violation("I18", None, sentence, (*left[:1], *dead[:1]))
 
 
+def _of_entries(case: Case) -> set[str]:
+    """Return the payloads that entries refer to."""
+    waiting = [each.picked for join in case.dump.joins for group in (*join.members, *join.firings) for each in group]
+    given = [schedule.call.arguments for schedule in case.dump.schedules]
+    return set(digests_in(*[event.payload for event in case.dump.events], *waiting, *given))
+
+
 def stock_is_wanted(case: Case) -> Iterator[Violation]:
     """I18: what records refer to is there whole, and what nobody refers to is collected in time."""
     stock, old = case.dump.stock, case.dump.at - case.bounds.unwanted_seconds
@@ -128,6 +135,12 @@ def stock_is_wanted(case: Case) -> Iterator[Violation]:
             if digest not in there or not needed <= pieces:
                 sentence = f"it refers to the payload {digest}, which is not there, or not whole"
                 yield Violation("I18", record.id, sentence, record.history[-1:])
+    for digest in sorted(of_entries := _of_entries(case)):
+        if digest not in there:
+            yield Violation(
+                "I18", None, f"an event, a join or a schedule refers to the payload {digest}: it is not there"
+            )
+    wanted |= of_entries
     for kept in stock.payloads:
         if kept.digest not in wanted and kept.wanted_at < old and not case.dump.quarantined:
             yield Violation("I18", None, f"nobody refers to the payload {kept.digest}, and it is still there")

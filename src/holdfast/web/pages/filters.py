@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -86,6 +87,11 @@ def command(*words: object) -> str:
     return shlex.join(["holdfast", *map(str, words)])
 
 
+def segment(name: object) -> str:
+    """Return a name as one part of a path, whatever is in it."""
+    return quote(str(name), safe="")
+
+
 def epoch(at: float | str | None) -> float | None:
     """Return a time of a document as seconds."""
     if not isinstance(at, str):
@@ -149,6 +155,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
     "pretty": pretty,
     "size": size,
+    "segment": segment,
     "tone": tone,
     "with_member": with_member,
     "words": words,

@@ -12,7 +12,7 @@ from holdfast.groups.looking import Family, drawn
 from holdfast.ids import is_id
 from holdfast.model.records import InvocationRecord, left_out
 from holdfast.model.status import FINAL, Status
-from holdfast.runtime.runs import StepRecord, span_of
+from holdfast.runtime.runs import StepRecord, is_world, span_of
 from holdfast.showing import plain
 from holdfast.web.documents import Document, hook_document, step_document
 from holdfast.web.pages.as_pytest import as_pytest
@@ -24,7 +24,6 @@ from holdfast.web.reading.model import WholeInvocation
 from holdfast.web.requests import Parameter
 from holdfast.web.routing import Asked
 from holdfast.workflows.hooks_resuming import HookRecord
-from holdfast.world.records import is_world
 
 _LONGEST_EDITED = 20_000  # characters of arguments that a page lets edit
 _EVENTS, _STEPS, _STREAMS, _CHUNKS, _HOOKS = 50, 100, 5, 30, 20

@@ -97,7 +97,7 @@ class Band(NamedTuple):
     title: str
 
 
-class Lane(NamedTuple):
+class LaneRow(NamedTuple):
     """A row of bands: the queue, or a runner."""
 
     label: str
@@ -112,7 +112,7 @@ class Lifeline(NamedTuple):
     height: float
     left: int
     ticks: Sequence[tuple[float, str]]
-    lanes: Sequence[Lane]
+    lanes: Sequence[LaneRow]
     band_height: float
     sums: Sequence[tuple[str, str]]  # how long it was in each kind of status, in words
     words: str
@@ -133,7 +133,7 @@ def lifeline_of(record: InvocationRecord, now: float) -> Lifeline:
         sums[kind] = sums.get(kind, 0.0) + seconds
         lane = runner_of(entry.owner) if entry.status in OWNED and entry.owner else "the queue"
         lanes.setdefault(str(lane), []).append(_band(axes, entry.at, end, kind, f"{kind} {length(seconds)}", entry.why))
-    rows = [Lane(name, _LABEL + number * _LANE, bands) for number, (name, bands) in enumerate(lanes.items())]
+    rows = [LaneRow(name, _LABEL + number * _LANE, bands) for number, (name, bands) in enumerate(lanes.items())]
     said = [(kind, length(seconds)) for kind, seconds in sums.items()]
     words = ", ".join(f"{kind} {seconds}" for kind, seconds in said) or "no time"
     return Lifeline(960, len(rows) * _LANE + _TICKS, axes.left, axes.ticks(), rows, _BAND, said, words)
@@ -149,7 +149,7 @@ def _band(axes: Axes, start: float, end: float, kind: str, text: str, why: str) 
 # --- the waterfall of a workflow
 
 
-class Bar(NamedTuple):
+class StepBar(NamedTuple):
     """A call of a body: its row, its bar, and where it leads to."""
 
     id: str
@@ -171,7 +171,7 @@ class Waterfall(NamedTuple):
     height: float
     left: int
     ticks: Sequence[tuple[float, str]]
-    bars: Sequence[Bar]
+    bars: Sequence[StepBar]
     left_out: int
     words: str
 
@@ -189,7 +189,7 @@ def waterfall_of(calls: Sequence[StepRecord], span: Span, queue: str) -> Waterfa
     return Waterfall(960, height, axes.left, axes.ticks(), bars, len(calls) - len(shown), words)
 
 
-def _bar(axes: Axes, call: StepRecord, span: Span, queue: str, number: int) -> Bar:
+def _bar(axes: Axes, call: StepRecord, span: Span, queue: str, number: int) -> StepBar:
     began, seconds = began_at(call), took(call, span.end)
     start = span.end if began is None else began
     end = span.end if call.ended_at is None else call.ended_at
@@ -199,4 +199,4 @@ def _bar(axes: Axes, call: StepRecord, span: Span, queue: str, number: int) -> B
     text = f"{brief(label(call, queue), 60)}: {call.status}{f' {spent}' if spent else ''}{attempts}"
     x = min(axes.x(start), axes.width - 3.0)
     width = max(round(axes.x(end) - x, 2), 3.0)
-    return Bar(call.id, label(call, queue), call.status, kind, number * _ROW, x, width, text, text, call.child)
+    return StepBar(call.id, label(call, queue), call.status, kind, number * _ROW, x, width, text, text, call.child)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from holdfast.web.principals import Role
 from holdfast.web.problems import Problem, not_found
 from holdfast.web.requests import Parameter
-from holdfast.web.routing import Asked, pattern_of
+from holdfast.web.routing import Asked, parts_of, pattern_of
 
 Context = Mapping[str, Any]
 View = Callable[[Asked], Awaitable[Callable[[], Context]]]
@@ -41,5 +41,5 @@ class PageTable:
             if (found := pattern.fullmatch(path)) is not None:
                 if method not in ("GET", "HEAD"):
                     raise Problem(405, "MethodNotAllowed", "this address takes GET", headers={"allow": "GET"})
-                return page, found.groupdict()
+                return page, parts_of(found)
         raise not_found()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+from collections.abc import Callable
 from importlib import resources
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -64,6 +65,12 @@ class PageRenderer:
             return self._templates.get_template(page.template).render({**common, **make()})
 
         return Response(await asyncio.to_thread(draw), media_type="text/html", headers=PAGE_HEADERS)
+
+    async def login(self, request: Request, status: int, **context: str) -> Response:
+        """Return the page on which to log in."""
+        common = {"app_name": self._runtime.name, "url": _linker(request)}
+        text = self._templates.get_template("login.html").render({**common, **context})
+        return Response(text, status, media_type="text/html", headers=PAGE_HEADERS)
 
     async def problem(self, request: Request, problem: Problem) -> Response:
         """Return the page for a problem: what it is, and what to do; nothing of an error that is not the user's."""
@@ -128,17 +135,11 @@ def wants_page(request: Request) -> bool:
 
 
 def _frame(app: str, request: Request, page: WebPage | ProblemPage) -> dict[str, Any]:
-    """Return what the frame of a page knows, whoever asks."""
-    root = str(request.scope.get("root_path", "")).rstrip("/")
-
-    def url(path: str, **query: Any) -> str:
-        given = [(name, each) for name, value in query.items() for each in _listed(value)]
-        return f"{root}{quote(path)}" + (f"?{urlencode(given)}" if given else "")
-
+    """Return what the frame of a page knows about any request."""
     return {
         "page": page,
-        "root": root,
-        "url": url,
+        "root": _root(request),
+        "url": _linker(request),
         "navigation": table.NAVIGATION,
         "topics": [],
         "csrf": "",
@@ -152,11 +153,28 @@ def _common(app: str, page: WebPage, asked: Asked, now: float) -> dict[str, Any]
     return _frame(app, asked.request, page) | {
         "query": asked.query,
         "topics": [each.format_map(asked.path) for each in page.topics],
+        "csrf": asked.principal.csrf,
         "principal": asked.principal,
         "may_operate": asked.principal.role >= Role.OPERATOR,
         "may_administer": asked.principal.role >= Role.ADMIN,
         "now": now,
     }
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _linker(request: Request) -> Callable[..., str]:
+    """Return what makes the address of a page, or of a file, from its path."""
+    root = _root(request)
+
+    def url(path: str, /, *parts: str, **query: Any) -> str:
+        given = [(name, each) for name, value in query.items() for each in _listed(value)]
+        place = root + quote(path, safe="/%") + "/".join(quote(part, safe="") for part in parts)
+        return place + (f"?{urlencode(given)}" if given else "")
+
+    return url
 
 
 def _listed(value: Any) -> list[Any]:

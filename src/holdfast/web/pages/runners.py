@@ -63,7 +63,7 @@ async def runner_page(asked: Asked) -> Callable[[], Context]:
 
 
 def worst_first(roster: Roster) -> Sequence[RunnerRecord]:
-    """Return the runners, those first that need somebody's attention."""
+    """Return the runners in the order in which they need attention."""
 
     def place(runner: RunnerRecord) -> int:
         if any(worker.unresponsive_since is not None for worker in runner.workers):

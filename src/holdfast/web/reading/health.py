@@ -68,7 +68,7 @@ class HealthSign(NamedTuple):
     page: str
 
 
-class Health(NamedTuple):
+class AppHealth(NamedTuple):
     """The judgement: the worst level, one sentence, and what it is made of."""
 
     level: str
@@ -82,17 +82,17 @@ class Health(NamedTuple):
 # --- the judgement
 
 
-def judged(facts: HealthFacts) -> Health:
+def judged(facts: HealthFacts) -> AppHealth:
     """Return whether all is well, and what is not."""
     if facts.is_empty and not facts.roster.runners:
-        return Health(NOTE, "Nothing is here yet: no runner, and no call.", ())
+        return AppHealth(NOTE, "Nothing is here yet: no runner, and no call.", ())
     found = [*_of_runners(facts), *_of_queues(facts), *_of_calls(facts)]
     signs = sorted(found, key=lambda sign: _WORST_FIRST.index(sign.level))
     troubles = [sign.text for sign in signs if sign.level in (BAD, WARN)]
     notes = [sign.text for sign in signs if sign.level == NOTE]
     if troubles:
-        return Health(signs[0].level, _sentence(", ".join([*troubles, *notes])), signs)
-    return Health(GOOD, _sentence(": ".join(["all well", ", ".join(notes)]) if notes else "all well"), signs)
+        return AppHealth(signs[0].level, _sentence(", ".join([*troubles, *notes])), signs)
+    return AppHealth(GOOD, _sentence(": ".join(["all well", ", ".join(notes)]) if notes else "all well"), signs)
 
 
 def _sentence(text: str) -> str:
@@ -206,7 +206,7 @@ class HealthReading:
     def __init__(self, runtime: AppRuntime) -> None:
         self._runtime = runtime
 
-    async def health(self) -> Health:
+    async def health(self) -> AppHealth:
         return judged((await self.facts())[0])
 
     async def facts(self) -> tuple[HealthFacts, Stats]:
@@ -221,17 +221,18 @@ class HealthReading:
         trail = await Executions(store, app, SERVICE, 0).trail(1)
         stats = await read_stats(engine, question(now, "1h"))
         newest = await store.find(app, Filter(), 1)
+        damaged = len(await store.quarantined(app, latest=MOST_BLOCKED + 1))
         facts = HealthFacts(
             now=now,
             roster=roster,
             queues=queues,
             blocked=waits_of(blocked),
             parked=len(parked),
-            damaged=len(await store.quarantined(app, latest=MOST_BLOCKED + 1)),
+            damaged=damaged,
             hour=stats.total,
             services_at=_last_at(trail, now),
             services_every_seconds=engine.settings.slots.interval_seconds,
-            is_empty=not newest and not stats.total.ended,
+            is_empty=not (newest or stats.total.ended or damaged or any(queue.pause for queue in queues)),
         )
         return facts, stats
 

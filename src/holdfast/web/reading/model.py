@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from holdfast.access.audit import AuditFilter, AuditLog, AuditRecord
 from holdfast.clock import Duration
 from holdfast.codec import Codec, Payloads, references
 from holdfast.errors import UsageError
@@ -25,12 +26,13 @@ from holdfast.runtime.streams import Chunk, StreamInfo
 from holdfast.runtime.wait import get_all, get_readable
 from holdfast.showing import describe, fields
 from holdfast.stats import Stats
-from holdfast.stats.api import Since, question, read_stats
+from holdfast.stats.api import Since, moment_of, stats_of
 from holdfast.store.contract import Filter
 from holdfast.streams.reader import LogReader, StreamReading
 from holdfast.streams.rules import ALL, first_index
 from holdfast.web.documents import (
     Document,
+    audit_document,
     chunk_document,
     chunk_value,
     error_document,
@@ -202,6 +204,16 @@ class StatsAnswer(NamedTuple):
         return stats_document(self.stats)
 
 
+class AuditList(NamedTuple):
+    """Audit records, newest first, and the cursor of the next page; None if there is none."""
+
+    records: Sequence[AuditRecord]
+    before: str | None
+
+    def document(self) -> Document:
+        return {"records": [audit_document(record) for record in self.records], "before": self.before}
+
+
 class ReadModel:
     """Ask the store of one app. Each method runs on the engine's loop (`AppRuntime.run`, `AppRuntime.arun`)."""
 
@@ -302,8 +314,24 @@ class ReadModel:
     ) -> StatsAnswer:
         """Return what ended over a time, how long it took, and what failed. Raises `UsageError`."""
         engine = await self._runtime.engine()
-        wanted = question(engine.store.now(), since, until, step=step, task=task, queue=queue)
-        return StatsAnswer(await read_stats(engine, wanted))
+        found = await stats_of(self._runtime, engine, since, until, step=step, task=task, queue=queue)
+        return StatsAnswer(found)
+
+    async def audit(
+        self,
+        *,
+        who: str | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        since: Since | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> AuditList:
+        """Return audit records; `before` is the cursor of the page before. Raises `UsageError`."""
+        engine = await self._runtime.engine()
+        start = None if since is None else moment_of("since", since, engine.store.now())
+        where = AuditFilter(who or "", action or "", target or "", start)
+        return AuditList(*await engine.part(AuditLog).page(where, limit, before))
 
     async def hooks(self, *, run: str | None = None, before: str | None = None, limit: int = 100) -> HookPage:
         """Return stored hooks, or those of a run; `before` is the name of the last one of the page before."""

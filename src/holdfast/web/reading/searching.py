@@ -19,6 +19,7 @@ from holdfast.model.status import FINAL, Status
 from holdfast.runtime.app_runtime import AppRuntime
 from holdfast.runtime.listing import Keep, is_allowed, listed, with_key
 from holdfast.runtime.naming import declared, short, wanted_names
+from holdfast.runtime.runs import WORLD_QUEUE, kind_of
 from holdfast.showing import brief, printable
 from holdfast.stats.api import StatsQuery, read_stats
 from holdfast.store.contract import Filter
@@ -33,8 +34,6 @@ from holdfast.web.reading.search import (
     suggestions,
     values_of,
 )
-from holdfast.world.queue import QUEUE as WORLD_QUEUE
-from holdfast.world.records import is_world
 
 MOST_LOOKED = 2_000  # records, for a page
 MOST_COUNTED = 10_000
@@ -268,12 +267,6 @@ class Searching:
         engine = await self._runtime.engine()
         waiting = [lane.partition("|")[0] for lane in await engine.store.lanes(engine.app)]
         return sorted({*waiting, *(each.queue for each in declared(self._runtime))})
-
-
-def kind_of(record: InvocationRecord) -> str:
-    if is_world(record):
-        return "world"
-    return "task" if record.run is None else "workflow"
 
 
 def statuses_of(query: Query) -> frozenset[Status]:

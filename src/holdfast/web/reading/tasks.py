@@ -99,11 +99,12 @@ def task_document(task: DeclaredTask) -> Document:
             for outcome, kept in (terms.retention or {}).items()
         },
         "limit": _limit(definition),
-        "rate": None if definition.rate is None else str(definition.rate),
+        "rate": _rate(definition),
         "unique": _unique(definition),
         "pacing": _pacing(definition),
         **{name: _time(getattr(definition.time, name)) for name in _TIMES},
         "cancel_children": definition.time.cancel_children,
+        "log_lines": definition.log_lines or None,
         "validate": task.is_validated,
         "called_by": [*(each.timing.describe() for each in definition.schedules), *map(repr, definition.triggers)],
     }
@@ -168,6 +169,15 @@ def _limit(definition: TaskDefinition) -> str | None:
         return None
     by = f" by {', '.join(definition.limit_by)}" if definition.limit_by else ""
     return f"{limit.max_running}{by}" + ("" if limit.waits else ", others are refused")
+
+
+def _rate(definition: TaskDefinition) -> str | None:
+    rate = definition.rate
+    if rate is None:
+        return None
+    shared = f", shared as {definition.rate_name}" if definition.rate_name else ""
+    by = f" by {', '.join(definition.rate_by)}" if definition.rate_by else ""
+    return f"{rate}, burst {rate.burst}{by}{shared}" + ("" if rate.waits else ", others are refused")
 
 
 def _unique(definition: TaskDefinition) -> str | None:

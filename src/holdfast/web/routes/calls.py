@@ -27,7 +27,7 @@ from holdfast.web.routing import Act, Asked, Render, action
 Duration = str | float
 
 
-class Call(Act, kw_only=True):
+class CallGiven(Act, kw_only=True):
     """A call of a task: its arguments as JSON, and options as `Task.options` takes them."""
 
     args: list[Any] = msgspec.field(default_factory=list)
@@ -99,7 +99,7 @@ class SubmittableTask(Protocol):
 
 
 async def submit(asked: Asked) -> Render:
-    body: Call = asked.body
+    body: CallGiven = asked.body
     definition = find_definition(declared(asked.runtime), asked.path["name"])
     await asked.runtime.aready()
     with about("body"):
@@ -114,7 +114,7 @@ async def submit(asked: Asked) -> Render:
     return lambda: touched(text, 1, [invocation.id], id=invocation.id, task=definition.name, new=is_new)
 
 
-def _options(asked: Asked, body: Call) -> dict[str, Any]:
+def _options(asked: Asked, body: CallGiven) -> dict[str, Any]:
     options = body.options()
     header = asked.request.headers.get("idempotency-key")
     if header is not None and options.setdefault("key", header) != header:
@@ -250,7 +250,7 @@ async def fork(asked: Asked) -> Render:
 
 
 ROUTES = (
-    action("/tasks/{name}/submit", submit, "store a call of a task", "invocation.submit", Call),
+    action("/tasks/{name}/submit", submit, "store a call of a task", "invocation.submit", CallGiven),
     action("/invocations/{id}/cancel", cancel, "ask for its end", "invocation.cancel", Cancelling),
     action("/invocations/{id}/rerun", rerun, "run it again", "invocation.rerun", Rerunning),
     action("/invocations/{id}/wake", wake, "give it another try, or end its sleeps", "invocation.wake", Act),

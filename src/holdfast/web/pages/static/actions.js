@@ -119,7 +119,7 @@ function put(whole, name, value) {
   else put((whole[first] ??= {}), rest.join("."), value);
 }
 
-// An action on many is done part by part: `more` is what the next request has besides.
+// An action on many answers with what the next request has `more`, until all is done.
 async function all(data, body, preview) {
   let found = await send(data.action, body, data.method);
   for (let done = found.count; found.more; done += found.count) {

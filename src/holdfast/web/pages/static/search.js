@@ -110,6 +110,8 @@ function narrow(since, until) {
   location.assign(`${root()}/invocations?${query}`);
 }
 
+const quoted = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
+
 function select(bar) {
   const page = bar.querySelector("[data-select-page]");
   const more = bar.querySelector("[data-select-all]");
@@ -122,6 +124,7 @@ function select(bar) {
     const body = all === null ? { ids: chosen.map((each) => each.value) } : { query: bar.dataset.query };
     for (const each of buttons) {
       each.dataset.body = JSON.stringify(body);
+      each.dataset.twin = `holdfast ${each.dataset.action.split("bulk-")[1]} ${all === null ? body.ids.join(" ") : `--search ${quoted(body.query)}`}`;
       each.disabled = all === null && chosen.length === 0;
     }
     said.textContent = all === null ? (chosen.length ? `${chosen.length} selected` : "Select") : `all ${all} that match`;

@@ -1,0 +1,1 @@
+"""Access: tokens and sessions, and the record of what was done by whom."""

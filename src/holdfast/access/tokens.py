@@ -1,0 +1,194 @@
+"""Tokens and keys of sessions in the store, and what a process knows of them.
+
+All tokens of an app are read together, and are taken to be valid for `FRESH_SECONDS`: a request costs no read, and a
+token that was revoked is refused after that time at the latest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.access.rules import (
+    ID_BYTES,
+    ROLES,
+    SECRET_BYTES,
+    KeyRing,
+    TokenRecord,
+    check_token,
+    digest_of,
+    id_in,
+    is_new_key_due,
+    is_secret_of,
+    new_id,
+    new_key,
+    proof_of,
+    token_text,
+    with_key,
+)
+from holdfast.errors import CorruptRecord, StoreError, UsageError
+from holdfast.model.decoding import ahead
+from holdfast.model.records import Entry, entry_reader
+from holdfast.runtime.engine import Engine
+
+TOKEN, KEYS = "access.token", "access.keys"
+FRESH_SECONDS = 5.0
+MOST_TOKENS = 1_000
+_LISTED_AFTER_SECONDS = 30 * 86_400.0  # how long an expired token is listed
+_USED_SECONDS = 3_600.0
+_TRIES = 5
+
+read_token = entry_reader(TokenRecord, TOKEN, named="token", check=check_token)
+read_keys = entry_reader(KeyRing, KEYS, named="keys of sessions")
+
+
+class KnownAccess(NamedTuple):
+    """What was read of tokens and keys."""
+
+    tokens: Mapping[str, TokenRecord]
+    ring: KeyRing
+    stale_at: float
+
+
+class AccessTokens:
+    """The tokens of one app; a part of its engine. `known` may be read from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self._app = engine.app
+        self._monotonic = engine.clock.monotonic
+        self.known = KnownAccess({}, KeyRing(), float("-inf"))
+
+    # --- for commands
+
+    async def create(self, name: str, role: str, seconds: float, by: str) -> tuple[TokenRecord, str]:
+        """Store a token. Return it with its text, which nothing shows again. Raises `UsageError`."""
+        if not 0 < len(name) <= 80 or not name.isprintable() or name.strip() != name:
+            raise UsageError(f"name={name!r:.100}: expected up to 80 characters that can be shown")
+        if role not in ROLES:
+            raise UsageError(f"role={role!r:.40}: expected {', '.join(ROLES)}")
+        there = await self.list()
+        if any(name in (each.name, each.id) for each in there):
+            raise UsageError(f"there is a token '{name}'; revoke it, or choose another name")
+        if len(there) >= MOST_TOKENS:
+            raise UsageError(f"there are {len(there):,} tokens; revoke some: holdfast access token list")
+        now, id = self._store.now(), new_id(os.urandom(ID_BYTES))
+        text = token_text(id, os.urandom(SECRET_BYTES))
+        record = TokenRecord(
+            id=id,
+            name=name,
+            role=role,
+            digest=digest_of(text),
+            proof_digest=digest_of(proof_of(text)),
+            created_at=now,
+            created_by=by,
+            expires_at=ahead(now, seconds),
+        )
+        if not await self._store.put_entry(self._entry(record, 1)):
+            raise StoreError(f"the token '{name}' could not be stored: its id is taken. Try again.")
+        return record, text
+
+    async def list(self) -> Sequence[TokenRecord]:
+        """Return all tokens, expired ones of the last month too, newest first."""
+        found = [record for _, record in await self._read()]
+        return sorted(found, key=lambda record: record.created_at, reverse=True)
+
+    async def revoke(self, name: str) -> TokenRecord:
+        """Remove a token, by its name or id. Raises `UsageError` if there is none."""
+        for entry, record in await self._read():
+            if name in (record.name, record.id):
+                await self._store.remove_entry(entry)
+                for again in await self._store.entries(self._app, TOKEN, [entry.name]):  # its use was noted meanwhile
+                    await self._store.remove_entry(again)
+                return record
+        raise UsageError(f"there is no token '{name[:80]}': see holdfast access token list")
+
+    # --- for the web app
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._monotonic() < self.known.stale_at
+
+    async def refresh(self) -> None:
+        """Read tokens and keys, unless they were read lately. Raises `StoreError`."""
+        if not self.is_fresh:
+            found = await self._read()
+            _, ring = await self._ring()
+            tokens = {record.id: record for _, record in found}
+            self.known = KnownAccess(tokens, ring, self._monotonic() + FRESH_SECONDS)
+
+    def valid(self, token: str) -> TokenRecord | None:
+        """Return the token that a request carries; None if it is unknown or has expired."""
+        record = self.known.tokens.get(id_in(token) or "")
+        if record is None or not is_secret_of(token, record.digest):
+            return None
+        return record if self._store.now() < record.expires_at else None
+
+    def of_session(self, id: str, proof: str) -> TokenRecord | None:
+        """Return the token of a session; None if it was revoked or has expired."""
+        record = self.known.tokens.get(id)
+        if record is None or not is_secret_of(proof, record.proof_digest):
+            return None
+        return record if self._store.now() < record.expires_at else None
+
+    def is_use_due(self, record: TokenRecord) -> bool:
+        """Return whether the use of a token is to be noted: once an hour."""
+        return record.used_at is None or self._store.now() >= record.used_at + _USED_SECONDS
+
+    async def note_use(self, record: TokenRecord) -> None:
+        """Note that a token is used. A failure is not reported: it only concerns the list."""
+        used = msgspec.structs.replace(record, used_at=self._store.now())
+        self.known = self.known._replace(tokens={**self.known.tokens, record.id: used})
+        try:
+            for entry in await self._store.entries(self._app, TOKEN, [record.id]):
+                await self._store.put_entry(self._entry(used, entry.version + 1), entry)
+        except StoreError:
+            pass
+
+    async def ring(self) -> KeyRing:
+        """Return the keys of sessions, the first one fit to sign. Raises `StoreError`."""
+        for _ in range(_TRIES):
+            entry, ring = await self._ring()
+            now = self._store.now()
+            if not is_new_key_due(ring, now):
+                break
+            key = new_key(os.urandom(ID_BYTES), os.urandom(SECRET_BYTES), now)
+            wanted = with_key(ring, key, self._engine.settings.session_seconds)
+            body, version = msgspec.json.encode(wanted), 1 if entry is None else entry.version + 1
+            put = Entry(app=self._app, kind=KEYS, name="keys", body=body, version=version)
+            if await self._store.put_entry(put, entry):
+                ring = wanted
+                break
+        self.known = self.known._replace(ring=ring)
+        return ring
+
+    async def _ring(self) -> tuple[Entry | None, KeyRing]:
+        for entry in await self._store.entries(self._app, KEYS, ["keys"]):
+            try:
+                return entry, read_keys(entry)
+            except CorruptRecord as error:
+                await self._store.quarantine_entry(entry, error)
+        return None, KeyRing()
+
+    async def _read(self) -> Sequence[tuple[Entry, TokenRecord]]:
+        found = []
+        for entry in await self._store.entries(self._app, TOKEN, limit=MOST_TOKENS):
+            try:
+                found.append((entry, msgspec.structs.replace(read_token(entry), id=entry.name)))
+            except CorruptRecord as error:
+                await self._store.quarantine_entry(entry, error)
+        return found
+
+    def _entry(self, record: TokenRecord, version: int) -> Entry:
+        return Entry(
+            app=self._app,
+            kind=TOKEN,
+            name=record.id,
+            body=msgspec.json.encode(msgspec.structs.replace(record, id="")),
+            version=version,
+            keep_until=ahead(record.expires_at, _LISTED_AFTER_SECONDS),
+        )

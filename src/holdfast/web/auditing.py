@@ -1,0 +1,130 @@
+"""Actions over HTTP: the record of what is about to be done is stored before a route that changes something is called,
+and its outcome after it. If the record cannot be stored, nothing is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from holdfast.access.audit import DONE, FAILED, Action, AuditLog
+from holdfast.errors import HoldfastError
+from holdfast.showing import error_text
+from holdfast.web.documents import Document
+from holdfast.web.problems import Problem
+from holdfast.web.routing import ApiRoute, Asked, Render
+
+TWINS = {
+    "archive.purge": "purge",
+    "archive.rerun": "rerun",
+    "archive.retain": "archive retain",
+    "event.emit": "events emit",
+    "group.cancel": "groups cancel",
+    "hook.resume": "hooks resume",
+    "invocation.cancel": "cancel",
+    "invocation.submit": "submit",
+    "invocation.wake": "wake",
+    "limit.clear": "limits clear",
+    "limit.set": "limits set",
+    "queue.pause": "queues pause",
+    "queue.resume": "queues resume",
+    "runner.drain": "runners drain",
+    "runner.stop": "runners stop",
+    "schedule.backfill": "schedules backfill",
+    "schedule.create": "schedules create",
+    "schedule.delete": "schedules delete",
+    "schedule.pause": "schedules pause",
+    "schedule.resume": "schedules resume",
+    "schedule.run": "schedules run",
+    "schedule.update": "schedules update",
+    "token.create": "access token create",
+    "token.revoke": "access token revoke",
+    "workflow.fork": "workflow fork",
+    "world.import": "world import",
+    "world.redeliver": "world messages redeliver",
+}
+"""Which command does the same; a test compares them with the commands."""
+_NAMES = ("name", "id", "ids", "task")  # of a body: what is changed, where the path does not say
+_FILTERS = ("where", "query", "status", "task", "queue", "tag", "since", "until", "key", "error", "attributes")
+
+
+def action_of(route: ApiRoute, asked: Asked) -> Action | None:
+    """Return what a request is about to do; None if it changes nothing."""
+    if not route.action or getattr(asked.body, "preview", False):
+        return None
+    who, names = asked.principal, names_in(asked)
+    options = [] if names else filter_in(asked)
+    twin = TWINS.get(route.action)
+    return Action(
+        who=who.name,
+        via=who.via,
+        source=who.source,
+        name=route.action,
+        target=" ".join(names or options),
+        reason=getattr(asked.body, "reason", ""),
+        twin=""
+        if twin is None
+        else shlex.join(["holdfast", *twin.split(), *(names or [f"--{each}" for each in options])]),
+    )
+
+
+def names_in(asked: Asked) -> list[str]:
+    """Return the ids and names that a request names: in its path, else in its body."""
+    if asked.path:
+        return list(asked.path.values())
+    found = (getattr(asked.body, name, None) for name in _NAMES)
+    return next((words for value in found if (words := _words(value))), []) if not _is_filter(asked) else []
+
+
+def filter_in(asked: Asked) -> list[str]:
+    """Return the fields of a body that say which of many are changed: ``status=failed``."""
+    return [f"{name}={word}" for name in _FILTERS for word in _words(getattr(asked.body, name, None))]
+
+
+def _is_filter(asked: Asked) -> bool:
+    return not isinstance(getattr(asked.body, "task", ""), str) and not getattr(asked.body, "ids", ())
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{name}={each}" for name, each in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [each for each in value if isinstance(each, str)]
+    return [value] if isinstance(value, str) and value else []
+
+
+async def audited(asked: Asked, action: Action, work: Callable[[], Awaitable[Render | Response]]) -> Render | Response:
+    """Do the work, with a record of it. Raises what it raises, and `StoreError` before anything is done. A client that
+    hangs up leaves a record without an outcome, and so does a process that ends.
+    """
+    log = (await asked.runtime.aready()).part(AuditLog)
+    record = await asked.runtime.arun(log.begin(action))
+    try:
+        answer = await work()
+    except ClientDisconnect:
+        raise
+    except Exception as error:
+        await asked.runtime.arun(log.end(record, FAILED, _said_of(error)))
+        raise
+    if isinstance(answer, Response):
+        await asked.runtime.arun(log.end(record, FAILED if answer.status_code >= 400 else DONE))
+        return answer
+    document: Document = {}
+    try:
+        document = await asyncio.to_thread(answer)
+    finally:  # the action is done, whatever becomes of its answer
+        await asked.runtime.arun(log.end(record, DONE, str(document.get("summary", ""))))
+    return lambda: document
+
+
+def _said_of(error: Exception) -> str:
+    """Return what the record says of an error. The text of one that is not ours may hold anything."""
+    if isinstance(error, Problem):
+        return f"{error.title}: {error.detail}"
+    name = type(error).__name__
+    return f"{name}: {error_text(error)}" if isinstance(error, HoldfastError) else name
