@@ -182,9 +182,9 @@ def of_run(record: InvocationRecord) -> InvocationRecord:
     return record
 
 
-def of_python(engine: Engine, record: InvocationRecord) -> InvocationRecord:
+def of_python(record: InvocationRecord) -> InvocationRecord:
     """Return the record. Raises `UsageError` unless it is that of a workflow in Python."""
-    if engine.foreign is not None and engine.foreign.has(record):
+    if is_world(record):
         raise UsageError(f"{record.task} {record.id} is a run of a World: this is for workflows in Python")
     return of_run(record)
 

@@ -21,6 +21,7 @@ from holdfast.web.routes import (
     streams,
     tasks,
     workflows,
+    world,
 )
 from holdfast.web.routing import PREFIX, ApiRoute, Asked, Render, RouteTable
 
@@ -52,6 +53,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     *tasks.ROUTES,
     *archive.ROUTES,
     *runners.ROUTES,
+    *world.ROUTES,
     *store.ROUTES,
     *live.ROUTES,
     *audit.ROUTES,

@@ -78,7 +78,7 @@ class Forking:
         """
         if changed.given is not None and definition is not None:
             bind(definition.signature, *changed.given, definition.name)
-        log = await read(engine, of_python(engine, record), generation_of(record))
+        log = await read(engine, of_python(record), generation_of(record))
         events = prefix(record, log, step, {call: packed.data for call, packed in changed.results.items()})
         if changed.arguments is not None or changed.results or _misses_children(_before(log, step), events):
             events = [msgspec.structs.replace(event, code=_as_forked(event.code)) for event in events]

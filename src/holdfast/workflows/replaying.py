@@ -94,7 +94,7 @@ async def read_run(engine: Engine, record: InvocationRecord) -> StoredRun:
     """Read the log of a run and its large values. Raises `UsageError` for a task, `NotDecodable`, `CorruptRecord`,
     `PayloadLost`.
     """
-    generation = 0 if of_python(engine, record).run is None or record.run is None else record.run.generation
+    generation = 0 if of_python(record).run is None or record.run is None else record.run.generation
     events = [event for _, event in await read(engine, record, generation)]
     check_whole(record, len(events))
     wanted = [*references(record.arguments), *references(record.result or b"")]

@@ -156,11 +156,16 @@ class Messages:
         return found
 
     async def find(
-        self, *, run: str | None = None, statuses: frozenset[Status] = frozenset(), limit: int = _AT_ONCE
+        self,
+        *,
+        run: str | None = None,
+        statuses: frozenset[Status] = frozenset(),
+        limit: int = _AT_ONCE,
+        before: str | None = None,
     ) -> list[InvocationRecord]:
-        """Return messages, newest first, as far as one page goes."""
+        """Return messages, newest first, as far as one page goes. The next page has the ids `before` its lowest one."""
         attributes = frozenset({(RUN, run)}) if run is not None else frozenset()
-        where = Filter(tasks=frozenset({TASK}), statuses=statuses, attributes=attributes)
+        where = Filter(tasks=frozenset({TASK}), statuses=statuses, attributes=attributes, before_id=before)
         found = await self._store.find(self.engine.app, where, limit)
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 

@@ -16,6 +16,7 @@ from holdfast.web.pages import (
     schedules,
     store,
     tasks,
+    world,
 )
 from holdfast.web.pages.page import PageTable, WebPage
 
@@ -47,6 +48,7 @@ PAGES: tuple[WebPage, ...] = (
     *schedules.PAGES,
     *events.PAGES,
     *hooks.PAGES,
+    *world.PAGES,
     *archive.PAGES,
     *runners.PAGES,
     *store.PAGES,

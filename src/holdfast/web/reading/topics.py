@@ -24,6 +24,8 @@ from holdfast.stats.rules import LEVELS
 from holdfast.store.contract import EntryOrder, Filter, Order
 from holdfast.triggers.events import KIND as EVENT
 from holdfast.workflows.hooks_records import HOOK
+from holdfast.world.queue import OPEN, Messages
+from holdfast.world.records import QUEUE
 
 INVOCATION = "invocation:"
 _NEWEST = 50  # as many as the first page of a list
@@ -81,6 +83,17 @@ async def _store(engine: Engine) -> object:
     return [(each.id, each.at) for each in await engine.store.quarantined(engine.app, latest=1)]
 
 
+async def _world(engine: Engine) -> object:
+    find, messages = engine.store.find, engine.part(Messages).engine.app
+    found = [
+        await find(engine.app, Filter(queues=frozenset({QUEUE})), _NEWEST),
+        await find(messages, Filter(statuses=OPEN), _NEWEST),
+        await find(messages, Filter(), 1, order=Order.LATEST_END),
+    ]
+    heard = [(each.id, each.heartbeat_at // _HEARD_SECONDS) for each in await engine.store.roster(messages)]
+    return heard, [(each.id, each.version) for records in found for each in records]
+
+
 async def _versions(engine: Engine, kind: str, order: EntryOrder, limit: int = _ENTRIES) -> object:
     found = await engine.store.entries(engine.app, kind, order=order, limit=limit)
     return [(each.name, each.version) for each in found]
@@ -95,6 +108,7 @@ _QUESTIONS: Mapping[str, Callable[[Engine], Awaitable[object]]] = {
     "events": _events,
     "stats": _stats,
     "store": _store,
+    "world": _world,
 }
 TOPICS = tuple(_QUESTIONS)
 

@@ -237,7 +237,7 @@ async def retain(asked: Asked) -> Render:
 
 async def fork(asked: Asked) -> Render:
     body = cast(ForkedRun, asked.body)
-    record = of_python(await asked.runtime.aready(), await asked.record())
+    record = of_python(await asked.record())
     call = await _call(asked, record, body.arguments)
     if call is not None and call[0] and call[1]:
         raise wrong("body.arguments", "give a list of arguments, or an object of named ones, not both", status=422)
@@ -245,6 +245,7 @@ async def fork(asked: Asked) -> Render:
         await asked.runtime.arun(asked.reading.step(record, body.step))
         return lambda: touched(f"A new run would go on before {body.step}", 1, [line_of(record)])
     arguments = None if call is None else tuple(call[0]) or call[1]
+    await asked.runtime.aready()
     fresh = await _handle(asked).afork(body.step, arguments=arguments, results=body.results, new_key=body.new_key)
     return lambda: touched(f"{fresh.id} goes on before {body.step}", 1, [fresh.id], id=fresh.id, fork_of=record.id)
 
