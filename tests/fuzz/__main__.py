@@ -50,7 +50,7 @@ def _said(report: Report) -> int:
         statuses[status] += count
     print("answers:", ", ".join(f"{count:,} × {status}" for status, count in sorted(statuses.items())))
     for (what, where), (count, example) in sorted(report.faults.items(), key=lambda each: -each[1][0]):
-        print(f"\n{count} × {where}: {what}\n    {example}")
+        print(f"\n{count} × {where}: {what:.200}\n    {example:.1500}")
     growth = report.growth
     print(f"\nmemory: {growth / 2**20:+.1f} MB since the first tenth (up to {MOST_GROWTH / 2**20:.0f} MB are allowed)")
     return int(bool(report.faults) or growth > MOST_GROWTH)

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from schemathesis import Case, GenerationMode
 from tests.fuzz.client import Sent
-from tests.fuzz.target import SENDERS
+from tests.fuzz.target import BASE, ROLES, Headers
 
 from holdfast.web import api
 from holdfast.web.pages import table
 from holdfast.web.reading.search import FIELDS
 
-BASE = "http://127.0.0.1:8090"
 _HOST = (b"host", b"127.0.0.1:8090")
 _ENDS_THE_RUNNER = ("/drain", "/stop")  # whose work the others look at
 AT_ONCE = 6  # requests that are drawn together
 Known = Mapping[str, Sequence[str]]
+Senders = Mapping[str, Headers]
 
 
 class Fuzzed(NamedTuple):
@@ -38,7 +38,7 @@ class Fuzzed(NamedTuple):
 # --- from the description
 
 
-def described(document: dict[str, Any], known: Known) -> SearchStrategy[list[Fuzzed]]:
+def described(document: dict[str, Any], known: Known, senders: Senders) -> SearchStrategy[list[Fuzzed]]:
     """Return requests for all operations of a description: right ones, and wrong ones. Each case is sent several times,
     with other parts of the path, fields and roles: those are often of records that there are.
     """
@@ -57,7 +57,7 @@ def described(document: dict[str, Any], known: Known) -> SearchStrategy[list[Fuz
         found = []
         for _ in range(AT_ONCE):
             role = chance.choice(_ROLES)
-            if (sent := _sent_of(case, role)) is not None:
+            if (sent := _sent_of(case, senders[role])) is not None:
                 found.append(Fuzzed(sent, role, case))
             _point(chance, case, known)
         return found
@@ -82,7 +82,7 @@ def _point(chance: random.Random, case: Case, known: Known) -> None:
             case.body[name] = [chance.choice(pool)]
 
 
-def _sent_of(case: Case, role: str) -> Sent | None:
+def _sent_of(case: Case, credentials: Headers) -> Sent | None:
     """Return a case as a request; None if no client can write it."""
     if case.path.endswith(_ENDS_THE_RUNNER):
         case.path_parameters["id"] = "another"
@@ -98,14 +98,14 @@ def _sent_of(case: Case, role: str) -> Sent | None:
     headers = [(_bytes(name), _bytes(value)) for name, value in prepared.headers.items()]
     named = [each for each in headers if each[0].lower() not in (b"authorization", b"cookie", b"host")]
     everything = body if isinstance(body, bytes) else str(body).encode("utf-8", "replace")
-    return Sent(str(prepared.method), target.encode("ascii", "replace"), [*named, _HOST, *SENDERS[role]], everything)
+    return Sent(str(prepared.method), target.encode("ascii", "replace"), [*named, _HOST, *credentials], everything)
 
 
 def _bytes(text: Any) -> bytes:
     return text if isinstance(text, bytes) else str(text).encode("latin-1", "replace")
 
 
-_ROLES = [*["admin"] * 7, *SENDERS]
+_ROLES = [*["admin"] * 6, *ROLES]
 
 # --- beside the description
 
@@ -195,12 +195,12 @@ def _paths(draw: DrawFn, known: Known) -> str:
     return pattern
 
 
-def others(known: Known) -> SearchStrategy[list[Fuzzed]]:
+def others(known: Known, senders: Senders) -> SearchStrategy[list[Fuzzed]]:
     """Return requests that ask for searches, cursors, credentials, bodies and paths of every kind."""
 
     @st.composite
     def searched(draw: DrawFn) -> Fuzzed:
-        return _asked(draw(st.sampled_from(_SEARCHED)), [("q", draw(SEARCHES))])
+        return _asked(senders, draw(st.sampled_from(_SEARCHED)), [("q", draw(SEARCHES))])
 
     @st.composite
     def paged(draw: DrawFn) -> Fuzzed:
@@ -209,7 +209,7 @@ def others(known: Known) -> SearchStrategy[list[Fuzzed]]:
         for name in ("id", "name"):
             path = path.replace(f"{{{name}}}", draw(st.sampled_from(known[name])))
         given = [(name, draw(cursors(known))) for name in ("before", "after", "start") if name in route.query]
-        return _asked(f"/api/v1{path}", given)
+        return _asked(senders, f"/api/v1{path}", given)
 
     @st.composite
     def shown(draw: DrawFn) -> Fuzzed:
@@ -219,12 +219,12 @@ def others(known: Known) -> SearchStrategy[list[Fuzzed]]:
             path = path.replace(f"{{{name}}}", draw(st.sampled_from(known[name]) | _TEXT))
         names = draw(st.lists(st.sampled_from([*page.query, "any"]), max_size=3))
         values = st.one_of(cursors(known), _VALUES, _TEXT, SEARCHES)
-        return _asked(path, [(name, draw(values)) for name in names], [(b"accept", b"text/html")])
+        return _asked(senders, path, [(name, draw(values)) for name in names], (b"accept", b"text/html"))
 
     @st.composite
     def any_request(draw: DrawFn) -> Fuzzed:
         role = draw(st.sampled_from(_ROLES))
-        headers = [*SENDERS[role], *draw(st.lists(st.tuples(_HEADERS, _CREDENTIALS), max_size=2))]
+        headers = [*senders[role], *draw(st.lists(st.tuples(_HEADERS, _CREDENTIALS), max_size=2))]
         if draw(st.booleans()):
             headers.append((b"content-type", b"application/json"))
         target = _quoted(draw(_paths(known))).encode() + (
@@ -236,9 +236,9 @@ def others(known: Known) -> SearchStrategy[list[Fuzzed]]:
     return st.lists(each, min_size=AT_ONCE, max_size=AT_ONCE)
 
 
-def _asked(path: str, query: Sequence[tuple[str, str]], headers: Sequence[tuple[bytes, bytes]] = ()) -> Fuzzed:
+def _asked(senders: Senders, path: str, query: Sequence[tuple[str, str]], *headers: tuple[bytes, bytes]) -> Fuzzed:
     target = _quoted(path) + "?" + "&".join(f"{name}={_quoted(value, '')}" for name, value in query)
-    return Fuzzed(Sent("GET", target.encode(), [_HOST, *SENDERS["admin"], *headers]), "admin")
+    return Fuzzed(Sent("GET", target.encode(), [_HOST, *senders["admin"], *headers]), "admin")
 
 
 def _quoted(text: str, safe: str = "/%{}") -> str:

@@ -43,7 +43,10 @@ def fuzz(shop: FuzzShop, requests: int, start: int = 0, *, told: Callable[[Repor
     """Send about so many requests: two of three are made from the description."""
     report = Report()
     document = description(api.ROUTES, "0")
-    strategies: list[SearchStrategy[Any]] = [described(document, shop.known), others(shop.known)]
+    strategies: list[SearchStrategy[Any]] = [
+        described(document, shop.known, shop.senders),
+        others(shop.known, shop.senders),
+    ]
     round = 0
     while report.sent < requests:
         before = report.sent

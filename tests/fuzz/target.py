@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlencode
 
 from tests.fuzz.client import Answer, Sent, answered
 from tests.support.patience import patient
 from tests.web.shop import HOSTILE, WebShop, eventually
 
 from holdfast import every, group, on_event
+from holdfast.access.tokens import AccessTokens
 from holdfast.ids import derived_id
 from holdfast.web.asgi import WebApp
 from holdfast.world.queue import Messages
@@ -21,11 +24,10 @@ from holdfast.world.storage import WorldStorage
 
 API_TOKEN = "canary-of-the-api-token-0123456789"
 HOOK_SECRET = "canary-of-the-hook-secret-0123456789-0123456789"
-SENDERS = {
-    "admin": [(b"authorization", b"Bearer " + API_TOKEN.encode())],
-    "nobody": [],
-}
-"""The headers of a request, by the role that it has. Roles that need tokens come here with them."""
+BASE = "http://127.0.0.1:8090"
+ROLES = {"nobody": 0, "api_token": 3, "viewer": 1, "operator": 2, "admin": 3, "login": 2}
+"""Whom a request comes from, and the role that this has; 0 for none."""
+Headers = list[tuple[bytes, bytes]]
 
 
 class Lines(logging.Handler):
@@ -64,11 +66,13 @@ class FuzzShop(WebShop):
         self.lines = Lines()
         self.secrets: tuple[bytes, ...] = (API_TOKEN.encode(), HOOK_SECRET.encode())
         self.known: dict[str, list[str]] = {}
+        self.senders: dict[str, Headers] = {"nobody": [], "api_token": _bearer(API_TOKEN)}
 
     def __enter__(self) -> Self:
         logging.getLogger().addHandler(self.lines)
         self._loop.__enter__()
         super().__enter__()
+        self._let_in()
         _, path = self.webhook()
         self.secrets = (*self.secrets, path.rpartition("/")[2].encode())
         asked = self.approve.submit("canary")
@@ -90,6 +94,24 @@ class FuzzShop(WebShop):
         }
         return self
 
+    def _let_in(self) -> None:
+        """Make a token of each role, and log in with one."""
+        tokens = self.app.runtime.ready().part(AccessTokens)
+        for role in ("viewer", "operator", "admin"):
+            _, text = self.app.runtime.run(tokens.create(f"a {role}", role, 86_400, "a test"))
+            self.senders[role] = _bearer(text)
+            self.secrets = (*self.secrets, text.encode())
+        host = [(b"host", BASE.removeprefix("http://").encode()), (b"origin", BASE.encode())]
+        form = self.ask(Sent("GET", b"/login", host))
+        fields = dict(re.findall(r'name="(csrf|next)" value="([^"]*)"', form.body.decode()))
+        body = urlencode({**fields, "token": self.secrets[-2].decode()}).encode()
+        made = [*host, (b"content-type", b"application/x-www-form-urlencoded"), *_cookies(form)]
+        inside = _cookies(self.ask(Sent("POST", b"/login", made, body)))
+        shown = self.ask(Sent("GET", b"/", [*host, *inside])).body.decode()
+        csrf = re.search(r'<meta name="csrf" content="([^"]+)">', shown)
+        assert csrf is not None, shown[:500]
+        self.senders["login"] = [*inside, (b"x-holdfast-csrf", csrf[1].encode())]
+
     async def _world(self) -> tuple[str, str]:
         """Store a run of a World with a message; return its invocation and the message."""
         engine = await self.app.runtime.engine()
@@ -102,7 +124,7 @@ class FuzzShop(WebShop):
         return id, str(sent["messageId"])
 
     def _document(self, path: str) -> Any:
-        answer = self.ask(Sent("GET", path.encode(), SENDERS["admin"]))
+        answer = self.ask(Sent("GET", path.encode(), self.senders["api_token"]))
         assert answer.status == 200, answer
         return json.loads(answer.body)
 
@@ -115,3 +137,13 @@ class FuzzShop(WebShop):
         logging.getLogger().removeHandler(self.lines)
         super().__exit__(kind, error, traceback)
         self._loop.close()
+
+
+def _bearer(token: str) -> Headers:
+    return [(b"authorization", f"Bearer {token}".encode())]
+
+
+def _cookies(answer: Answer) -> Headers:
+    """Return the header with the cookies that an answer has set."""
+    pairs = [each.partition(";")[0] for each in answer.headers.get("set-cookie", [])]
+    return [(b"cookie", "; ".join(pairs).encode())]

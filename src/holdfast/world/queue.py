@@ -165,7 +165,7 @@ class Messages:
     ) -> list[InvocationRecord]:
         """Return messages, newest first, as far as one page goes. The next page has the ids `before` its lowest one."""
         attributes = frozenset({(RUN, run)}) if run is not None else frozenset()
-        where = Filter(tasks=frozenset({TASK}), statuses=statuses, attributes=attributes, before_id=before)
+        where = Filter(statuses=statuses, attributes=attributes, before_id=before)  # the app has no other task
         found = await self._store.find(self.engine.app, where, limit)
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 
