@@ -5,11 +5,13 @@ from __future__ import annotations
 from holdfast._version import __version__
 from holdfast.web.openapi import described
 from holdfast.web.routes import (
+    apps,
     archive,
     audit,
     bulk,
     calls,
     events,
+    groups,
     hooks,
     invocations,
     live,
@@ -55,6 +57,8 @@ ROUTES: tuple[ApiRoute, ...] = (
     *runners.ROUTES,
     *world.ROUTES,
     *store.ROUTES,
+    *groups.ROUTES,
+    *apps.ROUTES,
     *live.ROUTES,
     *audit.ROUTES,
 )
